@@ -1,0 +1,1 @@
+"""dmlstudy: Ray-distributed hyperparameter studies for deep metric learning."""

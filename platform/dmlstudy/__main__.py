@@ -1,0 +1,5 @@
+"""``python -m dmlstudy`` is the command ``dmlstudy``."""
+
+from dmlstudy.cli import main
+
+main()

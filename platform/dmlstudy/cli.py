@@ -1,0 +1,342 @@
+"""The command line: names things, holds no logic. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+if TYPE_CHECKING:
+    from dmlstudy.registry.leaderboard import Leaderboard
+    from dmlstudy.registry.store import Store
+
+app = typer.Typer(
+    help="Hyperparameter studies for deep metric learning on Ray: run, compare, register, pull, use.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+console = Console()
+
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="DMLSTUDY_STORE", help="Folder of studies and models.")
+]
+ServerOption = Annotated[
+    Optional[str],
+    typer.Option(
+        "--tracking-uri",
+        envvar="DMLSTUDY_TRACKING_URI",
+        help="MLflow server to use instead of the store's own database.",
+    ),
+]
+AddressOption = Annotated[Optional[str], typer.Option("--address", help="The cluster, as http://HOST:8265.")]
+JobOption = Annotated[Optional[str], typer.Option("--job", help="A job id that `submit` printed.")]
+DEFAULT_STORE = Path("dmlstudy_store")
+
+
+def main() -> None:
+    """Run the command line; wrong input is one line and exit code 2."""
+    try:
+        app()
+    except ValueError as error:
+        if os.environ.get("DMLSTUDY_DEBUG"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command(epilog="Example: `dmlstudy run search_spaces/studies/digits.yaml`")
+def run(
+    spec: Annotated[Path, typer.Argument(help="The study file.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+    address: Annotated[
+        Optional[str],
+        typer.Option(
+            "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
+        ),
+    ] = None,
+    name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
+) -> None:
+    """Run a study to its verdict; run it again to continue one that was interrupted."""
+    from dmlstudy.studies import spec as specs
+    from dmlstudy.studies.progress import engine_noise_to
+    from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
+
+    study = specs.load(spec, name=name)
+    place = _store(store, tracking_uri)
+    place.prepare()
+    folder = place.study_folder(study.name)
+    try:
+        with engine_noise_to(folder / "engine.log") as terminal:
+            shown = Console(file=terminal, width=None if console.is_terminal else 150, highlight=False)
+            board = run_study(
+                study, place, address=address, tell=lambda line: shown.print(escape(line), soft_wrap=True)
+            )
+    except StudyInterrupted:
+        console.print(f"interrupted; what was finished is kept, go on with: dmlstudy run {spec}")
+        raise typer.Exit(130) from None
+    except StudyFailed as error:
+        console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    _show_leaderboard(board)
+    console.print(
+        f"models: dmlstudy models   MLflow's page: dmlstudy ui   engine log: {folder / 'engine.log'}"
+    )
+
+
+@app.command(
+    epilog="Example: `dmlstudy submit search_spaces/studies/digits.yaml --address http://127.0.0.1:8265 --wait`"
+)
+def submit(
+    spec: Annotated[Path, typer.Argument(help="The study file.")],
+    address: Annotated[str, typer.Option("--address", help="The cluster, as http://HOST:8265.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job's progress to its end.")] = False,
+    store: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--store",
+            envvar="DMLSTUDY_STORE",
+            help="The store's path on the cluster; needed if it is remote.",
+        ),
+    ] = None,
+    tracking_uri: ServerOption = None,
+    name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
+) -> None:
+    """Send a study to a Ray cluster as a job, with this package's code; prints the job id."""
+    from dmlstudy.studies import jobs
+    from dmlstudy.studies import spec as specs
+
+    study = specs.load(spec, name=name)
+    job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri)
+    console.print(f"job {job}", highlight=False)
+    if wait:
+        raise typer.Exit(jobs.follow(job, address, sys.stdout.write))
+    console.print(f"follow it: dmlstudy logs --job {job} --address {address} -f", highlight=False)
+
+
+@app.command(epilog="Examples: `dmlstudy status` · `dmlstudy status digits`")
+def status(
+    study: Annotated[Optional[str], typer.Argument(help="A study; default: all of the store's.")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+    address: AddressOption = None,
+    job: JobOption = None,
+) -> None:
+    """What studies are doing: state, trials by state, best so far, time."""
+    from dmlstudy.studies import control
+
+    if job:
+        console.print(control.job_status(job, address), highlight=False)
+        return
+    table = Table(box=None)
+    for column in ("study", "state", "finished", "stopped early", "failed", "left", "best", "time"):
+        table.add_column(column)
+    for row in control.status(_store(store, tracking_uri), study):
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+@app.command(epilog="Examples: `dmlstudy logs digits` · `dmlstudy logs digits --engine`")
+def logs(
+    study: Annotated[Optional[str], typer.Argument(help="A study of the store.")] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="The engines' log instead of the progress.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the study ends.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    address: AddressOption = None,
+    job: JobOption = None,
+) -> None:
+    """A study's progress lines, or what the engines said."""
+    from dmlstudy.studies import control
+
+    if job:
+        control.job_logs(job, address, sys.stdout.write, follow=follow)
+    else:
+        control.logs(_store(store), study, sys.stdout.write, engine=engine, follow=follow)
+
+
+@app.command(epilog="Example: `dmlstudy stop digits`")
+def stop(
+    study: Annotated[Optional[str], typer.Argument(help="A study of the store.")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    address: AddressOption = None,
+    job: JobOption = None,
+) -> None:
+    """End a running study; what is finished is kept, and `run` goes on from there."""
+    from dmlstudy.studies import control
+
+    message = control.stop_job(job, address) if job else control.stop(_store(store), study)
+    console.print(message, highlight=False)
+
+
+@app.command(epilog="Example: `dmlstudy validate search_spaces/studies/digits.yaml`")
+def validate(
+    spec: Annotated[Path, typer.Argument(help="The study file.")],
+    estimate: Annotated[
+        bool, typer.Option(help="Time a few training steps to estimate the duration.")
+    ] = True,
+) -> None:
+    """Check a study without running it: its data, the tree of its space, its trials, the time it will take."""
+    from dmlstudy.studies import checks
+    from dmlstudy.studies import spec as specs
+    from dmlstudy.studies.estimate import describe
+
+    study = specs.load(spec)
+    dataset = checks.check_parts(study)
+    tree = Tree(f"[bold]{escape(study.name)}[/]")
+    for family in study.families.values():
+        branch = tree.add(f"[bold]{escape(family.name)}[/] ({escape(family.paper)})")
+        for line in family.tree():
+            branch.add(escape(line))
+    console.print(tree, highlight=False)
+    for line in describe(study, dataset, measure=estimate):
+        console.print(line, highlight=False)
+
+
+@app.command(epilog="Examples: `dmlstudy families` · `dmlstudy families pair_weighting`")
+def families(
+    name: Annotated[Optional[str], typer.Argument(help="Show this family's search space.")] = None,
+) -> None:
+    """The loss families that can be searched, with their paper and parameters."""
+    from dmlstudy.studies import spec as specs
+
+    table = Table("family", "source", "parameters" if name is None else "search space", box=None)
+    for family in [name] if name else specs.family_files():
+        _, paper, space = specs.read_family(family, "family")
+        lines = [line for key in space for line in space[key].lines(key)]
+        if name is None:
+            lines = [", ".join(key.removeprefix("loss.") for key in space if key.startswith("loss."))]
+        table.add_row(family, paper, "\n".join(map(escape, lines)))
+    console.print(table, highlight=False)
+
+
+@app.command(epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json`")
+def leaderboard(
+    study: Annotated[str, typer.Argument(help="A study of the store.")],
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Each family's best with its scores and how sure they are."""
+    from dmlstudy.registry.leaderboard import leaderboard as read
+
+    board = read(_store(store, tracking_uri), study)
+    if json:
+        print(board.model_dump_json(indent=1))
+    else:
+        _show_leaderboard(board)
+
+
+@app.command(epilog="Example: `dmlstudy models`")
+def models(store: StoreOption = DEFAULT_STORE, tracking_uri: ServerOption = None) -> None:
+    """The registered embedders."""
+    from dmlstudy.registry.models import versions
+
+    table = Table("model", "version", "alias", "study", "family", "test MAP@R", "test R@1", box=None)
+    for version in versions(_store(store, tracking_uri)):
+        scores = [version.metrics.get(f"test_{name}") for name in ("map_at_r", "recall_at_1")]
+        table.add_row(
+            version.name,
+            str(version.version),
+            ", ".join(version.aliases),
+            version.study,
+            version.family,
+            *("" if score is None else f"{score:.4f}" for score in scores),
+        )
+    console.print(table, highlight=False)
+
+
+@app.command(epilog="Example: `dmlstudy pull digits-embedder@champion --to model`")
+def pull(
+    model: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION.")],
+    to: Annotated[Path, typer.Option("--to", help="The folder to make.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Copy a registered embedder into a new folder, every file's SHA-256 checked."""
+    from dmlstudy.registry.models import pull as fetch
+
+    version = fetch(_store(store, tracking_uri), model, to)
+    console.print(
+        f"{version.name}/{version.version} in {to}: SHA-256 of every file verified", highlight=False
+    )
+
+
+@app.command(epilog="Example: `dmlstudy embed digits-embedder@champion images/ -o embeddings.parquet`")
+def embed(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    input: Annotated[Path, typer.Argument(help="Image folder, image, .npy, .npz or .parquet file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The Parquet file to write.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Embed images into a Parquet file with the columns id, label and embedding."""
+    from rich.progress import track
+
+    from dmlstudy.registry.embedding import embed_into
+
+    num, dim = embed_into(
+        _store(store, tracking_uri),
+        model,
+        input,
+        output,
+        lambda batches: track(batches, description="embedding", console=Console(stderr=True)),
+    )
+    console.print(f"{num} embeddings of size {dim} in {output}", highlight=False)
+
+
+@app.command(epilog="Example: `dmlstudy ui --port 5000`")
+def ui(
+    port: Annotated[int, typer.Option(help="Where the page listens, on loopback only.")] = 5000,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Open MLflow's page on the store."""
+    from dmlstudy.registry.page import serve
+
+    place = _store(store)
+    console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
+    serve(place, port)
+
+
+def _store(root: Path, tracking_uri: str | None = None) -> Store:
+    from dmlstudy.registry.store import Store
+
+    return Store(root.absolute(), tracking_uri)
+
+
+def _show_leaderboard(board: Leaderboard) -> None:
+    objective = board.objective
+    tests = list(dict.fromkeys([f"test_{objective}", "test_recall_at_1"]))
+    table = Table(title=f"{board.study}: {board.status}", title_justify="left", box=None)
+    for column in ("family", f"val {objective}", *tests, "trials"):
+        table.add_column(column.replace("test_", "test "), no_wrap=True)
+    for row in board.rows:
+        spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.3f}"
+        table.add_row(
+            f"{row.family}{' *' if row.family == board.winner else ''}",
+            "" if row.validation is None else f"{row.validation:.4f}{spread}",
+            *(str(row.test.get(name, "")) for name in tests),
+            "" if row.validation is None else f"{row.num_finished}+{row.num_pruned}+{row.num_failed}",
+        )
+    console.print(table, highlight=False)
+    num = max((estimate.num for row in board.rows for estimate in row.test.values()), default=0)
+    console.print(
+        "* best on the validation classes (mean over folds ± standard error)\n"
+        f"test: mean ± 95% t-interval over {num} seeds, each scored once\n"
+        "trials: finished + stopped early + failed"
+        + (f"\nregistered as {board.model} @champion" if board.model else ""),
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""Embedders: backbones by name, the image -> unit sphere module, and its folder on disk."""
+
+from dmlstudy.embedders.backbones import BACKBONES
+from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed
+from dmlstudy.embedders.folder import add_program, load, save, seal, verify
+
+__all__ = [
+    "BACKBONES",
+    "Architecture",
+    "Embedder",
+    "add_program",
+    "build",
+    "embed",
+    "load",
+    "save",
+    "seal",
+    "verify",
+]

@@ -1,0 +1,126 @@
+"""The embedder f: image -> unit sphere, with its preprocessing inside.
+
+Shapes: N images, H height, W width, C channels, D embedding size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dmlstudy.embedders.backbones import Backbone, build_backbone
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The arguments an embedder was built with: enough to build it again."""
+
+    backbone: str
+    dim: int
+    width: int
+    weights: str | None
+    freeze_bn: bool
+    in_channels: int
+    image_size: tuple[int, int]  # height, width
+    seed: int
+
+
+class Embedder(nn.Module):
+    """z = h(b((x / 255 - mean) / std)) / |.|, with backbone b and linear head h.
+
+    ``forward`` takes ``images_NHWC`` (uint8, or float in 0..255) of the size and channels it was built for
+    and returns ``z_ND``, float32 of unit norm. Grey images become RGB where the backbone wants three
+    channels. Weight decay and learning rates find their groups in ``.backbone`` and ``.head``.
+    """
+
+    mean_C: Tensor
+    std_C: Tensor
+
+    def __init__(self, backbone: Backbone, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.backbone = backbone.network
+        self.head = nn.Linear(backbone.num_features, architecture.dim)
+        self.channels = backbone.channels
+        self.register_buffer("mean_C", torch.tensor(backbone.mean))
+        self.register_buffer("std_C", torch.tensor(backbone.std))
+        self.train()  # so that freeze_bn holds from the start
+
+    def forward(self, images_NHWC: Tensor) -> Tensor:
+        expected = (*self.architecture.image_size, self.architecture.in_channels)
+        if tuple(images_NHWC.shape[1:]) != expected:
+            raise ValueError(
+                f"images are {tuple(images_NHWC.shape[1:])} (HWC), this embedder takes {expected}"
+            )
+        x_NHWC = images_NHWC.float() / 255
+        x_NHWC = x_NHWC.expand(-1, -1, -1, self.channels)  # grey to RGB; a no-op where they agree
+        x_NCHW = ((x_NHWC - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
+        z_ND: Tensor = self.head(self.backbone(x_NCHW))
+        return F.normalize(z_ND.float(), dim=1, eps=1e-12)
+
+    def train(self, mode: bool = True) -> Embedder:
+        """Set the mode; with ``freeze_bn`` batch norm keeps its running statistics in either mode."""
+        super().train(mode)
+        if self.architecture.freeze_bn:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+
+def build(
+    backbone: str,
+    dim: int,
+    *,
+    width: int = 32,
+    weights: str | None = None,
+    freeze_bn: bool = True,
+    in_channels: int,
+    image_size: int | tuple[int, int],
+    seed: int,
+) -> Embedder:
+    """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
+
+    ``image_size`` is a side, or (height, width), in pixels; ``weights`` is None, 'default' or a file.
+    Raises ValueError for an unknown backbone, weights that do not fit, or channels other than 1 and 3.
+    """
+    if in_channels not in (1, 3):
+        raise ValueError(f"images have {in_channels} channels, an embedder takes 1 or 3")
+    height_width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    architecture = Architecture(backbone, dim, width, weights, freeze_bn, in_channels, height_width, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return Embedder(build_backbone(backbone, in_channels, width, weights), architecture)
+
+
+def embed(
+    embedder: Embedder,
+    images_NHWC: NDArray[np.uint8],
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+) -> NDArray[np.float32]:
+    """Return ``z_ND`` of the images in eval mode, on ``device`` (default: where the embedder is).
+
+    The embedder's device and the mode of each of its modules are restored.
+    """
+    home = embedder.mean_C.device
+    target = home if device is None else torch.device(device)
+    modes = [(module, module.training) for module in embedder.modules()]
+    z_ND = np.empty((len(images_NHWC), embedder.architecture.dim), dtype=np.float32)
+    try:
+        embedder.to(target).eval()
+        with torch.inference_mode():
+            for start in range(0, len(images_NHWC), batch_size):
+                batch = torch.tensor(images_NHWC[start : start + batch_size], device=target)
+                z_ND[start : start + batch_size] = embedder(batch).cpu().numpy()
+    finally:
+        embedder.to(home)
+        for module, mode in modes:
+            module.training = mode
+    return z_ND

@@ -1,0 +1,112 @@
+"""The leaderboard of a study, read from MLflow: each family's best, with its scores and how sure they are."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from scipy import stats
+
+from dmlstudy.records import Record
+from dmlstudy.registry import tracking
+from dmlstudy.registry.store import Store
+
+
+class Estimate(Record):
+    """Mean over n values and the half-width of its 95% t-interval; none for a single value."""
+
+    mean: float
+    half_width: float | None
+    num: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        n = len(values)
+        if n < 2:
+            return cls(mean=values[0], half_width=None, num=n)
+        quantile = float(stats.t.ppf(0.975, n - 1))
+        half_width = quantile * statistics.stdev(values) / math.sqrt(n)
+        return cls(mean=statistics.fmean(values), half_width=half_width, num=n)
+
+    def __str__(self) -> str:
+        width = "" if self.half_width is None else f" ± {self.half_width:.3f}"
+        return f"{self.mean:.4f}{width}"
+
+
+class Row(Record):
+    """One family: how its search went, its best configuration, and that configuration on the test classes.
+
+    ``validation`` is the objective on the validation classes (mean over folds) with its standard error;
+    ``test`` holds test metrics over the verdict seeds. The untrained embedder has no search.
+    """
+
+    family: str
+    num_finished: int
+    num_pruned: int
+    num_failed: int
+    validation: float | None
+    validation_stderr: float | None
+    params: dict[str, str]
+    test: dict[str, Estimate]
+
+
+class Leaderboard(Record):
+    """Rows by validation objective, best first, the untrained embedder last; never ordered by test scores."""
+
+    study: str
+    objective: str
+    status: str
+    winner: str | None
+    model: str | None
+    rows: list[Row]
+
+
+def leaderboard(store: Store, study: str) -> Leaderboard:
+    """Read a study's leaderboard; raises StoreError where there is no such study."""
+    client = tracking.connect(store)
+    experiment_id = tracking.experiment_of(client, store, study)
+    runs = tracking.search_all(client, experiment_id, "")
+    parent = next(run for run in runs if run.data.tags.get("dmlstudy_kind") == "study")
+    objective = parent.data.tags.get("objective", "map_at_r")
+    families: dict[str, list[Any]] = {}
+    for run in runs:
+        if "family" in run.data.tags:
+            families.setdefault(run.data.tags["family"], []).append(run)
+    rows = [_row(family, own, objective) for family, own in families.items()]
+    rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
+    return Leaderboard(
+        study=study,
+        objective=objective,
+        status=parent.data.tags.get("status", "running"),
+        winner=parent.data.tags.get("winner"),
+        model=parent.data.tags.get("model"),
+        rows=rows,
+    )
+
+
+def _row(family: str, runs: list[Any], objective: str) -> Row:
+    search = [run for run in runs if run.data.tags["dmlstudy_kind"] == "search"]
+    by_status = {
+        status: [run for run in search if run.data.tags["status"] == status]
+        for status in ("finished", "pruned", "failed")
+    }
+    scored = [run for run in by_status["finished"] if objective in run.data.metrics]
+    best = max(scored, key=lambda run: run.data.metrics[objective], default=None)
+    judged = [
+        run
+        for run in runs
+        if run.data.tags["dmlstudy_kind"] == "verdict" and run.data.tags["status"] == "finished"
+    ]
+    names = [name for name in (judged[0].data.metrics if judged else {}) if name.startswith("test_")]
+    return Row(
+        family=family,
+        num_finished=len(by_status["finished"]),
+        num_pruned=len(by_status["pruned"]),
+        num_failed=len(by_status["failed"]),
+        validation=best.data.metrics[objective] if best else None,
+        validation_stderr=best.data.metrics.get(f"{objective}_stderr") if best else None,
+        params=dict(best.data.params) if best else {},
+        test={name: Estimate.of([run.data.metrics[name] for run in judged]) for name in names},
+    )

@@ -1,0 +1,203 @@
+"""Registered embedders: register a winner, list, resolve a reference, pull a verified copy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+from mlflow.exceptions import MlflowException
+from mlflow.models import infer_signature
+from numpy.typing import NDArray
+
+from dmlstudy import embedders
+from dmlstudy.records import Record
+from dmlstudy.registry import tracking
+from dmlstudy.registry.store import Store, StoreError
+
+CHAMPION = "champion"
+
+
+class RegisteredVersion(Record):
+    """One version of a registered embedder."""
+
+    name: str
+    version: int
+    aliases: list[str]
+    study: str
+    family: str
+    metrics: dict[str, float]
+    sha256: str
+    run_id: str
+
+
+def register(
+    store: Store,
+    name: str,
+    folder: Path,
+    *,
+    run_id: str,
+    example_NHWC: NDArray[np.uint8],
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+) -> RegisteredVersion:
+    """Log the saved embedder in ``folder`` as the run's MLflow model, register it, make it champion.
+
+    The registered version carries the SHA-256 of the folder's manifest, which lists the SHA-256 of every
+    file: ``pull`` checks both.
+    """
+    embedders.add_program(folder)
+    embedder = embedders.load(folder)
+    digest = _sha256(folder / "manifest.json")
+    tracking.connect(store)
+    signature = infer_signature(example_NHWC, embedders.embed(embedder, example_NHWC))
+    client = mlflow.MlflowClient()
+    with _run(run_id):
+        info = mlflow.pyfunc.log_model(
+            name="embedder",
+            loader_module="dmlstudy.registry.pyfunc",
+            data_path=str(folder),
+            signature=signature,
+            input_example=example_NHWC,
+            pip_requirements=_requirements(),
+        )
+    version = mlflow.register_model(info.model_uri, name, tags={**tags, "sha256": digest})
+    for metric, value in metrics.items():
+        client.set_model_version_tag(name, version.version, f"metric_{metric}", f"{value:.6f}")
+    client.set_registered_model_alias(name, CHAMPION, version.version)
+    return _version(client.get_model_version(name, version.version))
+
+
+def of_run(store: Store, name: str, run_id: str) -> RegisteredVersion | None:
+    """The version of ``name`` that was registered from this run, if there is one."""
+    return next((v for v in versions(store) if v.name == name and v.run_id == run_id), None)
+
+
+def versions(store: Store) -> list[RegisteredVersion]:
+    """Every version of every registered embedder in the store, newest last."""
+    client = tracking.connect(store)
+    names = sorted(model.name for model in client.search_registered_models())
+    found = [v for name in names for v in client.search_model_versions(f"name = '{name}'")]
+    detailed = [client.get_model_version(v.name, v.version) for v in found]
+    return sorted((_version(v) for v in detailed), key=lambda v: (v.name, v.version))
+
+
+def resolve(store: Store, reference: str) -> RegisteredVersion:
+    """The version that NAME, NAME@ALIAS or NAME/VERSION means (NAME alone: its champion).
+
+    Raises StoreError naming what there is instead.
+    """
+    match = re.fullmatch(r"([^@/]+)(?:@([^@/]+)|/(\d+))?", reference)
+    if match is None:
+        raise StoreError(f"{reference!r}: expected NAME, NAME@ALIAS or NAME/VERSION")
+    name, alias, number = match.groups()
+    client = tracking.connect(store)
+    try:
+        if number:
+            version = client.get_model_version(name, number)
+        else:
+            version = client.get_model_version_by_alias(name, alias or CHAMPION)
+    except MlflowException:
+        known = [f"{v.name}/{v.version}" + "".join(f" @{a}" for a in v.aliases) for v in versions(store)]
+        there = f"there are: {', '.join(known)}" if known else "none is registered yet"
+        raise StoreError(f"no model {reference!r} in the store {store.tracking_uri}; {there}") from None
+    return _version(version)
+
+
+def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
+    """Copy a registered embedder into the new folder ``to``, verified.
+
+    The folder holds weights.safetensors, embedder.json, embedder.pt2 and manifest.json. Raises StoreError
+    where the folder exists already, the model does not, or a file is not what was registered; then
+    ``to`` is not made.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise StoreError(f"{to}: exists already; name a new folder with --to")
+    version = resolve(store, reference)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=".pull-") as draft:
+        try:
+            path = mlflow.artifacts.download_artifacts(
+                f"models:/{version.name}/{version.version}", dst_path=draft
+            )
+        except Exception as error:
+            raise StoreError(f"{reference}: its files cannot be fetched: {error}") from None
+        manifests = sorted(Path(path).glob("**/manifest.json"))
+        if not manifests:
+            raise StoreError(f"{reference}: is no embedder of dmlstudy (it has no manifest.json)")
+        folder = manifests[0].parent
+        if _sha256(folder / "manifest.json") != version.sha256:
+            raise StoreError(f"{reference}: manifest.json is not the one that was registered; do not use it")
+        try:
+            embedders.verify(folder)
+        except ValueError as error:
+            raise StoreError(f"{reference}: {error}") from None
+        if to.exists():
+            to.rmdir()
+        os.replace(folder, to)
+    return version
+
+
+@contextmanager
+def fetched(store: Store, reference: str) -> Iterator[Path]:
+    """A verified copy of a model for the time being: a folder that was pulled, or a registered reference."""
+    if (Path(reference) / "embedder.json").is_file():
+        embedders.verify(Path(reference))
+        yield Path(reference)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        pull(store, reference, Path(scratch) / "model")
+        yield Path(scratch) / "model"
+
+
+@contextmanager
+def _run(run_id: str) -> Iterator[None]:
+    """Log into a run that has ended, and leave it ended as it was."""
+    client = mlflow.MlflowClient()
+    status = client.get_run(run_id).info.status
+    with mlflow.start_run(run_id=run_id):
+        yield
+    client.set_terminated(run_id, status)
+
+
+def _version(version: Any) -> RegisteredVersion:
+    tags = version.tags
+    return RegisteredVersion(
+        name=version.name,
+        version=int(version.version),
+        aliases=list(version.aliases or []),
+        study=tags.get("study", ""),
+        family=tags.get("family", ""),
+        metrics={
+            name.removeprefix("metric_"): float(value)
+            for name, value in tags.items()
+            if name.startswith("metric_")
+        },
+        sha256=tags.get("sha256", ""),
+        run_id=version.run_id or "",
+    )
+
+
+def _requirements() -> list[str]:
+    import importlib.metadata
+
+    names = ("torch", "torchvision", "safetensors", "numpy", "dmlstudy")
+    return [f"{name}=={importlib.metadata.version(name)}" for name in names]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def model_card(folder: Path) -> dict[str, Any]:
+    """What a saved embedder says of itself (its embedder.json)."""
+    card: dict[str, Any] = json.loads((folder / "embedder.json").read_text(encoding="utf-8"))
+    return card

@@ -1,0 +1,55 @@
+"""Checks of a study that need the parts it names: data sets, losses, backbones, metrics."""
+
+from __future__ import annotations
+
+from dmlstudy import data
+from dmlstudy.embedders import BACKBONES
+from dmlstudy.losses import catalogue
+from dmlstudy.records import TrialConfig
+from dmlstudy.studies.space import nearest
+from dmlstudy.studies.spec import SpecError, StudySpec
+
+
+def check_parts(spec: StudySpec) -> data.ZeroShotData:
+    """Check everything that can be before a cluster is started, and return the data; raises SpecError.
+
+    Every family is built at its default point and at each bound of its space, so that no trial fails later
+    for a value the file allows.
+    """
+    protocol = spec.file.protocol
+    known = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in protocol.recall_at)]
+    if protocol.objective not in known:
+        raise SpecError(
+            f"protocol.objective: no metric {protocol.objective!r}{nearest(protocol.objective, known)}"
+        )
+    for name, family in spec.families.items():
+        for values in spec.corners(family):
+            config = spec.trial_config(family, values, path=f"families.{name}")
+            if config.embedder.backbone not in BACKBONES:
+                backbone = config.embedder.backbone
+                raise SpecError(f"embedder.backbone: no backbone {backbone!r}{nearest(backbone, BACKBONES)}")
+            try:
+                catalogue.build(config.loss.name, config.loss.params, num_classes=2, dim=config.embedder.dim)
+            except ValueError as error:
+                raise SpecError(f"families.{name}.loss: {error}") from None
+    try:
+        dataset = data.load(**spec.file.data.model_dump())
+        folds = data.class_disjoint_folds(
+            dataset.development.labels_N, protocol.num_folds, spec.file.search.seed
+        )
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    smallest = min(len(fold.train_classes) for fold in folds)
+    for name, family in spec.families.items():
+        for values in spec.corners(family):
+            _check_batch(spec.trial_config(family, values), smallest, name)
+    return dataset
+
+
+def _check_batch(config: TrialConfig, num_classes: int, family: str) -> None:
+    classes = config.batch.classes
+    if classes != "all" and classes > num_classes:
+        raise SpecError(
+            f"families.{family}.batch.classes: up to {classes} classes per batch, but a fold trains on"
+            f" {num_classes}; set batch.classes to at most {num_classes} or to all"
+        )

@@ -1,0 +1,85 @@
+"""The Ray cluster a study runs on: connect to it, and count how many trials it can hold at once."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from dmlstudy.records import ResourcesConfig
+
+
+class ClusterError(ValueError):
+    """No Ray at the address, or too little in it for a single trial; one line with the mend."""
+
+
+@contextmanager
+def connected(address: str | None, resources: ResourcesConfig) -> Iterator[str]:
+    """Connect to the cluster at ``address``, or start Ray here until the end of the block; yields its version.
+
+    A local Ray is given at least the CPUs one trial asks for where the machine has them; it listens on
+    loopback only. Raises ClusterError.
+    """
+    try:
+        if address is None:
+            ray.init(
+                address="local",
+                include_dashboard=True,  # the State API frees the placement group of a gang that died
+                dashboard_host="127.0.0.1",
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+            )
+        else:
+            ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ClusterError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
+    try:
+        check_capacity(resources)
+        yield str(ray.__version__)
+    finally:
+        ray.shutdown()
+
+
+def concurrency(resources: ResourcesConfig) -> int:
+    """How many trials run at once: as many as the cluster can hold, or fewer if the study says so.
+
+    Tune reserves nothing for the workers of a trial, so this bound is what keeps trials from waiting for
+    each other's placement groups.
+    """
+    held = num_workers_held(resources, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    at_once = held // resources.workers
+    return max(1, min(at_once, resources.max_concurrent_trials or at_once))
+
+
+def num_workers_held(resources: ResourcesConfig, nodes: list[dict[str, float]]) -> int:
+    """How many workers fit on nodes with these resources; a worker never spans two nodes."""
+    held = 0
+    for node in nodes:
+        room = [_room(node.get("CPU", 0.0), resources.cpus_per_worker)]
+        if resources.gpus_per_worker:
+            room.append(_room(node.get("GPU", 0.0), resources.gpus_per_worker))
+        held += min(room)
+    return held
+
+
+def check_capacity(resources: ResourcesConfig) -> None:
+    """Raise ClusterError where the cluster can never hold one trial; one that scales up is believed."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    ceiling = ray._private.state.state.get_max_resources_from_cluster_config()
+    held = num_workers_held(resources, [*nodes, ceiling] if ceiling else nodes)
+    if held < resources.workers:
+        cpus = sum(node.get("CPU", 0.0) for node in nodes)
+        gpus = sum(node.get("GPU", 0.0) for node in nodes)
+        raise ClusterError(
+            f"resources.workers: {resources.workers} workers with {resources.cpus_per_worker:g} CPU"
+            f" and {resources.gpus_per_worker:g} GPU each, but the cluster ({cpus:g} CPU, {gpus:g} GPU)"
+            f" holds {held}; set resources.workers to at most {held} or ask less per worker"
+        )
+
+
+def _room(there: float, each: float) -> int:
+    return math.floor(there / each + 1e-9)

@@ -1,0 +1,101 @@
+"""Studies as Ray jobs: pack the code and the study file, submit, follow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlparse
+
+import yaml
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from dmlstudy import bundled
+from dmlstudy.studies.cluster import ClusterError, num_workers_held
+from dmlstudy.studies.spec import StudySpec
+
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+EXIT_CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 130}
+
+
+def client(address: str | None) -> JobSubmissionClient:
+    """A client of the cluster's Jobs API; raises ClusterError where none answers."""
+    if address is None:
+        raise ClusterError("a job needs the cluster it runs on: give --address http://HOST:8265")
+    try:
+        return JobSubmissionClient(address)
+    except Exception as error:  # its own RuntimeErrors and those of requests
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ClusterError(f"no Ray cluster at {address}: {reason}") from None
+
+
+def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None) -> str:
+    """Ship this package with the study and start ``jobs/study.py`` there; returns the job's id.
+
+    Raises ClusterError where no cluster answers, where it can never hold one trial, or where it is remote
+    and ``store`` is not an absolute path on it.
+    """
+    there = client(address)
+    if urlparse(address).hostname not in LOOPBACK and not store.is_absolute() and tracking_uri is None:
+        raise ClusterError(f"{address} is another machine: give --store with an absolute path on the cluster")
+    _check_capacity(study, address)
+    job = f"{study.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    with tempfile.TemporaryDirectory() as scratch:
+        staged = Path(scratch)
+        ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(bundled.PACKAGE, staged / "platform" / "dmlstudy", ignore=ignore)
+        for name in ("search_spaces", "jobs"):
+            shutil.copytree(bundled.folder(name), staged / name, ignore=ignore)
+        (staged / "study.yaml").write_text(yaml.safe_dump(dict(study.raw), sort_keys=False), encoding="utf-8")
+        command = f"python jobs/study.py study.yaml --store {store.absolute()}"
+        if tracking_uri:
+            command += f" --tracking-uri {tracking_uri}"
+        there.submit_job(
+            entrypoint=command,
+            submission_id=job,
+            runtime_env={
+                "working_dir": str(staged),
+                "env_vars": {"DMLSTUDY_JOB": job, "PYTHONPATH": "platform", "PYTHONUNBUFFERED": "1"},
+            },
+            metadata={"study": study.name},
+        )
+    return job
+
+
+def known_job(job: str, address: str | None) -> JobDetails:
+    """What the cluster knows of a job; raises ClusterError where it knows none."""
+    try:
+        return client(address).get_job_info(job)
+    except RuntimeError:
+        raise ClusterError(f"no job {job!r} at {address}; `dmlstudy submit` prints a job's id") from None
+
+
+def follow(job: str, address: str, write: Callable[[str], object]) -> int:
+    """Write the job's output as it comes; returns the exit code that its end means."""
+    there = client(address)
+    shown = 0
+    while True:
+        status = there.get_job_status(job)
+        output = there.get_job_logs(job)
+        write(output[shown:])
+        shown = len(output)
+        if status.is_terminal():
+            return EXIT_CODES[status]
+        time.sleep(1)
+
+
+def _check_capacity(study: StudySpec, address: str) -> None:
+    from ray.util.state import list_nodes
+
+    resources = study.file.resources
+    nodes = [node.resources_total for node in list_nodes(address=address) if node.state == "ALIVE"]
+    held = num_workers_held(resources, nodes)
+    if held < resources.workers:
+        raise ClusterError(
+            f"resources.workers: {resources.workers} workers with {resources.cpus_per_worker:g} CPU and"
+            f" {resources.gpus_per_worker:g} GPU each, but the cluster holds {held};"
+            f" set resources.workers to at most {held} or ask less per worker"
+        )

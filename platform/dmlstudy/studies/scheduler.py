@@ -1,0 +1,38 @@
+"""Which trials are stopped early: a Tune scheduler that does as the study's search says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+
+from dmlstudy.studies.search import StudySearch, metrics_of
+
+
+class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
+    """Stops a trial as soon as ``StudySearch.observe`` says so."""
+
+    def __init__(self, search: StudySearch) -> None:
+        super().__init__()
+        self._search = search
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        if self._search.observe(trial.trial_id, metrics_of(result)):
+            return str(TrialScheduler.STOP)
+        return str(TrialScheduler.CONTINUE)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        # Tune tells the searcher that a trial failed, but not why.
+        self._search.assignments[trial.trial_id].reason = _reason(trial.error_file)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def _reason(error_file: str | None) -> str:
+    """The last line of the error that Tune wrote to a file."""
+    if error_file is None or not Path(error_file).is_file():
+        return "its actor could not be started or was lost"
+    lines = Path(error_file).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip()

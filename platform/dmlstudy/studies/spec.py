@@ -1,0 +1,388 @@
+"""The study file: what is searched, on which data, with which budget and resources.
+
+Every error is a ``SpecError`` of one line that starts with the key's path and ends with the mend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
+
+from dmlstudy import bundled
+from dmlstudy.records import (
+    BatchConfig,
+    DataConfig,
+    EmbedderConfig,
+    LossConfig,
+    Record,
+    ResourcesConfig,
+    Scalar,
+    TrainingConfig,
+    TrialConfig,
+)
+from dmlstudy.studies import space as spaces
+from dmlstudy.studies.space import Domain, Space, nearest
+
+R = TypeVar("R", bound=BaseModel)
+
+SECTIONS: dict[str, type[Record]] = {
+    "embedder": EmbedderConfig,
+    "batch": BatchConfig,
+    "training": TrainingConfig,
+}
+"""Sections of a family or study file that are searched beside ``loss``, with the record each one fills."""
+
+
+class SpecError(ValueError):
+    """A study file that cannot be run: the key, what is wrong with it, and the mend, in one line."""
+
+
+class SearchConfig(Record):
+    """Budget and search strategy; every family gets the same."""
+
+    trials_per_family: PositiveInt = 19
+    sampler: Literal["tpe", "random"] = "tpe"
+    scheduler: Literal["halving", "none"] = "halving"
+    reduction_factor: Annotated[int, Field(ge=2, description="keep the best 1/reduction_factor")] = 3
+    seed: int = 0
+
+
+class ProtocolConfig(Record):
+    """How trials are judged: folds over the development classes, seeds on the test classes."""
+
+    num_folds: PositiveInt = 4
+    verdict_seeds: PositiveInt = 5
+    objective: str = "map_at_r"
+    recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)
+
+
+class FamilyEntry(Record):
+    """One competitor: a search-space file, with domains or values that replace some of the file's."""
+
+    space: str
+    override: dict[str, Any] = {}
+
+
+class StudyFile(Record):
+    """The study file as written; ``StudySpec`` is what it means."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    model_name: str | None = None
+    data: DataConfig
+    embedder: dict[str, Any] = {}
+    batch: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    families: Annotated[dict[str, FamilyEntry], Field(min_length=1)]
+    search: SearchConfig = SearchConfig()
+    protocol: ProtocolConfig = ProtocolConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+
+
+class Family:
+    """A competitor of the study: its loss and the space of everything searched with it."""
+
+    def __init__(self, name: str, loss: str, paper: str, space: Space) -> None:
+        self.name = name
+        self.loss = loss
+        self.paper = paper
+        self.space = space
+        """Full names (``loss.p``, ``training.lr``) to domains."""
+
+    def sample(self, trial: spaces.Suggester) -> dict[str, Scalar | None]:
+        """Full names to values, each drawn as ``<family>/<full name>``."""
+        values: dict[str, Scalar | None] = {}
+        for section, space in self._sections().items():
+            drawn = spaces.sample(space, trial, f"{self.name}/{section}")
+            values |= {f"{section}.{name}": value for name, value in drawn.items()}
+        return values
+
+    def default_point(self) -> dict[str, Scalar]:
+        """The family's defaults, under the names ``sample`` draws."""
+        point: dict[str, Scalar] = {}
+        for section, space in self._sections().items():
+            point |= spaces.defaults(space, f"{self.name}/{section}")
+        return point
+
+    def tree(self) -> list[str]:
+        """The space as indented lines, for people."""
+        lines: list[str] = []
+        for section, space in self._sections().items():
+            for name, domain in space.items():
+                lines += domain.lines(f"{section}.{name}")
+        return lines
+
+    def _sections(self) -> dict[str, Space]:
+        sections: dict[str, dict[str, Domain]] = {}
+        for full_name, domain in self.space.items():
+            section, _, name = full_name.partition(".")
+            sections.setdefault(section, {})[name] = domain
+        return dict(sections)
+
+
+class StudySpec:
+    """A study file with its families resolved and everything checked that can be without data or cluster."""
+
+    def __init__(self, file: StudyFile, raw: Mapping[str, Any]) -> None:
+        self.file = file
+        self.raw = raw
+        self.families = {
+            name: _family(name, entry, file, f"families.{name}") for name, entry in file.families.items()
+        }
+        for name, family in self.families.items():
+            path = f"families.{name}"
+            for values in self.corners(family):
+                self.trial_config(family, values, path=path)
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def model_name(self) -> str:
+        return self.file.model_name or f"{self.file.name}-embedder"
+
+    @property
+    def num_search_trials(self) -> int:
+        return self.file.search.trials_per_family * len(self.families)
+
+    @property
+    def num_verdict_trials(self) -> int:
+        """Each family's best with every seed, and the untrained embedder with every seed."""
+        return self.file.protocol.verdict_seeds * (len(self.families) + 1)
+
+    def fingerprint(self) -> str:
+        """First 16 hex digits of the SHA-256 of what the study computes (its resources left out)."""
+        meaning = {
+            "file": self.file.model_dump(mode="json", exclude={"resources"}),
+            "spaces": {name: family.tree() for name, family in self.families.items()},
+            "workers": self.file.resources.workers,
+        }
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+    def corners(self, family: Family) -> list[dict[str, Scalar | None]]:
+        """The family's default values, and those with one parameter at an edge of its domain."""
+        point = family.default_point()
+        corners = _Corners(point)
+        values = [family.sample(corners)]
+        return values + [family.sample(_Answers({**point, name: edge})) for name, edge in corners.edges]
+
+    def trial_config(
+        self,
+        family: Family,
+        values: Mapping[str, Scalar | None],
+        *,
+        phase: Literal["search", "verdict"] = "search",
+        seed: int | None = None,
+        path: str = "",
+    ) -> TrialConfig:
+        """The configuration of one trial from full names (``loss.p``, ``training.lr``) and values."""
+        sections: dict[str, dict[str, Scalar | None]] = {"loss": {}} | {name: {} for name in SECTIONS}
+        for full_name, value in values.items():
+            section, _, name = full_name.partition(".")
+            sections[section][name] = value
+        records: dict[str, Any] = {
+            name: _record(record, sections[name], f"{path}.{name}" if path else name)
+            for name, record in SECTIONS.items()
+        }
+        protocol = self.file.protocol
+        loss_params = {name: value for name, value in sections["loss"].items() if value is not None}
+        return TrialConfig(
+            family=family.name,
+            phase=phase,
+            data=self.file.data,
+            loss=LossConfig(name=family.loss, params=loss_params),
+            num_folds=protocol.num_folds,
+            seed=self.file.search.seed if seed is None else seed,
+            recall_at=protocol.recall_at,
+            objective=protocol.objective,
+            **records,
+        )
+
+
+def load(path: str | Path, name: str | None = None) -> StudySpec:
+    """Read and check a study file, under another ``name`` if one is given; raises SpecError."""
+    raw = _read_yaml(Path(path), "a study file; the ready ones are in search_spaces/studies")
+    return parse({**raw, "name": name} if name else raw)
+
+
+def parse(raw: Mapping[str, Any]) -> StudySpec:
+    """Check a study given as a mapping; raises SpecError."""
+    return StudySpec(_record(StudyFile, raw, ""), raw)
+
+
+def family_files() -> dict[str, Path]:
+    """The families that come with the package: name to search-space file."""
+    return {path.stem: path for path in sorted(bundled.folder("search_spaces").glob("*.yaml"))}
+
+
+def read_family(space_name: str, path: str) -> tuple[str, str, Space]:
+    """(loss name, paper, full names to domains) of a search-space file, by name or by path."""
+    known = family_files()
+    file = known.get(space_name) or Path(space_name)
+    if file.suffix not in (".yaml", ".yml"):
+        raise SpecError(f"{path}.space: no family {space_name!r}{nearest(space_name, known)}")
+    raw = dict(_read_yaml(file, f"named by {path}.space; `dmlstudy families` lists the ready ones"))
+    where = file.name
+    paper = str(raw.pop("paper", ""))
+    loss = raw.pop("loss", None)
+    if not isinstance(loss, Mapping) or "name" not in loss:
+        raise SpecError(f"{where}: loss: expected a mapping with the key name")
+    sections = {"loss": {key: value for key, value in loss.items() if key != "name"}} | raw
+    return str(loss["name"]), paper, _read_sections(sections, where)
+
+
+def _read_sections(sections: Mapping[str, Any], where: str) -> Space:
+    space: dict[str, Domain] = {}
+    for section, mapping in sections.items():
+        if section != "loss" and section not in SECTIONS:
+            raise SpecError(
+                f"{where}: {section}: unknown key{nearest(section, ('loss', 'paper', *SECTIONS))}"
+            )
+        try:
+            domains = spaces.parse_space(mapping, f"{where}: {section}" if where else section)
+        except ValueError as error:
+            raise SpecError(str(error)) from None
+        if section in SECTIONS:
+            for name in spaces.names(domains):
+                known = SECTIONS[section].model_fields
+                if name not in known:
+                    prefix = f"{where}: " if where else ""
+                    raise SpecError(f"{prefix}{section}.{name}: unknown key{nearest(name, known)}")
+        space |= {f"{section}.{name}": domain for name, domain in domains.items()}
+    return space
+
+
+def _family(name: str, entry: FamilyEntry, file: StudyFile, path: str) -> Family:
+    loss, paper, space = read_family(entry.space, path)
+    own = {section: getattr(file, section) for section in SECTIONS}
+    space = {**space, **_read_sections(own, "")}
+    for full_name, value in entry.override.items():
+        where = f"{path}.override.{full_name}"
+        section, _, leaf = full_name.partition(".")
+        if section not in ("loss", *SECTIONS) or not leaf:
+            raise SpecError(f"{where}: expected section.parameter, as in loss.weighting or training.lr")
+        try:
+            domain = spaces.parse_domain(value, where)
+        except ValueError as error:
+            raise SpecError(str(error)) from None
+        within = {key.partition(".")[2]: dom for key, dom in space.items() if key.startswith(f"{section}.")}
+        if leaf in spaces.names(within):
+            try:
+                within = dict(spaces.replace(within, leaf, domain))
+            except ValueError as error:
+                raise SpecError(f"{where}: {error}") from None
+        elif section in SECTIONS and leaf in SECTIONS[section].model_fields:
+            within[leaf] = domain
+        elif section == "loss":
+            raise SpecError(f"{where}: unknown parameter{nearest(leaf, spaces.names(within))}")
+        else:
+            raise SpecError(f"{where}: unknown parameter{nearest(leaf, SECTIONS[section].model_fields)}")
+        space = {key: dom for key, dom in space.items() if not key.startswith(f"{section}.")}
+        space |= {f"{section}.{key}": dom for key, dom in within.items()}
+    return Family(name, loss, paper, space)
+
+
+class _Answers:
+    """A suggester that answers with a given point, and with the first option or the low bound elsewhere."""
+
+    def __init__(self, point: Mapping[str, Scalar]) -> None:
+        self.point = point
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        return float(self.point.get(name, low))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self.point.get(name, low))
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self.point.get(name, choices[0])
+
+
+class _Corners:
+    """A suggester that answers the default and notes the other values at the edge of each domain."""
+
+    def __init__(self, point: Mapping[str, Scalar]) -> None:
+        self.point = point
+        self.edges: list[tuple[str, Scalar]] = []
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        self.edges += [(name, low), (name, high)]
+        return float(self.point.get(name, low))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        self.edges += [(name, low), (name, high)]
+        return int(self.point.get(name, low))
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        self.edges += [(name, choice) for choice in choices]
+        return self.point.get(name, choices[0])
+
+
+def default_values(family: Family) -> dict[str, Scalar | None]:
+    """Full names to values at the family's default point."""
+    return family.sample(_Answers(family.default_point()))
+
+
+def _read_yaml(path: Path, what: str) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file ({what})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from None
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be parsed"
+        raise SpecError(f"{path}{line}: not YAML: {problem}") from None
+    if not isinstance(raw, Mapping):
+        raise SpecError(f"{path}: expected a mapping at the top, got {type(raw).__name__}")
+    return raw
+
+
+def _record(record: type[R], value: object, path: str) -> R:
+    try:
+        return record.model_validate(value)
+    except ValidationError as error:
+        raise SpecError(_one_line(error, record, path)) from None
+
+
+def _one_line(error: ValidationError, record: type[BaseModel], path: str) -> str:
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"] if not str(part).startswith(("constrained", "literal["))]
+    where = ".".join([path, *location] if path else location)
+    if first["type"] == "extra_forbidden":
+        fields = _fields_at(record, location[:-1])
+        return f"{where}: unknown key{nearest(location[-1], fields)}"
+    message = first["msg"]
+    if first["type"] == "missing":
+        return f"{where}: is missing; add it"
+    given = repr(first["input"])
+    return (
+        f"{where}: {message[0].lower()}{message[1:]}, got {given if len(given) < 80 else given[:77] + '...'}"
+    )
+
+
+def _fields_at(record: type[BaseModel], location: list[str]) -> list[str]:
+    for part in location:
+        field = record.model_fields.get(part)
+        if field is None:
+            continue
+        for candidate in _models_in(field.annotation):
+            record = candidate
+            break
+    return list(record.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for arg in getattr(annotation, "__args__", ()) for model in _models_in(arg)]

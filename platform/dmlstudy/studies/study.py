@@ -1,0 +1,254 @@
+"""Run a study: search over all families, verdict on each family's best, register the winner."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform as machine
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+import yaml
+from ray import tune
+
+from dmlstudy import data
+from dmlstudy.registry import models, tracking
+from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
+from dmlstudy.registry.store import Store, StoreError, sole_driver
+from dmlstudy.studies import checks
+from dmlstudy.studies.cluster import concurrency, connected
+from dmlstudy.studies.gang import GangTrainable
+from dmlstudy.studies.progress import Progress, Tell
+from dmlstudy.studies.recorder import SHIPPED_SEED, Recorder, Vault
+from dmlstudy.studies.scheduler import StudyScheduler
+from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.spec import StudySpec
+
+HEAD_NODE = {"node:__internal_head__": 0.001}
+"""What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and
+it stays beside the driver, where it does not end with a spot node."""
+
+TUNE_SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow is the log
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the search reads nested metrics
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # the storage is the state
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "15",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # its polling delays starts and ends of gangs
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+}
+
+
+class StudyInterrupted(Exception):
+    """The study was stopped before its end; what was finished is kept, and running it again goes on."""
+
+
+class StudyFailed(RuntimeError):
+    """A study without a single finished trial, with the first reason."""
+
+
+def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) -> Leaderboard:
+    """Run the study, or the rest of it, and return its leaderboard.
+
+    A study of this name in the store is continued if its file says the same, and only read if it is
+    finished. ``address`` is a Ray cluster's; by default Ray is started here for the time of the study.
+
+    Raises SpecError and StoreError for what is wrong before it starts, StudyInterrupted when it is stopped
+    (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
+    """
+    checks.check_parts(spec)
+    store.prepare()
+    with sole_driver(store, spec.name), _also_into(_progress_log(spec, store), tell) as said:
+        if _is_finished(spec, store):
+            said(f"study {spec.name} is finished already; run it again under another name to repeat it")
+            return leaderboard(store, spec.name)
+        store.write_state(
+            spec.name,
+            "running",
+            fingerprint=spec.fingerprint(),
+            spec=dict(spec.raw),
+            num_search_trials=spec.num_search_trials,
+            num_verdict_trials=spec.num_verdict_trials,
+            started=time.time(),
+            job=os.environ.get("DMLSTUDY_JOB", ""),
+        )
+        try:
+            board = _run(spec, store, address, said)
+        except (StudyInterrupted, KeyboardInterrupt):
+            store.write_state(spec.name, "interrupted")
+            raise StudyInterrupted from None
+        except BaseException as error:
+            store.write_state(spec.name, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
+            raise
+        store.write_state(spec.name, "finished")
+        return board
+
+
+def _is_finished(spec: StudySpec, store: Store) -> bool:
+    try:
+        state = store.read_state(spec.name)
+    except StoreError:
+        return False
+    if state["fingerprint"] != spec.fingerprint():
+        raise StoreError(
+            f"study {spec.name!r} is in the store {store.root} already, from another study file or version; "
+            "give this one another name (--name) or store (--store)"
+        )
+    return bool(state["state"] == "finished")
+
+
+def _run(spec: StudySpec, store: Store, address: str | None, tell: Tell) -> Leaderboard:
+    tracker = tracking.StudyTracker(store, spec.name, _description(spec))
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search = StudySearch(spec, optuna.storages.RDBStorage(store.optuna_url), tracker.finished_verdicts())
+    try:
+        if search.num_left:
+            _run_trials(spec, store, address, tell, tracker, search)
+        if not search.is_over:
+            raise StudyInterrupted
+        return _conclude(spec, store, tracker, search)
+    except BaseException as error:
+        tracker.end_study("interrupted" if isinstance(error, StudyInterrupted) else "failed", {})
+        raise
+
+
+def _run_trials(
+    spec: StudySpec,
+    store: Store,
+    address: str | None,
+    tell: Tell,
+    tracker: tracking.StudyTracker,
+    search: StudySearch,
+) -> None:
+    os.environ.update(TUNE_SETTINGS)
+    resources = spec.file.resources
+    started = time.monotonic()
+    with connected(address, resources) as engine_version:
+        num_at_once = concurrency(resources)
+        num_total = spec.num_search_trials + spec.num_verdict_trials
+        tell(
+            f"{spec.name}: {len(spec.families)} families x {spec.file.search.trials_per_family} trials"
+            f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
+            f" {num_at_once} at once; Ray {engine_version} up in {time.monotonic() - started:.0f} s"
+        )
+        tell("starting the workers; they stay for all trials, so only the first trial waits for them")
+        vault_name = f"vault-{spec.name}-{time.time_ns()}"
+        vault = Vault.options(name=vault_name).remote()  # type: ignore[attr-defined]
+        width = max(len(name) for name in spec.families) + 16
+        progress = Progress(tell, spec.file.protocol.objective, num_total - search.num_left, num_total, width)
+        recorder = Recorder(search, tracker, progress, vault)
+        ray_folder = store.study_folder(spec.name) / "ray"
+        tuner = tune.Tuner(
+            tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
+            param_space={
+                "resources": resources.model_dump(),
+                "storage": str(ray_folder),
+                "vault": vault_name,
+            },
+            tune_config=tune.TuneConfig(
+                search_alg=search,
+                scheduler=StudyScheduler(search),
+                num_samples=search.num_left,
+                max_concurrent_trials=num_at_once,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str(ray_folder),
+                callbacks=[recorder],
+                verbose=0,
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
+            ),
+        )
+        with _sigterm_as_sigint():
+            try:
+                tuner.fit()
+            finally:
+                recorder.end_open_runs()
+
+
+def _conclude(
+    spec: StudySpec, store: Store, tracker: tracking.StudyTracker, search: StudySearch
+) -> Leaderboard:
+    """Register the winner and end the study's run."""
+    board = leaderboard(store, spec.name)
+    winner = search.winner()
+    if winner is None:
+        reasons = search.failure_reasons()
+        raise StudyFailed(
+            f"no trial finished; the first failed with: {reasons[0] if reasons else 'no reason'}"
+        )
+    run = tracker.verdict_run(winner, SHIPPED_SEED)
+    if run is None:
+        raise StudyFailed(f"the retraining of {winner} failed; see `dmlstudy logs {spec.name}`")
+    version = models.of_run(store, spec.model_name, run.info.run_id)
+    if version is None:
+        row = next(row for row in board.rows if row.family == winner)
+        dataset = data.load(**spec.file.data.model_dump())
+        with tempfile.TemporaryDirectory() as scratch:
+            version = models.register(
+                store,
+                spec.model_name,
+                tracker.fetch_folder(run.info.run_id, "embedder", Path(scratch)),
+                run_id=run.info.run_id,
+                example_NHWC=dataset.test.images_NHWC[:2],
+                metrics={name: estimate.mean for name, estimate in row.test.items()},
+                tags={"study": spec.name, "family": winner, "spec_fingerprint": spec.fingerprint()},
+            )
+    summary = {
+        "objective": spec.file.protocol.objective,
+        "winner": winner,
+        "model": f"{version.name}/{version.version}",
+    }
+    tracker.end_study("finished", summary)
+    return leaderboard(store, spec.name)
+
+
+def _description(spec: StudySpec) -> dict[str, str]:
+    """What is kept with the study's run: its file, the resolved spaces, the environment."""
+    names = ("dmlstudy", "ray", "torch", "torchvision", "optuna", "mlflow", "numpy", "scikit-learn")
+    environment = {name: importlib.metadata.version(name) for name in names}
+    environment |= {"python": machine.python_version(), "platform": machine.platform()}
+    environment |= {"cpus": str(os.cpu_count())}
+    tree = {name: family.tree() for name, family in spec.families.items()}
+    return {
+        "study.yaml": yaml.safe_dump(dict(spec.raw), sort_keys=False),
+        "search_space.yaml": yaml.safe_dump(tree, sort_keys=False),
+        "environment.json": json.dumps(environment, indent=1),
+    }
+
+
+def _progress_log(spec: StudySpec, store: Store) -> Path:
+    return store.study_folder(spec.name) / "progress.log"
+
+
+@contextmanager
+def _also_into(path: Path, tell: Tell) -> Iterator[Tell]:
+    """Tell, and keep what was told, for ``dmlstudy logs``."""
+    with open(path, "a", encoding="utf-8", buffering=1) as file:
+
+        def tell_and_keep(line: str) -> None:
+            file.write(line.rstrip() + "\n")
+            tell(line)
+
+        yield tell_and_keep
+
+
+@contextmanager
+def _sigterm_as_sigint() -> Iterator[None]:
+    """Let a polite kill, as `ray job stop` sends it, end the study as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)

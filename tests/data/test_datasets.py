@@ -1,0 +1,339 @@
+"""Data sets by name and images of any origin: exact counts, disjoint classes, and faults in the input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from dmlstudy import data
+from dmlstudy.data.images import with_channels
+
+OMNIGLOT = Path(__file__).resolve().parents[3] / "shared" / "data" / "omniglot"
+
+
+def picture(seed: int, shape: tuple[int, ...] = (6, 6)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+def png(seed: int, shape: tuple[int, ...] = (6, 6)) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    picture(seed, shape).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def write_hf(path: Path, labels: list[int] | None, seed: int = 0, names: list[str] | None = None) -> None:
+    num = 4 if labels is None else len(labels)
+    columns = {"image": [{"bytes": png(seed + i), "path": f"{seed + i}.png"} for i in range(num)]}
+    table = pa.table(columns if labels is None else columns | {"label": labels})
+    if names:
+        features = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
+    pq.write_table(table, path, row_group_size=3)
+
+
+def write_classes(folder: Path, names: str, images: int = 2, offset: int = 0) -> None:
+    for c, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for i in range(images):
+            picture(offset + 100 * c + i).save(folder / name / f"{i}.png")
+
+
+def test_digits_are_cut_by_class() -> None:
+    digits = data.load("digits")
+    assert digits.development.images_NHWC.shape == (901, 8, 8, 1)
+    assert digits.test.images_NHWC.shape == (896, 8, 8, 1)
+    assert digits.development.class_names == tuple("01234")
+    assert digits.test.class_names == tuple("56789")
+    assert digits.development.images_NHWC.max() == 255
+    assert set(np.unique(digits.test.labels_N)) == set(range(5))
+    assert digits.num_shared_images == 0
+    assert data.load("digits", None, 16).test.images_NHWC.shape == (896, 16, 16, 1)
+
+
+def test_fingerprint_sees_pixels_labels_and_shapes() -> None:
+    images = data.load("digits").test
+    pixels = images.images_NHWC.copy()
+    pixels[3, 2, 2, 0] ^= 1
+    labels = images.labels_N.copy()
+    labels[0] = (labels[0] + 1) % 5
+    wide = images.images_NHWC.reshape(-1, 4, 16, 1)
+    variants = [
+        images,
+        data.ImageSet(pixels, images.labels_N, images.class_names),
+        data.ImageSet(images.images_NHWC, labels, images.class_names),
+        data.ImageSet(wide, images.labels_N, images.class_names),
+    ]
+    assert len({v.fingerprint() for v in variants}) == 4
+    assert images.fingerprint() == data.load("digits").test.fingerprint()
+
+
+def test_of_classes_renumbers_in_the_given_order_and_select_does_not() -> None:
+    images = data.load("digits").test
+    chosen = images.of_classes([3, 1])
+    assert chosen.class_names == ("8", "6")
+    assert len(chosen) == np.isin(images.labels_N, [1, 3]).sum()
+    np.testing.assert_array_equal(
+        chosen.images_NHWC[chosen.labels_N == 0], images.images_NHWC[images.labels_N == 3]
+    )
+    some = images.select(np.array([5, 0]))
+    assert some.class_names == images.class_names
+    np.testing.assert_array_equal(some.labels_N, images.labels_N[[5, 0]])
+
+
+@pytest.mark.skipif(not OMNIGLOT.is_dir(), reason="the shared data folder is not here")
+def test_omniglot_counts() -> None:
+    omniglot = data.load("hf_parquet", str(OMNIGLOT), 14)
+    for images, num_classes in ((omniglot.development, 964), (omniglot.test, 659)):
+        assert images.images_NHWC.shape == (20 * num_classes, 14, 14, 1)
+        np.testing.assert_array_equal(np.bincount(images.labels_N), np.full(num_classes, 20))
+    assert not set(omniglot.development.class_names) & set(omniglot.test.class_names)
+
+
+def test_image_folder_halves_the_sorted_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path, "dbeca")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "a" / "notes.txt").write_text("not an image")
+    folder = data.load("image_folder", str(tmp_path))
+    assert folder.development.class_names == ("a", "b", "c")
+    assert folder.test.class_names == ("d", "e")
+    assert folder.development.images_NHWC.shape == (6, 6, 6, 1)
+    np.testing.assert_array_equal(folder.test.labels_N, [0, 0, 1, 1])
+    np.testing.assert_array_equal(folder.test.images_NHWC[0, ..., 0], np.asarray(picture(0)))
+
+
+def test_image_folder_with_train_and_test(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", "xyz")
+    write_classes(tmp_path / "test", "ab")  # the same pictures: a leak that has to be seen
+    folder = data.load("image_folder", str(tmp_path))
+    assert folder.development.class_names == ("x", "y", "z")
+    assert folder.test.class_names == ("a", "b")
+    assert folder.num_shared_images == 4
+
+
+def test_shared_images_are_counted_not_hidden() -> None:
+    images = data.load("digits").test
+    twice = data.ZeroShotData("x", images.of_classes([0, 1]), images.of_classes([2, 3]))
+    assert twice.num_shared_images == 0
+    renamed = data.ImageSet(images.images_NHWC[:7], images.labels_N[:7], tuple("abcde"))
+    assert data.ZeroShotData("x", images, renamed).num_shared_images == 7
+
+
+def test_zero_shot_data_refuses_a_shared_class() -> None:
+    images = data.load("digits").test
+    with pytest.raises(ValueError, match="classes are in development and test, as '7'"):
+        data.ZeroShotData("x", images.of_classes([0, 1, 2]), images.of_classes([2, 3]))
+
+
+def test_parquet_pair_that_shares_classes_is_cut_by_class(tmp_path: Path) -> None:
+    names = ["ant", "bee", "cat", "dog"]
+    write_hf(tmp_path / "train.parquet", [3, 2, 1, 0, 3], names=names)
+    write_hf(tmp_path / "test.parquet", [0, 1, 2, 3], seed=50, names=names)
+    pair = data.load("hf_parquet", str(tmp_path))
+    assert pair.development.class_names == ("ant", "bee")
+    assert pair.test.class_names == ("cat", "dog")
+    assert (len(pair.development), len(pair.test)) == (4, 5)
+    np.testing.assert_array_equal(pair.test.labels_N, [1, 0, 1, 0, 1])
+
+
+def test_parquet_one_file_and_numbered_parts(tmp_path: Path) -> None:
+    write_hf(tmp_path / "all.parquet", [7, 7, 5, 5, 9, 9, 12])
+    one = data.load("hf_parquet", str(tmp_path / "all.parquet"))
+    assert one.development.class_names == ("5", "7")
+    assert one.test.class_names == ("9", "12")  # by class id, not by spelling
+    write_hf(tmp_path / "train-00000-of-00002.parquet", [0, 1])
+    write_hf(tmp_path / "train-00001-of-00002.parquet", [2, 0], seed=10)
+    write_hf(tmp_path / "test-00000-of-00001.parquet", [3, 4], seed=20)
+    parts = data.load("hf_parquet", str(tmp_path))
+    assert (len(parts.development), len(parts.test)) == (4, 2)
+
+
+def test_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"did you mean 'digits'\? known are: digits, image_folder"):
+        data.load("digit")
+
+
+@pytest.mark.parametrize("name", ["image_folder", "hf_parquet"])
+def test_missing_folder_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        data.load(name, str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"set data\.path"):
+        data.load(name)
+    with pytest.raises(ValueError, match=r"no train\.parquet|0 class folders"):
+        data.load(name, str(tmp_path))
+
+
+def test_corrupt_image_is_named(tmp_path: Path) -> None:
+    write_classes(tmp_path, "abcd")
+    broken = tmp_path / "b" / "1.png"
+    broken.write_bytes(broken.read_bytes()[:50])
+    with pytest.raises(ValueError, match=r"b/1\.png: not a readable image"):
+        data.load("image_folder", str(tmp_path))
+    broken.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"b/1\.png: not a readable image"):
+        data.load_images(tmp_path, None, 1)
+
+
+def test_sizes_that_differ_need_image_size(tmp_path: Path) -> None:
+    write_classes(tmp_path, "abcd")
+    picture(0, (9, 5)).save(tmp_path / "c" / "0.png")
+    with pytest.raises(ValueError, match=r"c/0\.png: image is \(9, 5\).*set data\.image_size"):
+        data.load("image_folder", str(tmp_path))
+    assert data.load("image_folder", str(tmp_path), 8).test.images_NHWC.shape == (4, 8, 8, 1)
+
+
+def test_one_colour_image_makes_all_rgb(tmp_path: Path) -> None:
+    write_classes(tmp_path, "abcd")
+    picture(0, (6, 6, 3)).save(tmp_path / "b" / "0.png")
+    folder = data.load("image_folder", str(tmp_path))
+    assert folder.development.images_NHWC.shape == (4, 6, 6, 3)
+    grey = folder.development.images_NHWC[0]
+    np.testing.assert_array_equal(grey[..., 0], np.asarray(picture(0)))
+    np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
+
+
+def test_sixteen_bit_image_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(path)
+    with pytest.raises(ValueError, match=r"deep\.png.*more than 8 bits"):
+        data.load_images(path, None, 1)
+
+
+def test_parquet_faults_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(ValueError, match=r"x\.parquet: not a readable Parquet"):
+        data.load("hf_parquet", str(path))
+    pq.write_table(pa.table({"image": [{"bytes": b"junk", "path": "p"}], "label": [0]}), path)
+    with pytest.raises(ValueError, match=r"x\.parquet, row 0: not a readable image"):
+        data.load("hf_parquet", str(path))
+    pq.write_table(pa.table({"pixels": [1], "label": [0]}), path)
+    with pytest.raises(ValueError, match="no column image or img"):
+        data.load("hf_parquet", str(path))
+    write_hf(path, None)
+    with pytest.raises(ValueError, match="no column label"):
+        data.load("hf_parquet", str(path))
+    write_hf(path, [0, -1])
+    with pytest.raises(ValueError, match="row 1: label is -1"):
+        data.load("hf_parquet", str(path))
+
+
+def test_damaged_row_group_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_hf(path, list(range(8)))
+    content = bytearray(path.read_bytes())
+    content[4:60] = bytes(56)
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"x\.parquet"):
+        data.load("hf_parquet", str(path))
+
+
+def test_luma_is_pillows() -> None:
+    rgb = np.asarray(picture(0, (20, 20, 3)))
+    np.testing.assert_array_equal(
+        with_channels(rgb[None], 1)[0, ..., 0], np.asarray(Image.fromarray(rgb).convert("L"))
+    )
+
+
+def test_load_images_of_every_origin(tmp_path: Path) -> None:
+    write_classes(tmp_path / "folder", "ab", images=2)
+    ids, labels, images = data.load_images(tmp_path / "folder", None, 3)
+    assert ids == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
+    assert labels == ["a", "a", "b", "b"]
+    assert images.shape == (4, 6, 6, 3)
+
+    ids, labels, images = data.load_images(tmp_path / "folder" / "a", 5, 1)
+    assert (ids, labels, images.shape) == (["0.png", "1.png"], None, (2, 5, 5, 1))
+    ids, labels, images = data.load_images(tmp_path / "folder" / "a" / "1.png", None, 1)
+    assert (ids, labels, images.shape) == (["1.png"], None, (1, 6, 6, 1))
+
+    array = np.zeros((3, 7, 6), np.uint8)
+    np.save(tmp_path / "x.npy", array)
+    ids, labels, images = data.load_images(tmp_path / "x.npy", None, 3)
+    assert (ids, labels, images.shape) == (["0", "1", "2"], None, (3, 7, 6, 3))
+    np.savez(tmp_path / "x.npz", images=array, ids=np.array(["p", "q", "r"]), labels=np.array([4, 5, 4]))
+    ids, labels, images = data.load_images(tmp_path / "x.npz", 9, 1)
+    assert (ids, labels, images.shape) == (["p", "q", "r"], ["4", "5", "4"], (3, 9, 9, 1))
+
+    write_hf(tmp_path / "x.parquet", [1, 0], names=["ant", "bee"])
+    ids, labels, images = data.load_images(tmp_path / "x.parquet", None, 1)
+    assert (ids, labels, images.shape) == (["0.png", "1.png"], ["bee", "ant"], (2, 6, 6, 1))
+    write_hf(tmp_path / "x.parquet", None)
+    assert data.load_images(tmp_path / "x.parquet", None, 1)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((2, 4, 4), np.float32), "dtype float32, expected uint8"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "expected NHW or NHWC"),
+        (np.zeros((8, 8), np.uint8), "expected NHW or NHWC"),
+        (np.zeros((0, 8, 8), np.uint8), "N > 0"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(array: np.ndarray, message: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(ValueError, match=message):
+        data.load_images(tmp_path / "x.npy", None, 1)
+
+
+def test_load_images_faults(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file or folder"):
+        data.load_images(tmp_path / "none", None, 1)
+    with pytest.raises(ValueError, match="no images in this folder"):
+        data.load_images(tmp_path, None, 1)
+    (tmp_path / "x.npy").write_bytes(b"junk")
+    with pytest.raises(ValueError, match="not a readable NumPy file"):
+        data.load_images(tmp_path / "x.npy", None, 1)
+    np.save(tmp_path / "o.npy", np.array([{"code": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="not a readable NumPy file"):
+        data.load_images(tmp_path / "o.npy", None, 1)
+    np.savez(tmp_path / "x.npz", images=np.zeros((3, 4, 4), np.uint8), ids=np.array(["a"]))
+    with pytest.raises(ValueError, match="1 ids for 3 images"):
+        data.load_images(tmp_path / "x.npz", None, 1)
+
+
+@pytest.mark.parametrize("labels", [["a", "b", "a"], None])
+def test_embeddings_round_trip(labels: list[str] | None, tmp_path: Path) -> None:
+    z = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    path = tmp_path / "z.parquet"
+    data.write_embeddings(path, ["x", "y", "w"], labels, z)
+    ids, read_labels, read_z = data.read_embeddings(path)
+    assert (ids, read_labels) == (["x", "y", "w"], labels)
+    np.testing.assert_array_equal(read_z, z)
+    assert read_z.dtype == np.float32
+    assert pq.read_schema(path).field("embedding").type == pa.list_(pa.float32(), 5)
+
+
+def test_embeddings_faults_leave_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    z = np.ones((2, 3), np.float32)
+    path = tmp_path / "z.parquet"
+    data.write_embeddings(path, ["x", "y"], None, z)
+
+    def torn(table: pa.Table, draft: Path) -> None:
+        draft.write_bytes(b"half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", torn)
+        with pytest.raises(OSError, match="disk full"):
+            data.write_embeddings(path, ["x", "y"], None, 2 * z)
+    assert [p.name for p in tmp_path.iterdir()] == ["z.parquet"]
+    np.testing.assert_array_equal(data.read_embeddings(path)[2], z)
+
+    with pytest.raises(ValueError, match="1 ids"):
+        data.write_embeddings(path, ["x"], None, z)
+    with pytest.raises(ValueError, match="does not exist; create it first"):
+        data.write_embeddings(tmp_path / "no" / "z.parquet", ["x", "y"], None, z)
+    with pytest.raises(ValueError, match="no such file"):
+        data.read_embeddings(tmp_path / "no.parquet")
+    write_hf(tmp_path / "x.parquet", [0, 1])
+    with pytest.raises(ValueError, match="not a file of embeddings"):
+        data.read_embeddings(tmp_path / "x.parquet")

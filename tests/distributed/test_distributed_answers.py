@@ -1,0 +1,123 @@
+"""Gathering, agreeing and dividing work: on real ranks, and without any process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gloo_pool import GlooPool
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dmlstudy import distributed
+from dmlstudy.losses.interface import Embeddings, LossSum
+
+pytestmark = pytest.mark.timeout(180)
+HUGE = 2**53 + 1
+"""An id that floating point would round."""
+
+
+def local_rows(sizes: tuple[int, ...]) -> Embeddings:
+    start = sum(sizes[: distributed.rank()])
+    row_N = torch.arange(start, start + sizes[distributed.rank()])
+    z_ND = torch.stack([row_N, 10 * row_N, 100 * row_N], dim=1).double().requires_grad_()
+    return Embeddings(z_ND, row_N % 2, row_N + HUGE)
+
+
+def gather_and_pull(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Rank r's objective is (r+1) * sum_m (m+1) * sum_d z_md: row m's gradient is (m+1) * sum_r (r+1)."""
+    local = local_rows(sizes)
+    everyone = distributed.gather(local)
+    factor_M1 = torch.arange(1, sum(sizes) + 1)[:, None]
+    ((distributed.rank() + 1) * factor_M1 * everyone.z_ND).sum().backward()
+    assert local.z_ND.grad is not None
+    return {
+        "rows": everyone.z_ND[:, 0].tolist(),
+        "labels": everyone.y_N.tolist(),
+        "ids": everyone.id_N.tolist(),
+        "gradient": local.z_ND.grad.tolist(),
+        "evaluated": distributed.gather_rows(local.z_ND).requires_grad,
+        "images": distributed.gather_rows(
+            torch.ones(sizes[distributed.rank()], 2, 2, dtype=torch.bool)
+        ).shape,
+    }
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 0), (1, 2, 3), (0, 5, 0), (2, 0, 3, 1), (0, 0)])
+def test_gather_keeps_rank_order_and_sums_gradients(pool: GlooPool, sizes: tuple[int, ...]) -> None:
+    results = pool.run(len(sizes), gather_and_pull, sizes)
+    num_rows = sum(sizes)
+    weight = sum(range(1, len(sizes) + 1))
+    gradients = [row for result in results for row in result["gradient"]]
+    assert gradients == [[weight * (row + 1)] * 3 for row in range(num_rows)]
+    for result in results:
+        assert result["rows"] == list(range(num_rows))
+        assert result["labels"] == [row % 2 for row in range(num_rows)]
+        assert result["ids"] == [row + HUGE for row in range(num_rows)]
+        assert not result["evaluated"]
+        assert result["images"] == (num_rows, 2, 2)
+
+
+def answers() -> dict[str, Any]:
+    rank = distributed.rank()
+    x = torch.tensor([1.0, rank], requires_grad=True)
+    summed = distributed.sum_over_ranks(x)
+    loss = LossSum(torch.tensor(2.0 + rank, requires_grad=True), torch.tensor(float(rank)))
+    objective, mean = distributed.scaled_for_mean(loss)
+    nothing, no_mean = distributed.scaled_for_mean(LossSum(0 * loss.total, torch.tensor(0.0)))
+    distributed.barrier()
+    return {
+        "rank": (rank, distributed.world_size()),
+        "sum": (summed.tolist(), summed.requires_grad, x.tolist()),
+        "any": (distributed.any_rank(rank == 1), distributed.any_rank(False)),
+        "agree": (distributed.agree(rank == 0), distributed.agree(rank != 0)),
+        "slices": [range(n)[distributed.own_slice(n)] for n in (0, 1, 7, 12)],
+        "objective": (objective.item(), mean, nothing.item(), no_mean),
+        "draw": torch.rand(4, generator=distributed.step_generator(5, 17)).tolist(),
+        "parallel": isinstance(distributed.data_parallel(nn.Linear(2, 2)), DistributedDataParallel),
+    }
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_all_ranks_agree(pool: GlooPool, world_size: int) -> None:
+    results = pool.run(world_size, answers)
+    count = sum(range(world_size))
+    mean = sum(2 + rank for rank in range(world_size)) / count
+    for rank, result in enumerate(results):
+        assert result["rank"] == (rank, world_size)
+        assert result["sum"] == ([world_size, count], False, [1, rank])
+        assert result["any"] == (True, False)
+        assert result["agree"] == (True, False)
+        assert result["objective"] == pytest.approx((world_size / count * (2 + rank), mean, 0, 0))
+        assert result["draw"] == results[0]["draw"]
+        assert result["parallel"]
+    for n, shares in zip(
+        (0, 1, 7, 12), zip(*(result["slices"] for result in results), strict=True), strict=True
+    ):
+        assert [item for share in shares for item in share] == list(range(n))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_without_a_process_group_everything_passes_through() -> None:
+    result = answers()
+    assert result["rank"] == (0, 1)
+    assert result["sum"] == ([1, 0], False, [1, 0])
+    assert result["any"] == (False, False)
+    assert result["agree"] == (True, False)
+    assert result["objective"] == (2, 2, 0, 0)
+    assert result["slices"] == [range(n) for n in (0, 1, 7, 12)]
+    assert not result["parallel"]
+    local = local_rows((3,))
+    assert distributed.gather(local) is local
+    assert not distributed.gather_rows(local.z_ND).requires_grad
+
+
+def test_generators_differ_by_seed_and_step_only() -> None:
+    draws = {
+        tuple(torch.randint(2**62, (2,), generator=distributed.step_generator(seed, step)).tolist())
+        for seed in range(4)
+        for step in range(4)
+        for _ in range(2)
+    }
+    assert len(draws) == 16

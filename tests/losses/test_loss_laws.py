@@ -1,0 +1,214 @@
+"""What holds for every catalogue entry, whatever its formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dmlstudy.losses import catalogue
+from dmlstudy.losses.interface import Embeddings, Loss
+from dmlstudy.records import Scalar
+
+NUM_CLASSES, DIM = 6, 8
+NO_REFERENCES = {"proxy_nca"}
+"""Entries that look at anchors and their own proxies only."""
+
+EXTREME: dict[str, list[dict[str, Scalar]]] = {
+    "pair_weighting": [
+        {"alpha": 60.0, "beta": 60.0, "negative_margin": 2.0},
+        {"alpha": 60.0, "beta": 60.0, "negative_margin": 2.0, "normalize": "none"},
+        {"weighting": "power", "p": 0.5, "q": 0.5, "negative_margin": 2.0},
+        {"weighting": "power", "p": 5.0, "q": 5.0, "distance": "squared_euclidean"},
+    ],
+    "triplet_weighting": [
+        {"alpha": 60.0},
+        {"alpha": 60.0, "normalize": "none"},
+        {"weighting": "power", "p": 0.5},
+        {"weighting": "power", "p": 5.0, "distance": "squared_euclidean"},
+    ],
+    "multi_similarity": [{"alpha": 60.0, "beta": 80.0}],
+    "proxy_nca": [{"temperature": 0.001}],
+}
+
+each_entry = pytest.mark.parametrize("name", list(catalogue.CATALOGUE))
+each_setting = pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        pytest.param(name, params, id=f"{name}-{n}")
+        for name in catalogue.CATALOGUE
+        for n, params in enumerate([{}, *EXTREME.get(name, [])])
+    ],
+)
+
+
+def build(name: str, params: dict[str, Scalar] | None = None) -> Loss:
+    return catalogue.build(name, params or {}, num_classes=NUM_CLASSES, dim=DIM)
+
+
+def embeddings(
+    labels: list[int], *, z_ND: Tensor | None = None, ids: list[int] | None = None, dtype: torch.dtype
+) -> Embeddings:
+    if z_ND is None:
+        z_ND = torch.randn(len(labels), DIM, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    return Embeddings(
+        functional.normalize(z_ND.to(dtype)).requires_grad_(),
+        torch.tensor(labels, dtype=torch.int64),
+        torch.tensor(ids if ids is not None else range(len(labels)), dtype=torch.int64),
+    )
+
+
+def mean_and_gradient(loss: Loss, batch: Embeddings) -> tuple[Tensor, Tensor]:
+    total, count = loss(batch)
+    assert total.requires_grad, "the sum has left the graph"
+    assert total.shape == count.shape == ()
+    value = total / count.clamp(min=1)
+    value.backward()
+    assert batch.z_ND.grad is not None
+    for x in (value, batch.z_ND.grad, *(p.grad for p in loss.parameters())):
+        assert x is not None and x.isfinite().all()
+    return value.detach(), batch.z_ND.grad
+
+
+LABELS = [0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 3, 5]
+
+
+@each_entry
+def test_permuting_the_batch_changes_nothing(name: str) -> None:
+    loss = build(name).double()
+    batch = embeddings(LABELS, dtype=torch.float64)
+    order = torch.randperm(len(LABELS), generator=torch.Generator().manual_seed(2))
+    permuted = Embeddings(batch.z_ND.detach()[order].requires_grad_(), batch.y_N[order], batch.id_N[order])
+    value, gradient = mean_and_gradient(loss, batch)
+    loss.zero_grad()
+    other_value, other_gradient = mean_and_gradient(loss, permuted)
+    torch.testing.assert_close(other_value, value, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(other_gradient, gradient[order], rtol=1e-10, atol=1e-13)
+
+
+@each_entry
+def test_the_loss_is_a_sum_over_anchors(name: str) -> None:
+    loss = build(name).double()
+    batch = embeddings(LABELS, dtype=torch.float64)
+    whole = loss(batch)
+    parts = [
+        loss(Embeddings(*(x[rows] for x in batch)), batch) for rows in (slice(5), slice(5, 5), slice(5, 12))
+    ]
+    torch.testing.assert_close(sum(part.total for part in parts), whole.total, rtol=1e-12, atol=1e-13)
+    assert sum(part.count for part in parts) == whole.count
+
+
+@each_setting
+def test_one_class_has_no_negatives(name: str, params: dict[str, Scalar]) -> None:
+    batch = embeddings([2] * 6, dtype=torch.float32)
+    value, gradient = mean_and_gradient(build(name, params), batch)
+    if name in ("triplet_weighting", "multi_similarity"):
+        assert value == 0
+        assert (gradient == 0).all()
+    if name in ("pair_weighting", "contrastive"):
+        generous = {**params, "negative_margin": 2.0}
+        assert mean_and_gradient(build(name, generous), batch)[0] == value, "a negative where there is none"
+
+
+@each_setting
+def test_singletons_have_no_positives(name: str, params: dict[str, Scalar]) -> None:
+    batch = embeddings(list(range(NUM_CLASSES)), dtype=torch.float32)
+    value, gradient = mean_and_gradient(build(name, params), batch)
+    if name in ("triplet_weighting", "multi_similarity"):
+        assert value == 0
+        assert (gradient == 0).all()
+
+
+@each_setting
+def test_coinciding_points_are_finite(name: str, params: dict[str, Scalar]) -> None:
+    """Distance 0 within a class (two images alike) and across classes."""
+    z_ND = torch.randn(1, DIM, generator=torch.Generator().manual_seed(3)).expand(6, DIM)
+    mean_and_gradient(build(name, params), embeddings([0, 0, 0, 1, 1, 2], z_ND=z_ND, dtype=torch.float32))
+
+
+@each_setting
+def test_antipodal_points_are_finite(name: str, params: dict[str, Scalar]) -> None:
+    """Positives at distance 2, negatives at 0: the largest exponents a batch on the sphere can have."""
+    north = functional.one_hot(torch.tensor(0), DIM).float()
+    z_ND = torch.stack([north, -north, north, -north])
+    batch = embeddings([0, 0, 1, 1], z_ND=z_ND, dtype=torch.float32)
+    value, _ = mean_and_gradient(build(name, params), batch)
+    if name == "triplet_weighting" and params == {"alpha": 60.0}:
+        torch.testing.assert_close(value, torch.tensor(2.1))
+
+
+@each_entry
+@pytest.mark.parametrize("num_anchors", [0, 1])
+def test_nothing_selected_still_backpropagates(name: str, num_anchors: int) -> None:
+    loss = build(name)
+    batch = embeddings([1] * num_anchors, dtype=torch.float32)
+    value, gradient = mean_and_gradient(loss, batch)
+    if num_anchors == 0 or name not in NO_REFERENCES:
+        assert value == 0
+        assert (gradient == 0).all()
+
+
+@each_entry
+def test_no_local_anchor_still_reaches_the_references(name: str) -> None:
+    """A rank without rows takes part in the gather's backward, with zero gradients."""
+    loss = build(name)
+    references = embeddings(LABELS, dtype=torch.float32)
+    total, count = loss(Embeddings(*(x[:0] for x in references)), references)
+    assert total == 0
+    assert count == 0
+    total.backward()
+    assert references.z_ND.grad is not None
+    assert (references.z_ND.grad == 0).all()
+    assert all(p.grad is not None and (p.grad == 0).all() for p in loss.parameters())
+
+
+@each_entry
+def test_rows_of_one_image_are_no_pair(name: str) -> None:
+    """Two rows of one image, far apart: neither pulls the other, and nor does a row itself."""
+    loss = build(name).double()
+    alone = embeddings([0, 1], dtype=torch.float64)
+    same = Embeddings(alone.z_ND, torch.tensor([0, 0]), torch.tensor([7, 7]))
+    conflicting = Embeddings(alone.z_ND, torch.tensor([0, 1]), torch.tensor([7, 7]))
+    if name not in NO_REFERENCES:
+        assert loss(same).total == 0
+        assert loss(conflicting).total == 0
+
+
+@each_entry
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_autocast_computes_in_full_precision(name: str, dtype: torch.dtype) -> None:
+    loss = build(name)
+    batch = embeddings(LABELS, dtype=torch.float32)
+    plain = loss(batch).total
+    with torch.autocast("cpu", dtype=dtype):
+        under = loss(batch).total
+    half = loss(Embeddings(batch.z_ND.to(dtype), batch.y_N, batch.id_N)).total
+    assert plain.dtype == under.dtype == half.dtype == torch.float32
+    torch.testing.assert_close(under, plain, rtol=1e-6, atol=1e-6)
+
+
+@each_entry
+def test_malformed_input_is_refused(name: str) -> None:
+    loss = build(name)
+    good = embeddings(LABELS, dtype=torch.float32)
+    z_ND, y_N, id_N = good
+    bad = {
+        "labels must be int64": Embeddings(z_ND, y_N.int(), id_N),
+        "sample ids must be int64": Embeddings(z_ND, y_N, id_N.float()),
+        "labels must have one entry": Embeddings(z_ND, y_N[:3], id_N),
+        r"\(N, D\)": Embeddings(z_ND[0], y_N, id_N),
+    }
+    for message, batch in bad.items():
+        with pytest.raises(ValueError, match=f"anchors: .*{message}"):
+            loss(batch)
+        with pytest.raises(ValueError, match=f"references: .*{message}"):
+            loss(good, batch)
+    with pytest.raises(ValueError, match="embedding size 8, references 5"):
+        loss(good, Embeddings(z_ND[:, :5], y_N, id_N))
+
+
+@pytest.mark.parametrize("name", ["margin", "proxy_nca"])
+def test_labels_beyond_the_classes_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="num_classes=6"):
+        build(name)(embeddings([0, 6], dtype=torch.float32))
