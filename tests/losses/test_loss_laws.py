@@ -67,7 +67,8 @@ def mean_and_gradient(loss: Loss, batch: Embeddings) -> tuple[Tensor, Tensor]:
     value.backward()
     assert batch.z_ND.grad is not None
     for x in (value, batch.z_ND.grad, *(p.grad for p in loss.parameters())):
-        assert x is not None and x.isfinite().all()
+        assert x is not None
+        assert x.isfinite().all()
     return value.detach(), batch.z_ND.grad
 
 

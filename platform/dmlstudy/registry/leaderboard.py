@@ -39,13 +39,15 @@ class Row(Record):
     """One family: how its search went, its best configuration, and that configuration on the test classes.
 
     ``validation`` is the objective on the validation classes (mean over folds) with its standard error;
-    ``test`` holds test metrics over the verdict seeds. The untrained embedder has no search.
+    ``test`` holds test metrics over the ``num_judged``
+    verdict seeds. The untrained embedder has no search.
     """
 
     family: str
     num_finished: int
     num_pruned: int
     num_failed: int
+    num_judged: int
     validation: float | None
     validation_stderr: float | None
     params: dict[str, str]
@@ -105,6 +107,7 @@ def _row(family: str, runs: list[Any], objective: str) -> Row:
         num_finished=len(by_status["finished"]),
         num_pruned=len(by_status["pruned"]),
         num_failed=len(by_status["failed"]),
+        num_judged=len(judged),
         validation=best.data.metrics[objective] if best else None,
         validation_stderr=best.data.metrics.get(f"{objective}_stderr") if best else None,
         params=dict(best.data.params) if best else {},

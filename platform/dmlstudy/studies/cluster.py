@@ -50,8 +50,7 @@ def concurrency(resources: ResourcesConfig) -> int:
     Tune reserves nothing for the workers of a trial, so this bound is what keeps trials from waiting for
     each other's placement groups.
     """
-    held = num_workers_held(resources, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-    at_once = held // resources.workers
+    at_once = num_workers_held(resources, _nodes()) // resources.workers
     return max(1, min(at_once, resources.max_concurrent_trials or at_once))
 
 
@@ -68,17 +67,30 @@ def num_workers_held(resources: ResourcesConfig, nodes: list[dict[str, float]]) 
 
 def check_capacity(resources: ResourcesConfig) -> None:
     """Raise ClusterError where the cluster can never hold one trial; one that scales up is believed."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    ceiling = ray._private.state.state.get_max_resources_from_cluster_config()
-    held = num_workers_held(resources, [*nodes, ceiling] if ceiling else nodes)
+    ceiling = ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    check_room(resources, [*_nodes(), {kind: float(amount) for kind, amount in ceiling.items()}])
+
+
+def check_room(resources: ResourcesConfig, nodes: list[dict[str, float]]) -> None:
+    """Raise ClusterError where nodes with these resources never hold the workers of one trial."""
+    held = num_workers_held(resources, nodes)
     if held < resources.workers:
-        cpus = sum(node.get("CPU", 0.0) for node in nodes)
-        gpus = sum(node.get("GPU", 0.0) for node in nodes)
+        cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+        mend = (
+            f"set resources.workers to at most {held} or ask less per worker"
+            if held
+            else "ask less per worker"
+        )
         raise ClusterError(
             f"resources.workers: {resources.workers} workers with {resources.cpus_per_worker:g} CPU"
             f" and {resources.gpus_per_worker:g} GPU each, but the cluster ({cpus:g} CPU, {gpus:g} GPU)"
-            f" holds {held}; set resources.workers to at most {held} or ask less per worker"
+            f" holds {held}; {mend}"
         )
+
+
+def _nodes() -> list[dict[str, float]]:
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]
 
 
 def _room(there: float, each: float) -> int:

@@ -22,40 +22,32 @@ def status(store: Store, study: str | None) -> list[list[str]]:
     names = [study] if study else store.studies()
     if not names:
         raise StoreError(f"no studies in the store {store.root}; start one with `dmlstudy run`")
-    rows = []
-    for name in names:
-        state = store.read_state(name)
-        board = leaderboard(store, name)
-        finished, stopped, failed = (
-            sum(getattr(row, f"num_{kind}") for row in board.rows)
-            for kind in ("finished", "pruned", "failed")
-        )
-        judged = max((0, *(sum_num(row.test) for row in board.rows)))
-        verdicts = sum(sum_num(row.test) for row in board.rows)
-        total = state["num_search_trials"] + state["num_verdict_trials"]
-        left = total - finished - stopped - failed - verdicts if judged or finished else total
-        scored = [row for row in board.rows if row.validation is not None]
-        best = f"{scored[0].validation:.4f} {scored[0].family}" if scored else "none yet"
-        end = time.time() if state["state"] == "running" else state["updated"]
-        shown = state["state"] + (f": {state['reason']}" if state["state"] == "failed" else "")
-        rows.append(
-            [
-                name,
-                shown,
-                f"{finished} + {verdicts} verdict",
-                str(stopped),
-                str(failed),
-                str(max(left, 0) if state["state"] != "finished" else 0),
-                best,
-                duration(end - state["started"]),
-            ]
-        )
-    return rows
+    return [_status_row(store, name) for name in names]
 
 
-def sum_num(test: dict[str, object]) -> int:
-    """How many verdict runs a leaderboard row stands on."""
-    return max((getattr(estimate, "num", 0) for estimate in test.values()), default=0)
+def _status_row(store: Store, name: str) -> list[str]:
+    state = store.read_state(name)
+    rows = leaderboard(store, name).rows
+    finished = sum(row.num_finished for row in rows)
+    stopped = sum(row.num_pruned for row in rows)
+    failed = sum(row.num_failed for row in rows)
+    judged = sum(row.num_judged for row in rows)
+    total = state["num_search_trials"] + state["num_verdict_trials"]
+    left = 0 if state["state"] == "finished" else total - finished - stopped - failed - judged
+    best = next(
+        (f"{row.validation:.4f} {row.family}" for row in rows if row.validation is not None), "none yet"
+    )
+    end = time.time() if state["state"] == "running" else state["updated"]
+    return [
+        name,
+        state["state"] + (f": {state['reason']}" if state["state"] == "failed" else ""),
+        f"{finished} + {judged} judged",
+        str(stopped),
+        str(failed),
+        str(left),
+        best,
+        duration(end - state["started"]),
+    ]
 
 
 def logs(store: Store, study: str | None, write: Write, *, engine: bool, follow: bool) -> None:

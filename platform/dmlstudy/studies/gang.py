@@ -91,7 +91,7 @@ class Mailbox:
         self._cancelled.add(trial)
 
 
-class GangTrainable(tune.Trainable):  # type: ignore[misc]
+class GangTrainable(tune.Trainable):
     """A Tune actor that owns a gang and hands it one trial after another.
 
     Config keys: ``trial`` (a TrialConfig as a dict), ``resources`` (a ResourcesConfig as a dict),
@@ -172,7 +172,10 @@ class GangTrainable(tune.Trainable):  # type: ignore[misc]
                 run_config=ray.train.RunConfig(
                     name=f"gang-{self.trial_id}-{time.time_ns()}",
                     storage_path=config["storage"],
-                    failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
+                    failure_config=ray.train.FailureConfig(  # Tune decides what is tried again
+                        max_failures=0,
+                        controller_failure_limit=0,  # type: ignore[call-arg]
+                    ),
                 ),
             ).fit()
         except BaseException as error:

@@ -14,7 +14,7 @@ import yaml
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
-from dmlstudy.studies.cluster import ClusterError, num_workers_held
+from dmlstudy.studies.cluster import ClusterError, check_room
 from dmlstudy.studies.spec import StudySpec
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -90,12 +90,7 @@ def follow(job: str, address: str, write: Callable[[str], object]) -> int:
 def _check_capacity(study: StudySpec, address: str) -> None:
     from ray.util.state import list_nodes
 
-    resources = study.file.resources
-    nodes = [node.resources_total for node in list_nodes(address=address) if node.state == "ALIVE"]
-    held = num_workers_held(resources, nodes)
-    if held < resources.workers:
-        raise ClusterError(
-            f"resources.workers: {resources.workers} workers with {resources.cpus_per_worker:g} CPU and"
-            f" {resources.gpus_per_worker:g} GPU each, but the cluster holds {held};"
-            f" set resources.workers to at most {held} or ask less per worker"
-        )
+    nodes = [
+        dict(node.resources_total or {}) for node in list_nodes(address=address) if node.state == "ALIVE"
+    ]
+    check_room(study.file.resources, nodes)

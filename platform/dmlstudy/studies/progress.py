@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from dmlstudy.studies.search import Assignment
 
@@ -16,7 +16,7 @@ Tell = Callable[[str], None]
 
 
 @contextmanager
-def engine_noise_to(path: Path) -> Iterator[io.TextIOBase]:
+def engine_noise_to(path: Path) -> Iterator[IO[str]]:
     """Send everything this process and its libraries print to a file; yields what still reaches the terminal.
 
     File descriptors 1 and 2 themselves are turned, so that the C++ parts of Ray are heard there too.

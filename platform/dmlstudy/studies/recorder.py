@@ -32,7 +32,7 @@ class Vault:
         return self._files.pop(trial_id, {})
 
 
-class Recorder(tune.Callback):  # type: ignore[misc]
+class Recorder(tune.Callback):
     """Follows Tune's trials: opens an MLflow run for each, and ends it with its scores and reason."""
 
     def __init__(self, search: StudySearch, tracker: StudyTracker, progress: Progress, vault: Any) -> None:

@@ -10,11 +10,11 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from dmlstudy.studies.search import StudySearch, metrics_of
 
 
-class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
+class StudyScheduler(FIFOScheduler):
     """Stops a trial as soon as ``StudySearch.observe`` says so."""
 
     def __init__(self, search: StudySearch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._search = search
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:

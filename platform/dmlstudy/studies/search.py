@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import optuna
@@ -52,7 +52,12 @@ def metrics_of(result: Mapping[str, Any] | None) -> dict[str, float]:
     }
 
 
-class StudySearch(OptunaSearch):  # type: ignore[misc]
+def _score(frozen: FrozenTrial) -> float:
+    assert frozen.value is not None
+    return frozen.value
+
+
+class StudySearch(OptunaSearch):
     """The searcher Tune asks: families in turn, TPE within each family, then the verdict trials.
 
     ``finished_verdicts`` are the (family, seed) pairs that an earlier sitting has already judged.
@@ -77,9 +82,7 @@ class StudySearch(OptunaSearch):  # type: ignore[misc]
             study_name=spec.name,
             storage=storage,
         )
-        self.study: optuna.Study = self._ot_study
-        families = list(spec.families.values())
-        self._family_of = lambda number: families[number % len(families)]
+        self.study: optuna.Study = cast(Any, self._ot_study)
         self._hopeless: set[str] = set()
         # What an earlier sitting left unfinished is handed out again, under its old number.
         self._waiting: list[Trial] = [
@@ -89,7 +92,7 @@ class StudySearch(OptunaSearch):  # type: ignore[misc]
 
     # What Tune calls
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         if not self._waiting and self._num_asked < self.spec.num_search_trials:
             if self._num_finished < self._num_asked:
                 return None
@@ -233,6 +236,10 @@ class StudySearch(OptunaSearch):  # type: ignore[misc]
         startup = min(10, max(2, search.trials_per_family // 3))
         return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
 
+    def _family_of(self, number: int) -> Family:
+        """Families take turns, so their budgets are equal."""
+        return list(self.spec.families.values())[number % len(self.spec.families)]
+
     def _frozen(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
 
@@ -251,7 +258,7 @@ class StudySearch(OptunaSearch):  # type: ignore[misc]
         best: dict[str, FrozenTrial] = {}
         for frozen in self._frozen(TrialState.COMPLETE):
             name = self._family_of(frozen.number).name
-            if name not in best or (frozen.value or 0) > (best[name].value or 0):
+            if name not in best or _score(frozen) > _score(best[name]):
                 best[name] = frozen
         return {
             name: self.spec.trial_config(
@@ -265,7 +272,7 @@ class StudySearch(OptunaSearch):  # type: ignore[misc]
     def winner(self) -> str | None:
         """The family whose best configuration has the highest objective on the validation classes."""
         frozen = self._frozen(TrialState.COMPLETE)
-        return self._family_of(max(frozen, key=lambda t: t.value or 0).number).name if frozen else None
+        return self._family_of(max(frozen, key=_score).number).name if frozen else None
 
     def verdict_configs(self) -> list[TrialConfig]:
         """What is still to be retrained: the untrained embedder and each family's best, with every seed."""
@@ -314,8 +321,8 @@ class StudySearch(OptunaSearch):  # type: ignore[misc]
         frozen = self._frozen(TrialState.COMPLETE)
         if not frozen:
             return None
-        top = max(frozen, key=lambda t: t.value or 0)
-        return top.value or 0.0, f"{self._family_of(top.number).name} #{top.number}"
+        top = max(frozen, key=_score)
+        return _score(top), f"{self._family_of(top.number).name} #{top.number}"
 
     # Tune would pickle the searcher; the storage holds the state instead.
 

@@ -182,7 +182,7 @@ class StudySpec:
         path: str = "",
     ) -> TrialConfig:
         """The configuration of one trial from full names (``loss.p``, ``training.lr``) and values."""
-        sections: dict[str, dict[str, Scalar | None]] = {"loss": {}} | {name: {} for name in SECTIONS}
+        sections: dict[str, dict[str, Scalar | None]] = {name: {} for name in ("loss", *SECTIONS)}
         for full_name, value in values.items():
             section, _, name = full_name.partition(".")
             sections[section][name] = value

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ def _verdict(
         report(TrialReport(step=epoch + 1, metrics=learner.train_epoch(epoch)))
     scores = learner.evaluate(dataset.test, config.recall_at)
     if save_to is not None and distributed.rank() == 0:
-        provenance = {
+        provenance: dict[str, Any] = {
             "family": config.family,
             "trained_on": dataset.name,
             "development_fingerprint": dataset.development.fingerprint(),
