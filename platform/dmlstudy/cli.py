@@ -23,7 +23,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+WIDTH = 150  # of what is not shown on a terminal
 console = Console()
+if not console.is_terminal:
+    console = Console(width=WIDTH)
 
 StoreOption = Annotated[
     Path, typer.Option("--store", envvar="DMLSTUDY_STORE", help="Folder of studies and models.")
@@ -67,28 +70,25 @@ def run(
 ) -> None:
     """Run a study to its verdict; run it again to continue one that was interrupted."""
     from dmlstudy.studies import spec as specs
-    from dmlstudy.studies.progress import engine_noise_to
+    from dmlstudy.studies.progress import terminal
     from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
 
     study = specs.load(spec, name=name)
     place = _store(store, tracking_uri)
-    place.prepare()
-    folder = place.study_folder(study.name)
+    width = None if console.is_terminal else WIDTH
     try:
-        with engine_noise_to(folder / "engine.log") as terminal:
-            shown = Console(file=terminal, width=None if console.is_terminal else 150, highlight=False)
-            board = run_study(
-                study, place, address=address, tell=lambda line: shown.print(escape(line), soft_wrap=True)
-            )
+        with terminal() as stream:
+            tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
+            board = run_study(study, place, address=address, tell=tell)
     except StudyInterrupted:
-        console.print(f"interrupted; what was finished is kept, go on with: dmlstudy run {spec}")
+        console.print("interrupted; what was finished is kept, the same command goes on from there")
         raise typer.Exit(130) from None
     except StudyFailed as error:
         console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
     _show_leaderboard(board)
     console.print(
-        f"models: dmlstudy models   MLflow's page: dmlstudy ui   engine log: {folder / 'engine.log'}"
+        f"models: dmlstudy models   MLflow's page: dmlstudy ui   dmlstudy logs {study.name} --engine"
     )
 
 

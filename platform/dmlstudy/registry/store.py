@@ -11,11 +11,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -106,7 +107,14 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
     with open(folder / "lock", "w", encoding="utf-8") as file:
         if not _try_lock(file):
             raise StoreError(f"study {name!r} is running already; see `dmlstudy status {name}`")
-        yield
+        try:
+            yield
+        finally:
+            if not (folder / "study.json").exists():  # it never began: leave nothing behind
+                shutil.rmtree(folder, ignore_errors=True)
+                for empty in (folder.parent, store.root):
+                    with suppress(OSError):
+                        empty.rmdir()
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -6,6 +6,7 @@ Only the study's driver writes, so runs end properly whatever happens to a worke
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ BATCH = 1000
 
 def connect(store: Store) -> mlflow.MlflowClient:
     """A client of the store's MLflow; raises StoreError where it does not answer or cannot be written."""
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
         mlflow.set_tracking_uri(store.tracking_uri)
         client = mlflow.MlflowClient(store.tracking_uri)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,12 +18,15 @@ class ClusterError(ValueError):
 
 
 @contextmanager
-def connected(address: str | None, resources: ResourcesConfig) -> Iterator[str]:
-    """Connect to the cluster at ``address``, or start Ray here until the end of the block; yields its version.
+def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]:
+    """Connect to the cluster at ``address``, or start Ray here, until the end of the block.
 
-    A local Ray is given at least the CPUs one trial asks for where the machine has them; it listens on
-    loopback only. Raises ClusterError.
+    A Ray started here listens on loopback only. Raises ClusterError where none answers, or where it can
+    never hold one trial.
     """
+    if address not in (None, "auto"):
+        assert address is not None
+        _knock(address)
     try:
         if address is None:
             ray.init(
@@ -39,9 +43,23 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[str]:
         raise ClusterError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
     try:
         check_capacity(resources)
-        yield str(ray.__version__)
+        yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise ClusterError where nothing listens, for Ray itself would wait for it for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdigit():
+        raise ClusterError(
+            f"--address {address}: expected HOST:PORT of the cluster's head (as 10.0.0.1:6379) or auto;"
+            " from another machine send the study with `dmlstudy submit`"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ClusterError(f"no Ray cluster at {address}: {error.strerror or error}") from None
 
 
 def concurrency(resources: ResourcesConfig) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ Tell = Callable[[str], None]
 
 
 @contextmanager
-def engine_noise_to(path: Path) -> Iterator[IO[str]]:
-    """Send everything this process and its libraries print to a file; yields what still reaches the terminal.
+def engine_noise_to(path: Path) -> Iterator[None]:
+    """Send everything this process and its libraries print to a file, for the length of the block.
 
     File descriptors 1 and 2 themselves are turned, so that the C++ parts of Ray are heard there too.
+    ``terminal`` made before the block still reaches the terminal.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -28,16 +30,22 @@ def engine_noise_to(path: Path) -> Iterator[IO[str]]:
     with open(path, "ab", buffering=0) as noise:
         os.dup2(noise.fileno(), 1)
         os.dup2(noise.fileno(), 2)
-    terminal = open(os.dup(saved[0]), "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
     try:
-        yield terminal
+        yield
+    except Exception:
+        traceback.print_exc()
+        raise
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         for descriptor, original in zip((1, 2), saved, strict=True):
             os.dup2(original, descriptor)
             os.close(original)
-        terminal.close()
+
+
+def terminal() -> IO[str]:
+    """A stream to where standard output leads now, whatever happens to it later."""
+    return open(os.dup(1), "w", encoding="utf-8", errors="replace", buffering=1)
 
 
 class Progress:
@@ -53,6 +61,11 @@ class Progress:
 
     def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
         """One line for a trial that has ended."""
+        if assignment.status == "interrupted":
+            self._tell(
+                f"{'':>{2 * len(str(self._num_total))}}   {assignment.label:<{self._width}}  interrupted"
+            )
+            return
         self._num_done += 1
         self._ended_at.append(time.monotonic())
         count = f"{self._num_done:>{len(str(self._num_total))}}/{self._num_total}"
@@ -66,8 +79,6 @@ class Progress:
     def _outcome(self, assignment: Assignment) -> str:
         if assignment.status == "failed":
             return f"failed: {assignment.reason}"
-        if assignment.status == "interrupted":
-            return "interrupted"
         prefix = "" if assignment.config.phase == "search" else "test_"
         name = f"{prefix}{self._objective}"
         score = assignment.metrics.get(name, float("nan"))

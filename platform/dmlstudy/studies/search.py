@@ -11,21 +11,22 @@ trials at once nor the order in which they finish changes what is tried or what 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from dmlstudy.records import Scalar, TrialConfig
-from dmlstudy.studies.spec import Family, StudySpec
+from dmlstudy.studies.spec import UNTRAINED, Family, StudySpec
 
-UNTRAINED = "untrained"
 FINISHED_STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 Status = Literal["running", "finished", "pruned", "failed", "interrupted"]
 
@@ -131,7 +132,11 @@ class StudySearch(OptunaSearch):
             self._close(trial_id, "pruned", reason)
         elif result and result.get("done"):
             assignment.metrics = metrics_of(result)
-            self._close(trial_id, "finished")
+            score = assignment.metrics.get(self.metric, math.nan)
+            if assignment.number is None or math.isfinite(score):
+                self._close(trial_id, "finished")
+            else:
+                self._close(trial_id, "failed", f"{self.metric} is {score}")
         else:
             assignment.status = "interrupted"  # it stays RUNNING in the storage, to be handed out again
 
@@ -143,9 +148,8 @@ class StudySearch(OptunaSearch):
         trial = self._ot_trials[trial_id]
         if reason:
             trial.set_user_attr("reason", reason)
-        score = assignment.metrics.get(self.metric)
-        if status == "finished" and score is not None and math.isfinite(score):
-            self.study.tell(trial, score)
+        if status == "finished":
+            self.study.tell(trial, assignment.metrics[self.metric])
         elif status == "pruned":
             self.study.tell(trial, state=TrialState.PRUNED)
         else:
@@ -234,7 +238,10 @@ class StudySearch(OptunaSearch):
         if search.sampler == "random":
             return RandomSampler(seed=seed)
         startup = min(10, max(2, search.trials_per_family // 3))
-        return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of `group`, without which TPE samples
+            # parameters under a choice independently of each other
+            return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
 
     def _family_of(self, number: int) -> Family:
         """Families take turns, so their budgets are equal."""

@@ -13,6 +13,7 @@ A domain is one of::
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -190,7 +191,14 @@ def parse_space(value: object, path: str) -> Space:
     """Read a mapping of parameters to domains; a ValueError starts with the key's path."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{path}: expected a mapping of parameters to domains, got {value!r}")
-    return {str(name): parse_domain(domain, f"{path}.{name}") for name, domain in value.items()}
+    space = {str(name): parse_domain(domain, f"{path}.{name}") for name, domain in value.items()}
+    seen: set[str] = set()
+    for name, domain in space.items():
+        own = names({name: domain})
+        if own & seen:
+            raise ValueError(f"{path}: {min(own & seen)} stands in two places; rename one")
+        seen |= own
+    return space
 
 
 def parse_domain(value: object, path: str) -> Domain:
@@ -218,6 +226,8 @@ def _bounds(value: Mapping[Any, Any], kind: str, path: str) -> tuple[Any, Any]:
     if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(_is_number(b) for b in bounds):
         raise ValueError(f"{path}.{kind}: expected [low, high], two numbers, got {bounds!r}")
     low, high = bounds
+    if not isinstance(value.get("log", False), bool):
+        raise ValueError(f"{path}.log: expected true or false, got {value['log']!r}")
     if low > high:
         raise ValueError(f"{path}.{kind}: low {low} is above high {high}; swap them")
     if value.get("log") and low <= 0:
@@ -226,7 +236,7 @@ def _bounds(value: Mapping[Any, Any], kind: str, path: str) -> tuple[Any, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _default(value: Mapping[Any, Any], low: Any, high: Any, path: str) -> Any:
@@ -253,7 +263,10 @@ def _parse_int(value: Mapping[Any, Any], path: str) -> Domain:
             raise ValueError(f"{path}.{key}: expected an integer, got {number!r}")
     if step < 1 or (high - low) % step or (default - low) % step:
         raise ValueError(f"{path}.step: {step} does not lead from {low} to {high} over the default {default}")
-    return Int(low, high, default, step, bool(value.get("log", False)))
+    log = bool(value.get("log", False))
+    if log and step != 1:
+        raise ValueError(f"{path}.step: a log scale has no step; leave one of them out")
+    return Int(low, high, default, step, log)
 
 
 def _parse_choice(value: Mapping[Any, Any], path: str) -> Domain:
@@ -263,6 +276,9 @@ def _parse_choice(value: Mapping[Any, Any], path: str) -> Domain:
         options = {key: parse_space(sub or {}, f"{path}.choice.{key}") for key, sub in choices.items()}
     elif isinstance(choices, list) and all(isinstance(c, bool | int | float | str) for c in choices):
         options = {key: {} for key in choices}
+        for number, key in enumerate(choices):
+            if key in choices[:number]:
+                raise ValueError(f"{path}.choice: {key!r} equals another value; leave one of them out")
     else:
         raise ValueError(f"{path}.choice: expected a list of values or a mapping of values to parameters")
     if not options:
@@ -273,7 +289,7 @@ def _parse_choice(value: Mapping[Any, Any], path: str) -> Domain:
             if seen.setdefault(name, domain) != domain:
                 raise ValueError(f"{path}.choice.{option}.{name}: has another domain under another option")
     default = value.get("default", next(iter(options)))
-    if default not in options:
+    if default not in list(options):
         raise ValueError(
             f"{path}.default: {default!r} is no option{nearest(str(default), map(str, options))}"
         )

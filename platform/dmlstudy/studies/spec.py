@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
@@ -30,6 +30,12 @@ from dmlstudy.studies import space as spaces
 from dmlstudy.studies.space import Domain, Space, nearest
 
 R = TypeVar("R", bound=BaseModel)
+
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""What a study, family or model is called: it names folders, runs and parameters too."""
+
+UNTRAINED = "untrained"
+"""The row of the embedder before training; no family can have this name."""
 
 SECTIONS: dict[str, type[Record]] = {
     "embedder": EmbedderConfig,
@@ -72,13 +78,13 @@ class FamilyEntry(Record):
 class StudyFile(Record):
     """The study file as written; ``StudySpec`` is what it means."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-    model_name: str | None = None
+    name: Name
+    model_name: Name | None = None
     data: DataConfig
     embedder: dict[str, Any] = {}
     batch: dict[str, Any] = {}
     training: dict[str, Any] = {}
-    families: Annotated[dict[str, FamilyEntry], Field(min_length=1)]
+    families: Annotated[dict[Name, FamilyEntry], Field(min_length=1)]
     search: SearchConfig = SearchConfig()
     protocol: ProtocolConfig = ProtocolConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -131,6 +137,8 @@ class StudySpec:
     def __init__(self, file: StudyFile, raw: Mapping[str, Any]) -> None:
         self.file = file
         self.raw = raw
+        if UNTRAINED in file.families:
+            raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         self.families = {
             name: _family(name, entry, file, f"families.{name}") for name, entry in file.families.items()
         }
@@ -166,11 +174,20 @@ class StudySpec:
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
     def corners(self, family: Family) -> list[dict[str, Scalar | None]]:
-        """The family's default values, and those with one parameter at an edge of its domain."""
-        point = family.default_point()
-        corners = _Corners(point)
-        values = [family.sample(corners)]
-        return values + [family.sample(_Answers({**point, name: edge})) for name, edge in corners.edges]
+        """The family's default values, and those with one parameter at an edge of its domain.
+
+        A parameter that exists only under a choice is at its edges where the choice is made.
+        """
+        values: list[dict[str, Scalar | None]] = []
+        points = [family.default_point()]
+        turned: set[str] = set()
+        while points:
+            point = points.pop(0)
+            corners = _Corners(point)
+            values.append(family.sample(corners))
+            points += [{**point, name: edge} for name, edge in corners.edges if name not in turned]
+            turned |= {name for name, _ in corners.edges}
+        return values
 
     def trial_config(
         self,
@@ -305,7 +322,7 @@ class _Answers:
 
 
 class _Corners:
-    """A suggester that answers the default and notes the other values at the edge of each domain."""
+    """A suggester that answers as ``_Answers`` and notes the values at the edges of each domain."""
 
     def __init__(self, point: Mapping[str, Scalar]) -> None:
         self.point = point
@@ -357,7 +374,8 @@ def _record(record: type[R], value: object, path: str) -> R:
 
 def _one_line(error: ValidationError, record: type[BaseModel], path: str) -> str:
     first = error.errors()[0]
-    location = [str(part) for part in first["loc"] if not str(part).startswith(("constrained", "literal["))]
+    unwanted = ("constrained", "literal[", "[key]")
+    location = [str(part) for part in first["loc"] if not str(part).startswith(unwanted)]
     where = ".".join([path, *location] if path else location)
     if first["type"] == "extra_forbidden":
         fields = _fields_at(record, location[:-1])

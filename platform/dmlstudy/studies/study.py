@@ -25,17 +25,17 @@ from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks
 from dmlstudy.studies.cluster import concurrency, connected
 from dmlstudy.studies.gang import GangTrainable
-from dmlstudy.studies.progress import Progress, Tell
+from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import SHIPPED_SEED, Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
-from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.search import UNTRAINED, StudySearch
 from dmlstudy.studies.spec import StudySpec
 
 HEAD_NODE = {"node:__internal_head__": 0.001}
 """What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and
 it stays beside the driver, where it does not end with a spot node."""
 
-TUNE_SETTINGS = {
+ENGINE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow is the log
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the search reads nested metrics
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # the storage is the state
@@ -60,35 +60,60 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     A study of this name in the store is continued if its file says the same, and only read if it is
     finished. ``address`` is a Ray cluster's; by default Ray is started here for the time of the study.
 
-    Raises SpecError and StoreError for what is wrong before it starts, StudyInterrupted when it is stopped
-    (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
+    ``tell`` gets the progress lines; it must not write to file descriptors 1 and 2, which are turned to
+    the study's engine.log meanwhile (see ``progress.terminal``).
+
+    Raises SpecError, StoreError and ClusterError for what is wrong before it starts, StudyInterrupted when
+    it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
     """
     checks.check_parts(spec)
     store.prepare()
-    with sole_driver(store, spec.name), _also_into(_progress_log(spec, store), tell) as said:
+    with sole_driver(store, spec.name):
         if _is_finished(spec, store):
-            said(f"study {spec.name} is finished already; run it again under another name to repeat it")
+            tell(f"study {spec.name} is finished already; run it under another --name to repeat it")
             return leaderboard(store, spec.name)
-        store.write_state(
-            spec.name,
-            "running",
-            fingerprint=spec.fingerprint(),
-            spec=dict(spec.raw),
-            num_search_trials=spec.num_search_trials,
-            num_verdict_trials=spec.num_verdict_trials,
-            started=time.time(),
-            job=os.environ.get("DMLSTUDY_JOB", ""),
-        )
-        try:
-            board = _run(spec, store, address, said)
-        except (StudyInterrupted, KeyboardInterrupt):
-            store.write_state(spec.name, "interrupted")
-            raise StudyInterrupted from None
-        except BaseException as error:
-            store.write_state(spec.name, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
-            raise
-        store.write_state(spec.name, "finished")
-        return board
+        folder = store.study_folder(spec.name)
+        os.environ.update(ENGINE_SETTINGS)
+        with (
+            engine_noise_to(folder / "engine.log"),
+            _kept(folder / "progress.log", tell) as said,
+            connected(address, spec.file.resources),
+        ):
+            return _run_here(spec, store, said)
+
+
+def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
+    """Run the study on the connected cluster, and record how it ends."""
+    store.write_state(
+        spec.name,
+        "running",
+        fingerprint=spec.fingerprint(),
+        spec=dict(spec.raw),
+        num_search_trials=spec.num_search_trials,
+        num_verdict_trials=spec.num_verdict_trials,
+        started=time.time(),
+        job=os.environ.get("DMLSTUDY_JOB", ""),
+    )
+    tracker = tracking.StudyTracker(store, spec.name, _description(spec))
+    try:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = optuna.storages.RDBStorage(store.optuna_url)
+        search = StudySearch(spec, storage, tracker.finished_verdicts())
+        if search.num_left:
+            _run_trials(spec, store, tell, tracker, search)
+        if not search.is_over:
+            raise StudyInterrupted
+        board = _conclude(spec, store, tracker, search)
+    except (StudyInterrupted, KeyboardInterrupt):
+        tracker.end_study("interrupted", {})
+        store.write_state(spec.name, "interrupted")
+        raise StudyInterrupted from None
+    except BaseException as error:
+        tracker.end_study("failed", {})
+        store.write_state(spec.name, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
+        raise
+    store.write_state(spec.name, "finished")
+    return board
 
 
 def _is_finished(spec: StudySpec, store: Store) -> bool:
@@ -104,74 +129,49 @@ def _is_finished(spec: StudySpec, store: Store) -> bool:
     return bool(state["state"] == "finished")
 
 
-def _run(spec: StudySpec, store: Store, address: str | None, tell: Tell) -> Leaderboard:
-    tracker = tracking.StudyTracker(store, spec.name, _description(spec))
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    search = StudySearch(spec, optuna.storages.RDBStorage(store.optuna_url), tracker.finished_verdicts())
-    try:
-        if search.num_left:
-            _run_trials(spec, store, address, tell, tracker, search)
-        if not search.is_over:
-            raise StudyInterrupted
-        return _conclude(spec, store, tracker, search)
-    except BaseException as error:
-        tracker.end_study("interrupted" if isinstance(error, StudyInterrupted) else "failed", {})
-        raise
-
-
 def _run_trials(
-    spec: StudySpec,
-    store: Store,
-    address: str | None,
-    tell: Tell,
-    tracker: tracking.StudyTracker,
-    search: StudySearch,
+    spec: StudySpec, store: Store, tell: Tell, tracker: tracking.StudyTracker, search: StudySearch
 ) -> None:
-    os.environ.update(TUNE_SETTINGS)
+    """Let Tune run what is left of the search and the verdict."""
     resources = spec.file.resources
-    started = time.monotonic()
-    with connected(address, resources) as engine_version:
-        num_at_once = concurrency(resources)
-        num_total = spec.num_search_trials + spec.num_verdict_trials
-        tell(
-            f"{spec.name}: {len(spec.families)} families x {spec.file.search.trials_per_family} trials"
-            f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
-            f" {num_at_once} at once; Ray {engine_version} up in {time.monotonic() - started:.0f} s"
-        )
-        tell("starting the workers; they stay for all trials, so only the first trial waits for them")
-        vault_name = f"vault-{spec.name}-{time.time_ns()}"
-        vault = Vault.options(name=vault_name).remote()  # type: ignore[attr-defined]
-        width = max(len(name) for name in spec.families) + 16
-        progress = Progress(tell, spec.file.protocol.objective, num_total - search.num_left, num_total, width)
-        recorder = Recorder(search, tracker, progress, vault)
-        ray_folder = store.study_folder(spec.name) / "ray"
-        tuner = tune.Tuner(
-            tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
-            param_space={
-                "resources": resources.model_dump(),
-                "storage": str(ray_folder),
-                "vault": vault_name,
-            },
-            tune_config=tune.TuneConfig(
-                search_alg=search,
-                scheduler=StudyScheduler(search),
-                num_samples=search.num_left,
-                max_concurrent_trials=num_at_once,
-                reuse_actors=True,
-            ),
-            run_config=tune.RunConfig(
-                name="tune",
-                storage_path=str(ray_folder),
-                callbacks=[recorder],
-                verbose=0,
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
-            ),
-        )
-        with _sigterm_as_sigint():
-            try:
-                tuner.fit()
-            finally:
-                recorder.end_open_runs()
+    num_at_once = concurrency(resources)
+    num_total = spec.num_search_trials + spec.num_verdict_trials
+    tell(
+        f"{spec.name}: {len(spec.families)} families x {spec.file.search.trials_per_family} trials"
+        f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
+        f" {num_at_once} at once"
+    )
+    tell("starting the workers; they stay for all trials, so only the first trial waits for them")
+    vault_name = f"vault-{spec.name}-{time.time_ns()}"
+    vault = Vault.options(name=vault_name).remote()  # type: ignore[attr-defined]
+    width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
+    objective = spec.file.protocol.objective
+    progress = Progress(tell, objective, num_total - search.num_left, num_total, width)
+    recorder = Recorder(search, tracker, progress, vault)
+    ray_folder = str(store.study_folder(spec.name) / "ray")
+    tuner = tune.Tuner(
+        tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
+        param_space={"resources": resources.model_dump(), "storage": ray_folder, "vault": vault_name},
+        tune_config=tune.TuneConfig(
+            search_alg=search,
+            scheduler=StudyScheduler(search),
+            num_samples=search.num_left,
+            max_concurrent_trials=num_at_once,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=ray_folder,
+            callbacks=[recorder],
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
+        ),
+    )
+    with _sigterm_as_sigint():
+        try:
+            tuner.fit()
+        finally:
+            recorder.end_open_runs()
 
 
 def _conclude(
@@ -225,12 +225,8 @@ def _description(spec: StudySpec) -> dict[str, str]:
     }
 
 
-def _progress_log(spec: StudySpec, store: Store) -> Path:
-    return store.study_folder(spec.name) / "progress.log"
-
-
 @contextmanager
-def _also_into(path: Path, tell: Tell) -> Iterator[Tell]:
+def _kept(path: Path, tell: Tell) -> Iterator[Tell]:
     """Tell, and keep what was told, for ``dmlstudy logs``."""
     with open(path, "a", encoding="utf-8", buffering=1) as file:
 

@@ -1,0 +1,168 @@
+"""The house rules: the top level, floors that import downwards only, one door for each heavy library."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "platform" / "dmlstudy"
+
+TOP_LEVEL = {"pyproject.toml", "platform", "search_spaces", "jobs", "tests", "cluster.yaml", "README.md"}
+
+FLOORS = (  # top to bottom
+    ("cli", "__main__"),
+    ("report",),
+    ("studies",),
+    ("registry",),
+    ("training",),
+    ("online",),
+    ("retrieval",),
+    ("embedders",),
+    ("data",),
+    ("distributed",),
+    ("losses",),
+    ("records",),
+)
+HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
+ANYWHERE = {"bundled"}
+
+DOORS = {
+    "ray": "studies",
+    "optuna": "studies",
+    "mlflow": "registry",
+    "faiss": "retrieval",
+    "pyarrow": "data",
+    "torch.distributed": "distributed",
+    "torch.nn.parallel": "distributed",
+}
+
+
+def mentioned(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """(line, full name) of every module that source text in ``package`` imports or reaches by attributes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*parents, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value)
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What the source text of ``module`` (a full name below dmlstudy) imports that it may not."""
+    own = module.split(".")[1] if "." in module else ""
+    package = module if is_package else module.rpartition(".")[0]
+    found = []
+    for line, name in mentioned(source, package):
+        head, _, rest = name.partition(".")
+        if head == "dmlstudy":
+            floor = rest.partition(".")[0]
+            if not floor or floor.startswith("_") or floor in ANYWHERE:
+                continue
+            if floor not in HEIGHT:
+                found.append(f"{module}:{line}: {name} is on no floor")
+            elif own not in HEIGHT or HEIGHT[floor] > HEIGHT[own]:
+                found.append(f"{module}:{line}: {name} lies above")
+        for library, door in DOORS.items():
+            if (name == library or name.startswith(f"{library}.")) and own != door:
+                found.append(f"{module}:{line}: {library} has its door in {door}")
+    return found
+
+
+def modules() -> list[tuple[str, Path]]:
+    named = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        named.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return named
+
+
+def test_top_level_is_as_given() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, so what belongs to the repository is not known")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    top = {name.partition("/")[0] for name in listed if name}
+    assert {name for name in top if not name.startswith(".")} == TOP_LEVEL
+
+
+def test_platform_stays_beside_the_standard_library() -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    ask = "import platform, uuid; print(platform.__file__); print(platform.python_version())"
+    for flags in (["-c", ask], ["-P", "-c", ask]):
+        shown = subprocess.run([sys.executable, *flags], cwd=ROOT, check=True, capture_output=True, text=True)
+        file, version = shown.stdout.split()
+        assert Path(file).name == "platform.py"
+        assert not Path(file).is_relative_to(ROOT)
+        assert version == sys.version.split()[0]
+
+
+def test_every_module_is_on_a_floor() -> None:
+    names = {path.stem for path in PACKAGE.glob("*.py")} | {
+        path.parent.name for path in PACKAGE.glob("*/__init__.py")
+    }
+    assert names - {"__init__"} <= set(HEIGHT) | ANYWHERE
+    assert len(modules()) > 30
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=[name for name, _ in modules()])
+def test_imports_go_down_and_through_the_doors(module: str, path: Path) -> None:
+    assert violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("dmlstudy.losses.interface", "import dmlstudy.distributed", "dmlstudy.distributed lies above"),
+        ("dmlstudy.data.folds", "from dmlstudy import embedders, records", "dmlstudy.embedders lies above"),
+        ("dmlstudy.data.folds", "from .. import training", "dmlstudy.training lies above"),
+        ("dmlstudy.data.folds", "from ..registry.store import Store", "dmlstudy.registry.store.Store lies"),
+        ("dmlstudy.registry.store", "def f():\n    from dmlstudy.studies import spec", "spec lies above"),
+        ("dmlstudy.records", "if True:\n    from dmlstudy.losses import catalogue", "losses.catalogue lies"),
+        ("dmlstudy.bundled", "from dmlstudy.records import Record", "Record lies above"),
+        ("dmlstudy.cli", "from dmlstudy.tools import x", "dmlstudy.tools.x is on no floor"),
+        ("dmlstudy.cli", "import ray", "ray has its door in studies"),
+        ("dmlstudy.training.trial", "def f():\n    import mlflow.artifacts as a", "mlflow has its door"),
+        ("dmlstudy.training.trial", "from optuna.trial import Trial", "optuna has its door in studies"),
+        ("dmlstudy.embedders.folder", "import importlib\nimportlib.import_module('faiss')", "faiss has its"),
+        ("dmlstudy.registry.models", "import pyarrow.parquet as pq", "pyarrow has its door in data"),
+        ("dmlstudy.training.trial", "from torch import distributed", "torch.distributed has its door"),
+        ("dmlstudy.training.trial", "import torch\ntorch.distributed.barrier()", "torch.distributed has its"),
+        ("dmlstudy.training.trial", "from torch.nn.parallel import X", "torch.nn.parallel has its door"),
+    ],
+)
+def test_a_planted_violation_is_found(module: str, source: str, complaint: str) -> None:
+    found = violations(source, module)
+    assert len(found) >= 1
+    assert complaint in found[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("dmlstudy.cli", "from dmlstudy import data, bundled, __version__"),
+        ("dmlstudy.data.folds", "from dmlstudy.data.images import Labels"),
+        ("dmlstudy.data.folds", "from . import images\nfrom .images import Labels"),
+        ("dmlstudy.studies.cluster", "import ray\nfrom optuna import trial"),
+        ("dmlstudy.distributed", "import torch.distributed as dist\nimport torch.nn.parallel"),
+        ("dmlstudy.losses.general", "import rayon, torch.distributions, mlflowing"),
+    ],
+)
+def test_what_is_allowed_passes(module: str, source: str) -> None:
+    assert violations(source, module) == []
