@@ -24,8 +24,15 @@ RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", 
 BATCH = 1000
 
 
-def connect(store: Store) -> mlflow.MlflowClient:
-    """A client of the store's MLflow; raises StoreError where it does not answer or cannot be written."""
+def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
+    """A client of the store's MLflow; raises StoreError where it does not answer.
+
+    The store's own database is made only if ``create`` says so.
+    """
+    if store.server is None and create is False and not (store.root / "mlflow.db").is_file():
+        raise StoreError(
+            f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
+        )
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
         mlflow.set_tracking_uri(store.tracking_uri)
@@ -43,7 +50,7 @@ class StudyTracker:
     """The runs of one study; made anew it finds the ones of an earlier sitting again."""
 
     def __init__(self, store: Store, study: str, description: Mapping[str, Any]) -> None:
-        self.client = connect(store)
+        self.client = connect(store, create=True)
         self.study = study
         experiment = self.client.get_experiment_by_name(study)
         if experiment is None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from dmlstudy.records import ResourcesConfig
 
@@ -27,6 +28,8 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
     if address not in (None, "auto"):
         assert address is not None
         _knock(address)
+    if address is not None:
+        present_token()
     try:
         if address is None:
             ray.init(
@@ -46,6 +49,12 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
         yield
     finally:
         ray.shutdown()
+
+
+def present_token() -> None:
+    """Speak to existing clusters with this user's Ray token where there is one, as ``ray start`` itself does."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _knock(address: str) -> None:

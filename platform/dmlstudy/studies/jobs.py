@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import yaml
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
-from dmlstudy.studies.cluster import ClusterError, check_room
+from dmlstudy.studies.cluster import ClusterError, check_room, present_token
 from dmlstudy.studies.spec import StudySpec
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -25,6 +27,7 @@ def client(address: str | None) -> JobSubmissionClient:
     """A client of the cluster's Jobs API; raises ClusterError where none answers."""
     if address is None:
         raise ClusterError("a job needs the cluster it runs on: give --address http://HOST:8265")
+    present_token()
     try:
         return JobSubmissionClient(address)
     except Exception as error:  # its own RuntimeErrors and those of requests
@@ -39,7 +42,8 @@ def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None
     and ``store`` is not an absolute path on it.
     """
     there = client(address)
-    if urlparse(address).hostname not in LOOPBACK and not store.is_absolute() and tracking_uri is None:
+    here = urlparse(address).hostname in LOOPBACK
+    if not here and not store.is_absolute() and tracking_uri is None:
         raise ClusterError(f"{address} is another machine: give --store with an absolute path on the cluster")
     _check_capacity(study, address)
     job = f"{study.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -50,9 +54,13 @@ def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None
         for name in ("search_spaces", "jobs"):
             shutil.copytree(bundled.folder(name), staged / name, ignore=ignore)
         (staged / "study.yaml").write_text(yaml.safe_dump(dict(study.raw), sort_keys=False), encoding="utf-8")
-        command = f"python jobs/study.py study.yaml --store {store.absolute()}"
+        # A cluster has its own `python`; one on this machine was started by this one.
+        python = sys.executable if here else "python"
+        command = (
+            f"{shlex.quote(python)} jobs/study.py study.yaml --store {shlex.quote(str(store.absolute()))}"
+        )
         if tracking_uri:
-            command += f" --tracking-uri {tracking_uri}"
+            command += f" --tracking-uri {shlex.quote(tracking_uri)}"
         there.submit_job(
             entrypoint=command,
             submission_id=job,

@@ -45,8 +45,8 @@ def run_trial(
     fold f is the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
     Phase ``verdict``: train on all development classes and evaluate once, at the end, on the test classes.
 
-    Rank 0 writes the embedder of a verdict trial to ``save_to``. Raises TrialFailed when the loss stops
-    being finite, and lets TrialStopped from ``report`` pass.
+    Rank 0 writes the embedder of a verdict trial to ``save_to``. Raises TrialFailed when the loss or an
+    embedding stops being finite, and lets TrialStopped from ``report`` pass.
     """
     device = device or torch.device("cpu")
     dataset = _dataset(config.data.name, config.data.path, config.data.image_size)
@@ -163,11 +163,13 @@ class _Learner:
         step = _Step(self.embedder, loss)
         self.optimizer = _optimizer(config.training, self.embedder, loss)
         self.step = distributed.data_parallel(step)
+        self.num_epochs = 0
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
         """One pass of PK batches; the mean loss and the images per second over all ranks."""
         if self.config.training.epochs == 0:
             return {}
+        self.num_epochs = epoch + 1
         self.embedder.train()
         backbone_frozen = epoch < self.config.training.freeze_backbone_epochs
         losses: list[float] = []
@@ -198,6 +200,8 @@ class _Learner:
         share = distributed.own_slice(len(images.labels_N))
         local_ND = embedders.embed(self.embedder, images.images_NHWC[share], device=self.device)
         z_ND = distributed.gather_rows(torch.from_numpy(local_ND).to(self.device)).cpu().numpy()
+        if not np.isfinite(z_ND).all():
+            raise TrialFailed(f"embeddings are not finite after epoch {self.num_epochs}")
         return retrieval.evaluate(z_ND, images.labels_N, recall_at)
 
 

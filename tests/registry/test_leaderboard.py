@@ -1,0 +1,136 @@
+"""The leaderboard: t-intervals, and an order that the test classes never see."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
+from dmlstudy.registry.leaderboard import Estimate, Leaderboard, leaderboard
+from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.registry.tracking import StudyTracker
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "half_width"),
+    [
+        ([1.0, 2.0, 3.0], 2.0, 4.302653 / math.sqrt(3)),  # t(0.975, 2) from the tables, deviation 1
+        ([0.5, 0.7], 0.6, 12.706205 * math.sqrt(0.02) / math.sqrt(2)),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 2.776445 * math.sqrt(2.5) / math.sqrt(5)),
+        ([0.25, 0.25, 0.25], 0.25, 0.0),
+    ],
+)
+def test_estimate_is_a_t_interval(values: list[float], mean: float, half_width: float) -> None:
+    estimate = Estimate.of(values)
+    assert estimate.num == len(values)
+    assert estimate.mean == pytest.approx(mean, abs=1e-12)
+    assert estimate.half_width == pytest.approx(half_width, rel=1e-6)
+
+
+def test_estimate_agrees_with_scipy() -> None:
+    from scipy import stats
+
+    values = [0.811, 0.79, 0.82, 0.805, 0.7]
+    low, high = stats.t.interval(0.95, 4, loc=sum(values) / 5, scale=stats.sem(values))
+    estimate = Estimate.of(values)
+    assert estimate.half_width is not None
+    assert estimate.mean - estimate.half_width == pytest.approx(low)
+    assert estimate.mean + estimate.half_width == pytest.approx(high)
+
+
+def test_a_single_value_has_no_interval() -> None:
+    assert Estimate.of([0.5]) == Estimate(mean=0.5, half_width=None, num=1)
+    assert str(Estimate.of([0.5])) == "0.5000"
+    assert str(Estimate(mean=0.5, half_width=0.01234, num=3)) == "0.5000 ± 0.012"
+
+
+def config(family: str, phase: Any, seed: int, lr: float) -> TrialConfig:
+    return TrialConfig(
+        family=family,
+        phase=phase,
+        seed=seed,
+        data=DataConfig(name="digits"),
+        embedder=EmbedderConfig(),
+        batch=BatchConfig(),
+        training=TrainingConfig(lr=lr),
+        loss=LossConfig(name="contrastive"),
+    )
+
+
+def trial(tracker: StudyTracker, family: str, phase: str, seed: int, status: Any, **metrics: float) -> None:
+    lr = metrics.pop("lr", 1e-3)
+    run_id = tracker.start_trial("x", config(family, phase, seed, lr), None)
+    tracker.end_trial(run_id, status, [], metrics)
+
+
+@pytest.fixture(scope="module")
+def board(store: Store) -> Leaderboard:
+    """``modest`` is best on validation, ``lucky`` on the test classes; ``broken`` never finished."""
+    tracker = StudyTracker(store, "board", {})
+    trial(tracker, "lucky", "search", 0, "finished", map_at_r=0.6, map_at_r_stderr=0.02, lr=0.5)
+    trial(tracker, "lucky", "search", 0, "finished", map_at_r=0.5)
+    trial(tracker, "broken", "search", 0, "failed")
+    trial(tracker, "modest", "search", 0, "finished", map_at_r=0.65)
+    trial(tracker, "modest", "search", 0, "finished", map_at_r=0.7, map_at_r_stderr=0.01, lr=0.25)
+    trial(tracker, "modest", "search", 0, "pruned", map_at_r=0.9)  # after one epoch: no final score
+    trial(tracker, "modest", "search", 0, "failed", map_at_r=0.95)
+    for seed, score in ((1, 0.1), (2, 0.2)):
+        trial(tracker, "untrained", "verdict", seed, "finished", test_map_at_r=score)
+        trial(tracker, "modest", "verdict", seed, "finished", test_map_at_r=0.4 + score, test_recall_at_1=0.5)
+        trial(tracker, "lucky", "verdict", seed, "finished", test_map_at_r=0.7 + score, test_recall_at_1=0.9)
+    trial(tracker, "modest", "verdict", 3, "failed", test_map_at_r=0.0)
+    trial(tracker, "modest", "verdict", 3, "interrupted", test_map_at_r=0.0)
+    summary = {"objective": "map_at_r", "winner": "modest", "model": "m/1"}
+    tracker.end_study("finished", summary)
+    return leaderboard(store, "board")
+
+
+def test_rows_are_ordered_by_validation_not_by_test(board: Leaderboard) -> None:
+    assert [row.family for row in board.rows][:2] == ["modest", "lucky"]
+    assert {row.family for row in board.rows[2:]} == {"untrained", "broken"}
+    assert board.rows[0].test["test_map_at_r"].mean < board.rows[1].test["test_map_at_r"].mean
+    assert (board.study, board.status, board.winner, board.model) == ("board", "finished", "modest", "m/1")
+
+
+def test_a_row_counts_trials_and_shows_its_best_finished_one(board: Leaderboard) -> None:
+    modest = board.rows[0]
+    assert (modest.num_finished, modest.num_pruned, modest.num_failed, modest.num_judged) == (2, 1, 1, 2)
+    assert (modest.validation, modest.validation_stderr) == (0.7, 0.01)
+    assert modest.params["training.lr"] == "0.25"
+    assert set(modest.test) == {"test_map_at_r", "test_recall_at_1"}
+    expected = Estimate.of([0.5, 0.6])
+    assert modest.test["test_map_at_r"].mean == pytest.approx(expected.mean)
+    assert modest.test["test_map_at_r"].half_width == pytest.approx(expected.half_width)
+    assert modest.test["test_recall_at_1"].half_width == 0.0
+
+
+def test_rows_without_a_search_or_without_a_verdict(board: Leaderboard) -> None:
+    rows = {row.family: row for row in board.rows}
+    untrained, broken = rows["untrained"], rows["broken"]
+    assert (untrained.validation, untrained.params, untrained.num_judged) == (None, {}, 2)
+    assert untrained.test["test_map_at_r"].mean == pytest.approx(0.15)
+    assert (broken.validation, broken.num_failed, broken.test) == (None, 1, {})
+
+
+def test_a_study_that_has_just_begun(store: Store) -> None:
+    tracker = StudyTracker(store, "begun", {})
+    tracker.start_trial("x", config("a", "search", 0, 1e-3), 0)
+    board = leaderboard(store, "begun")
+    assert (board.status, board.winner, board.model) == ("running", None, None)
+    assert [(row.family, row.num_finished, row.validation) for row in board.rows] == [("a", 0, None)]
+
+
+def test_the_objective_is_the_studys_own(store: Store) -> None:
+    tracker = StudyTracker(store, "recall", {})
+    trial(tracker, "a", "search", 0, "finished", map_at_r=0.9, recall_at_1=0.1)
+    trial(tracker, "b", "search", 0, "finished", map_at_r=0.1, recall_at_1=0.9)
+    tracker.end_study("finished", {"objective": "recall_at_1"})
+    board = leaderboard(store, "recall")
+    assert [(row.family, row.validation) for row in board.rows] == [("b", 0.9), ("a", 0.1)]
+
+
+def test_an_unknown_study(store: Store, board: Leaderboard) -> None:
+    with pytest.raises(StoreError, match=r"^no study 'bord' in the store .*; there are: .*board"):
+        leaderboard(store, "bord")

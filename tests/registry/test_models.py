@@ -1,0 +1,283 @@
+"""Registered embedders: registered, named, pulled, loaded by MLflow and by torch alone, and never altered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import mlflow
+import numpy as np
+import pytest
+
+from dmlstudy import embedders
+from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
+from dmlstudy.registry import models, tracking
+from dmlstudy.registry.models import RegisteredVersion
+from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.registry.tracking import StudyTracker
+
+
+def build(seed: int) -> embedders.Embedder:
+    return embedders.build("small_conv", 6, width=4, in_channels=1, image_size=8, seed=seed)
+
+
+def pictures(num: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (num, 8, 8, 1), dtype=np.uint8)
+
+
+class Registered(NamedTuple):
+    store: Store
+    versions: list[RegisteredVersion]
+    embedders: list[embedders.Embedder]
+    run_ids: list[str]
+
+
+@pytest.fixture(scope="module")
+def registered(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Registered:
+    """Two versions of ``digits-embedder``; the second one is the champion."""
+    tracker = StudyTracker(store, "models", {})
+    config = TrialConfig(
+        family="power",
+        phase="verdict",
+        data=DataConfig(name="digits"),
+        embedder=EmbedderConfig(),
+        batch=BatchConfig(),
+        training=TrainingConfig(),
+        loss=LossConfig(name="contrastive"),
+    )
+    made = Registered(store, [], [], [])
+    for seed in (1, 2):
+        embedder = build(seed)
+        folder = tmp_path_factory.mktemp("trained") / "embedder"
+        embedders.save(embedder, folder, {"family": "power"})
+        run_id = tracker.start_trial(f"power verdict seed {seed}", config, None)
+        tracker.end_trial(run_id, "finished", [], {"test_map_at_r": 0.5})
+        version = models.register(
+            store,
+            "digits-embedder",
+            folder,
+            run_id=run_id,
+            example_NHWC=pictures(2),
+            metrics={"test_map_at_r": 0.5 + seed / 10},
+            tags={"study": "models", "family": "power", "spec_fingerprint": "f00"},
+        )
+        made.versions.append(version)
+        made.embedders.append(embedder)
+        made.run_ids.append(run_id)
+    return made
+
+
+def test_what_is_registered_says_where_it_is_from(registered: Registered) -> None:
+    first, second = registered.versions
+    assert (first.name, first.version, second.version) == ("digits-embedder", 1, 2)
+    assert (second.study, second.family, second.run_id) == ("models", "power", registered.run_ids[1])
+    assert second.metrics == {"test_map_at_r": 0.7}
+    assert second.aliases == ["champion"]
+    assert len(second.sha256) == 64
+    assert first.sha256 != second.sha256
+
+
+def test_the_run_is_left_ended(registered: Registered) -> None:
+    client = tracking.connect(registered.store)
+    for run_id in registered.run_ids:
+        assert client.get_run(run_id).info.status == "FINISHED"
+    assert mlflow.active_run() is None
+
+
+def test_versions_are_listed(registered: Registered) -> None:
+    listed = models.versions(registered.store)
+    assert [(v.name, v.version, v.aliases) for v in listed] == [
+        ("digits-embedder", 1, []),
+        ("digits-embedder", 2, ["champion"]),
+    ]
+    assert models.of_run(registered.store, "digits-embedder", registered.run_ids[0]) == listed[0]
+    assert models.of_run(registered.store, "digits-embedder", "another") is None
+    assert models.of_run(registered.store, "another", registered.run_ids[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "version"),
+    [
+        ("digits-embedder", 2),
+        ("digits-embedder@champion", 2),
+        ("digits-embedder/1", 1),
+        ("digits-embedder/2", 2),
+    ],
+)
+def test_a_reference_means_one_version(reference: str, version: int, registered: Registered) -> None:
+    assert models.resolve(registered.store, reference).version == version
+
+
+@pytest.mark.parametrize("reference", ["digit-embedder", "digits-embedder@best", "digits-embedder/7"])
+def test_an_unknown_reference_names_what_there_is(reference: str, registered: Registered) -> None:
+    with pytest.raises(StoreError) as caught:
+        models.resolve(registered.store, reference)
+    assert str(caught.value) == (
+        f"no model '{reference}' in the store {registered.store.tracking_uri};"
+        " there are: digits-embedder/1, digits-embedder/2 @champion"
+    )
+
+
+@pytest.mark.parametrize("reference", ["", "a/b", "a@b@c", "a/1/2", "@champion"])
+def test_what_is_no_reference(reference: str, registered: Registered) -> None:
+    with pytest.raises(StoreError, match="expected NAME, NAME@ALIAS or NAME/VERSION"):
+        models.resolve(registered.store, reference)
+
+
+@pytest.mark.parametrize(("reference", "number"), [("digits-embedder", 1), ("digits-embedder/1", 0)])
+def test_pulled_it_is_the_original(
+    reference: str, number: int, registered: Registered, tmp_path: Path
+) -> None:
+    version = models.pull(registered.store, reference, tmp_path / "new" / "model")
+    assert version == models.resolve(registered.store, reference)
+    assert {path.name for path in (tmp_path / "new" / "model").iterdir()} == {
+        "weights.safetensors",
+        "embedder.json",
+        "embedder.pt2",
+        "manifest.json",
+    }
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["model"]
+    pulled, images = embedders.load(tmp_path / "new" / "model"), pictures(9)
+    np.testing.assert_array_equal(
+        embedders.embed(pulled, images), embedders.embed(registered.embedders[number], images)
+    )
+    other = registered.embedders[1 - number]
+    assert not np.allclose(embedders.embed(pulled, images), embedders.embed(other, images))
+    assert models.model_card(tmp_path / "new" / "model")["extra"] == {"family": "power"}
+
+
+def test_a_folder_that_is_there_is_not_touched(registered: Registered, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("mine too")
+    for name in ("mine", "file"):
+        with pytest.raises(StoreError, match=rf"{name}: exists already; name a new folder with --to"):
+            models.pull(registered.store, "digits-embedder", tmp_path / name)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    assert (tmp_path / "file").read_text() == "mine too"
+    (tmp_path / "empty").mkdir()
+    models.pull(registered.store, "digits-embedder", tmp_path / "empty")
+    assert (tmp_path / "empty" / "embedder.json").is_file()
+
+
+def test_an_unknown_model_makes_no_folder(registered: Registered, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no model 'nothing'"):
+        models.pull(registered.store, "nothing", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fetched_for_the_time_being(registered: Registered, tmp_path: Path) -> None:
+    with models.fetched(registered.store, "digits-embedder/1") as folder:
+        assert embedders.load(folder).architecture.seed == 1
+    assert not folder.exists()
+    models.pull(registered.store, "digits-embedder", tmp_path / "model")
+    with models.fetched(registered.store, str(tmp_path / "model")) as folder:
+        assert folder == tmp_path / "model"
+    with open(tmp_path / "model" / "weights.safetensors", "ab") as file:
+        file.write(b"x")
+    with (
+        pytest.raises(ValueError, match=r"weights\.safetensors: altered"),
+        models.fetched(registered.store, str(tmp_path / "model")),
+    ):
+        pytest.fail("an altered folder was used")
+
+
+def test_mlflow_alone_gives_the_same_embeddings(registered: Registered) -> None:
+    tracking.connect(registered.store)
+    loaded = mlflow.pyfunc.load_model("models:/digits-embedder@champion")
+    images = pictures(9)
+    z = loaded.predict(images)
+    assert z.shape == (9, 6)
+    assert z.dtype == np.float32
+    np.testing.assert_allclose(z, embedders.embed(registered.embedders[1], images), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-6)
+    signature = loaded.metadata.signature
+    assert signature.inputs.inputs[0].shape == (-1, 8, 8, 1)
+    assert signature.outputs.inputs[0].shape == (-1, 6)
+
+
+TORCH_ALONE = """
+import sys
+blocked = {"dmlstudy", "ray", "mlflow", "safetensors", "torchvision", "optuna", "faiss", "pyarrow"}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Refuse())
+import numpy, torch
+folder, scratch = sys.argv[1:]
+embed = torch.export.load(folder + "/embedder.pt2").module()
+with torch.no_grad():
+    numpy.save(scratch + "/z.npy", embed(torch.from_numpy(numpy.load(scratch + "/x.npy"))).numpy())
+assert not blocked & {name.split(".")[0] for name in sys.modules}
+"""
+
+
+def test_the_pulled_folder_works_with_torch_alone(registered: Registered, tmp_path: Path) -> None:
+    models.pull(registered.store, "digits-embedder", tmp_path / "model")
+    images = pictures(11)
+    np.save(tmp_path / "x.npy", images)
+    subprocess.run(
+        [sys.executable, "-c", TORCH_ALONE, str(tmp_path / "model"), str(tmp_path)], check=True, timeout=120
+    )
+    z = np.load(tmp_path / "z.npy")
+    np.testing.assert_allclose(z, embedders.embed(registered.embedders[1], images), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-6)
+
+
+def stored(registered: Registered, name: str) -> Path:
+    """Where the store keeps this file of version 1."""
+    found = [
+        path
+        for path in (registered.store.root / "artifacts").rglob(name)
+        if models._sha256(path.parent / "manifest.json") == registered.versions[0].sha256
+    ]
+    (path,) = found
+    return path
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "embedder.json", "embedder.pt2", "manifest.json"])
+def test_a_flipped_byte_in_the_store_is_found(name: str, registered: Registered, tmp_path: Path) -> None:
+    path = stored(registered, name)
+    original = path.read_bytes()
+    altered = bytearray(original)
+    altered[len(altered) // 2] ^= 1
+    try:
+        path.write_bytes(bytes(altered))
+        with pytest.raises(StoreError) as caught:
+            models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        path.write_bytes(original)
+    models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+
+
+def test_files_swapped_for_others_that_agree_with_each_other(registered: Registered, tmp_path: Path) -> None:
+    """The manifest of another embedder does not pass for the registered one."""
+    manifest, weights = stored(registered, "manifest.json"), stored(registered, "weights.safetensors")
+    kept = {path: path.read_bytes() for path in (manifest, weights)}
+    try:
+        weights.write_bytes(kept[weights] + b"x")
+        listed = json.loads(kept[manifest]) | {"weights.safetensors": models._sha256(weights)}
+        manifest.write_text(json.dumps(listed))
+        with pytest.raises(StoreError, match=r"manifest\.json is not the one that was registered"):
+            models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+
+
+def test_a_missing_file_in_the_store_is_named(registered: Registered, tmp_path: Path) -> None:
+    path = stored(registered, "weights.safetensors")
+    path.rename(tmp_path / "aside")
+    try:
+        with pytest.raises(StoreError, match=r"weights\.safetensors: listed in the manifest, but missing"):
+            models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+    finally:
+        (tmp_path / "aside").rename(path)
+    assert list(tmp_path.iterdir()) == []

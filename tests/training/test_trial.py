@@ -1,0 +1,288 @@
+"""A trial on the digits: steps, folds, equal digits for equal configurations, failures, world sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gloo_pool import GlooPool
+from ranks import failing_trial, stopped_trial, trial
+
+from dmlstudy import data, embedders, retrieval
+from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A trial of a second, changed at names such as ``training__epochs``."""
+    raw: dict[str, Any] = {
+        "family": "power",
+        "data": {"name": "digits"},
+        "embedder": {"dim": 8, "width": 4},
+        "batch": {"classes": "all", "images_per_class": 8, "per_epoch": 3},
+        "training": {"epochs": 2, "lr": 1e-2},
+        "loss": {"name": "pair_weighting", "params": {"weighting": "power", "q": 1.0}},
+        "num_folds": 2,
+        "seed": 0,
+        "recall_at": [1, 4],
+    }
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        raw[section] = {**raw[section], key: value} if key else value
+    return raw
+
+
+def steady(metrics: dict[str, float]) -> dict[str, float]:
+    """Without the number that depends on the machine's mood."""
+    return {name: value for name, value in metrics.items() if name != "images_per_second"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[list[dict[str, float]], dict[str, float]]:
+    return trial(config())
+
+
+def test_steps_count_up_over_folds(plain: tuple[list[dict[str, float]], dict[str, float]]) -> None:
+    reports, _ = plain
+    assert [report["step"] for report in reports] == [1, 2, 3, 4]
+    expected = {"step", "map_at_r", "r_precision", "recall_at_1", "recall_at_4", "train_loss"}
+    expected |= {"images_per_second", "num_queries_without_positive"}
+    for report in reports:
+        assert set(report) == expected
+        assert all(math.isfinite(value) for value in report.values())
+        assert 0 < report["map_at_r"] < report["recall_at_1"] <= report["recall_at_4"] <= 1
+        assert report["images_per_second"] > 0
+
+
+def test_a_report_is_the_mean_over_the_folds_so_far(
+    plain: tuple[list[dict[str, float]], dict[str, float]],
+) -> None:
+    reports, result = plain
+    folds = [result["fold_0_map_at_r"], result["fold_1_map_at_r"]]
+    assert folds[0] != folds[1]
+    assert reports[1]["map_at_r"] == folds[0]
+    assert reports[3]["map_at_r"] == pytest.approx(statistics.fmean(folds), abs=1e-15)
+    assert result["map_at_r"] == reports[3]["map_at_r"]
+    assert result["recall_at_1"] == reports[3]["recall_at_1"]
+    assert result["map_at_r_stderr"] == pytest.approx(abs(folds[0] - folds[1]) / 2)
+    # What the second fold scored after its first epoch lies between the report and the first fold.
+    assert reports[2]["map_at_r"] != reports[1]["map_at_r"]
+
+
+def test_one_fold_has_no_standard_error() -> None:
+    reports, result = trial(config(num_folds=1, training__epochs=1))
+    assert [report["step"] for report in reports] == [1]
+    assert "map_at_r_stderr" not in result
+    assert result["fold_0_map_at_r"] == result["map_at_r"]
+
+
+def test_the_objective_is_the_one_asked_for() -> None:
+    _, result = trial(config(objective="recall_at_1", training__epochs=1))
+    assert "recall_at_1_stderr" in result
+    assert "map_at_r_stderr" not in result
+
+
+def test_a_fold_is_judged_on_classes_it_was_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[int]] = []
+    evaluate = retrieval.evaluate
+
+    def listening(z_ND: Any, labels_N: Any, recall_at: Any) -> dict[str, float]:
+        seen.append(set(labels_N.tolist()))
+        return evaluate(z_ND, labels_N, recall_at)
+
+    trained: list[set[int]] = []
+    batches = data.PKBatches.__init__
+
+    def noting(self: Any, labels_N: Any, *arguments: Any) -> None:
+        trained.append(set(labels_N.tolist()))
+        batches(self, labels_N, *arguments)
+
+    monkeypatch.setattr(retrieval, "evaluate", listening)
+    monkeypatch.setattr(data.PKBatches, "__init__", noting)
+    trial(config(training__epochs=1))
+    folds = data.class_disjoint_folds(data.load("digits").development.labels_N, 2, 0)
+    assert seen == [set(fold.validation_classes.tolist()) for fold in folds]
+    assert [len(classes) for classes in trained] == [len(fold.train_classes) for fold in folds]
+    assert seen[0] | seen[1] == {0, 1, 2, 3, 4}
+    assert not seen[0] & seen[1]
+
+
+def test_the_same_configuration_gives_the_same_digits(
+    plain: tuple[list[dict[str, float]], dict[str, float]],
+) -> None:
+    trial(config(seed=7, loss={"name": "margin"}, training__optimizer="sgd"))  # leaves nothing behind
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002, global generators must not matter
+    reports, result = trial(config())
+    assert [steady(report) for report in reports] == [steady(report) for report in plain[0]]
+    assert result == plain[1]
+
+
+def test_another_seed_or_parameter_gives_other_digits(
+    plain: tuple[list[dict[str, float]], dict[str, float]],
+) -> None:
+    for changed in (config(seed=1), config(loss__params={"weighting": "constant"}), config(training__lr=1e-3)):
+        assert trial(changed)[1]["map_at_r"] != plain[1]["map_at_r"]
+
+
+def test_training_teaches() -> None:
+    _, untrained = trial(config(training__epochs=0, num_folds=1))
+    _, trained = trial(config(training__epochs=4, num_folds=1, batch__per_epoch=10))
+    reports, _ = trial(config(training__epochs=4, num_folds=1, batch__per_epoch=10))
+    assert reports[-1]["train_loss"] < 0.7 * reports[0]["train_loss"]
+    assert trained["map_at_r"] != untrained["map_at_r"]
+
+
+def test_no_epochs_means_the_untrained_embedder() -> None:
+    reports, result = trial(config(training__epochs=0))
+    assert [report["step"] for report in reports] == [1, 2]
+    assert "train_loss" not in reports[0]
+    assert 0 < result["map_at_r"] < 1
+
+
+def test_a_stop_passes_through() -> None:
+    assert stopped_trial(config()) == 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("loss", ["pair_weighting", "margin", "proxy_nca"])
+def test_a_diverging_trial_says_where(optimizer: str, loss: str) -> None:
+    raw = config(
+        loss={"name": loss}, training__lr=1e38, training__optimizer=optimizer, training__head_lr_mult=10.0
+    )
+    message = failing_trial(raw)
+    assert message.startswith("loss is nan in epoch 1, batch 2") or "in epoch 1" in message, message
+
+
+def test_diverging_in_the_last_batch_is_a_failure_too() -> None:
+    raw = config(training__lr=1e38, training__optimizer="sgd", training__epochs=1, batch__per_epoch=1)
+    message = failing_trial(raw)
+    assert message == "embeddings are not finite after epoch 1"
+
+
+def test_a_frozen_backbone_stays_and_the_head_learns(tmp_path: Path) -> None:
+    def weights(**changes: Any) -> dict[str, torch.Tensor]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        raw = config(phase="verdict", training__optimizer="sgd", **changes)
+        run_trial(TrialConfig.model_validate(raw), lambda report: None, save_to=folder)
+        return embedders.load(folder).state_dict()
+
+    start = weights(training__epochs=0)
+    frozen = weights(training__freeze_backbone_epochs=2)
+    free = weights()
+    for name, value in start.items():
+        if name.startswith("backbone"):
+            assert torch.equal(frozen[name], value)
+    assert not torch.equal(frozen["head.weight"], start["head.weight"])
+    assert any(not torch.equal(free[n], v) for n, v in start.items() if n.startswith("backbone"))
+
+
+def test_a_verdict_leaves_an_embedder_that_scores_as_it_said(tmp_path: Path) -> None:
+    reports: list[TrialReport] = []
+    raw = config(phase="verdict", seed=3)
+    result = run_trial(TrialConfig.model_validate(raw), reports.append, save_to=tmp_path / "embedder")
+    assert [report.step for report in reports] == [1, 2]
+    assert not [name for report in reports for name in report.metrics if "map" in name or "recall" in name]
+    assert result.embedder_folder == str(tmp_path / "embedder")
+    assert set(result.metrics) == {
+        "test_map_at_r",
+        "test_r_precision",
+        "test_recall_at_1",
+        "test_recall_at_4",
+        "test_num_queries_without_positive",
+    }
+    embedder = embedders.load(tmp_path / "embedder")
+    test = data.load("digits").test
+    assert set(test.labels_N.tolist()) == {5, 6, 7, 8, 9} or len(test.class_names) == 5
+    scores = retrieval.evaluate(embedders.embed(embedder, test.images_NHWC), test.labels_N, (1, 4))
+    assert result.metrics == {f"test_{name}": value for name, value in scores.items()}
+    extra = json.loads((tmp_path / "embedder" / "embedder.json").read_text())["extra"]
+    assert extra["config"] == TrialConfig.model_validate(raw).model_dump(mode="json")
+    assert extra["development_fingerprint"] == data.load("digits").development.fingerprint()
+
+
+def test_a_verdict_depends_on_its_seed_and_nothing_else(tmp_path: Path) -> None:
+    def verdict(seed: int) -> dict[str, float]:
+        return trial(config(phase="verdict", seed=seed, training__epochs=1))[1]
+
+    assert verdict(1) == verdict(1)
+    assert verdict(1) != verdict(2)
+
+
+def test_a_verdict_without_training_makes_no_report() -> None:
+    reports, result = trial(config(phase="verdict", training__epochs=0))
+    assert reports == []
+    assert 0 < result["test_map_at_r"] < 1
+
+
+def test_a_search_leaves_no_embedder(tmp_path: Path) -> None:
+    raw = config(training__epochs=0, num_folds=1)
+    result = run_trial(TrialConfig.model_validate(raw), lambda report: None, save_to=tmp_path / "embedder")
+    assert result.embedder_folder is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
+    pool = GlooPool(2, tmp_path_factory.mktemp("gloo"))
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss": {"name": "margin"}, "batch__images_per_class": 5, "training__optimizer": "sgd"},
+        {"loss": {"name": "proxy_nca"}, "batch__classes": 2, "training__lr": 1e-3},
+        {"phase": "verdict", "loss": {"name": "multi_similarity"}},
+    ],
+    ids=["pair_weighting", "margin-ragged", "proxy_nca", "verdict"],
+)
+def test_two_processes_find_what_one_finds(changes: dict[str, Any], pool: GlooPool) -> None:
+    raw = config(**changes)
+    reports, result = trial(raw)
+    answers = pool.run(2, trial, raw)
+    for other_reports, other_result in answers:
+        assert [r["step"] for r in other_reports] == [r["step"] for r in reports]
+        for report, other in zip(reports, other_reports, strict=True):
+            assert steady(other) == pytest.approx(steady(report), abs=1e-5)
+        assert other_result == pytest.approx(result, abs=1e-5)
+    assert answers[0][1] == answers[1][1]
+    assert [steady(r) for r in answers[0][0]] == [steady(r) for r in answers[1][0]]
+
+
+def test_two_processes_fail_alike(pool: GlooPool) -> None:
+    raw = config(training__lr=1e38, training__optimizer="sgd")
+    answers = pool.run(2, failing_trial, raw)
+    assert answers[0] == answers[1] == failing_trial(raw)
+    last = config(training__lr=1e38, training__optimizer="sgd", training__epochs=1, batch__per_epoch=1)
+    answers = pool.run(2, failing_trial, last)
+    assert answers[0] == answers[1] == failing_trial(last)
+
+
+def test_two_processes_stop_alike_and_go_on_with_the_next(
+    pool: GlooPool, plain: tuple[list[dict[str, float]], dict[str, float]]
+) -> None:
+    assert pool.run(2, stopped_trial, config()) == [2, 2]
+    assert pool.run(2, trial, config())[0][1] == pytest.approx(plain[1], abs=1e-5)
+
+
+def test_errors_are_of_the_kinds_a_study_knows() -> None:
+    assert issubclass(TrialFailed, RuntimeError)
+    assert not issubclass(TrialStopped, TrialFailed)
