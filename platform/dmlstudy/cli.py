@@ -70,10 +70,11 @@ def run(
 ) -> None:
     """Run a study to its verdict; run it again to continue one that was interrupted."""
     from dmlstudy.studies import spec as specs
+
+    study = specs.load(spec, name=name)
     from dmlstudy.studies.progress import terminal
     from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
 
-    study = specs.load(spec, name=name)
     place = _store(store, tracking_uri)
     width = None if console.is_terminal else WIDTH
     try:
@@ -111,10 +112,11 @@ def submit(
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
 ) -> None:
     """Send a study to a Ray cluster as a job, with this package's code; prints the job id."""
-    from dmlstudy.studies import jobs
     from dmlstudy.studies import spec as specs
 
     study = specs.load(spec, name=name)
+    from dmlstudy.studies import jobs
+
     job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri)
     console.print(f"job {job}", highlight=False)
     if wait:
@@ -186,11 +188,12 @@ def validate(
     ] = True,
 ) -> None:
     """Check a study without running it: its data, the tree of its space, its trials, the time it will take."""
-    from dmlstudy.studies import checks
     from dmlstudy.studies import spec as specs
-    from dmlstudy.studies.estimate import describe
 
     study = specs.load(spec)
+    from dmlstudy.studies import checks
+    from dmlstudy.studies.estimate import describe
+
     dataset = checks.check_parts(study)
     tree = Tree(f"[bold]{escape(study.name)}[/]")
     for family in study.families.values():
@@ -262,12 +265,13 @@ def pull(
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Copy a registered embedder into a new folder, every file's SHA-256 checked."""
+    """Copy a registered embedder into a new folder, checked: every file's SHA-256, and what it computes."""
     from dmlstudy.registry.models import pull as fetch
 
     version = fetch(_store(store, tracking_uri), model, to)
     console.print(
-        f"{version.name}/{version.version} in {to}: SHA-256 of every file verified", highlight=False
+        f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced",
+        highlight=False,
     )
 
 

@@ -26,7 +26,9 @@ from dmlstudy.registry.tracking import StudyTracker
 NUMBER = itertools.count()
 
 
-def config(family: str = "power", phase: Literal["search", "verdict"] = "search", seed: int = 0) -> TrialConfig:
+def config(
+    family: str = "power", phase: Literal["search", "verdict"] = "search", seed: int = 0
+) -> TrialConfig:
     return TrialConfig(
         family=family,
         phase=phase,

@@ -62,11 +62,10 @@ SCORES = {"map_at_r": 0.81234, "map_at_r_stderr": 0.0123, "test_map_at_r": 0.7}
             "map_at_r 0.5000 stopped, epoch 3",
         ),
         (assignment("failed", reason="loss is nan in epoch 1"), "failed: loss is nan in epoch 1"),
-        (assignment("interrupted", metrics=SCORES), "interrupted"),
         (assignment("finished", "verdict", metrics=SCORES), "test_map_at_r 0.7000"),
         (assignment("finished", metrics={}), "map_at_r nan"),
     ],
-    ids=["finished", "one fold", "pruned", "failed", "interrupted", "verdict", "no score"],
+    ids=["finished", "one fold", "pruned", "failed", "verdict", "no score"],
 )
 def test_a_line_for_each_outcome(ended: Assignment, expected: str) -> None:
     told: list[str] = []
@@ -78,6 +77,16 @@ def test_a_line_for_each_outcome(ended: Assignment, expected: str) -> None:
     assert "best 0.9000 triplet #1" in line
     assert line.endswith("left ...")
     assert "\n" not in line
+
+
+def test_an_interrupted_trial_counts_for_nothing() -> None:
+    told: list[str] = []
+    shown = Progress(told.append, "map_at_r", 4, 12, 22)
+    shown.ended(assignment("interrupted", metrics=SCORES), 3.0, (0.9, "triplet #1"))
+    shown.ended(assignment("finished", metrics=SCORES), 3.0, (0.9, "triplet #1"))
+    assert told[0].split() == ["triplet", "#3", "interrupted"]
+    assert told[1].startswith(" 5/12")
+    assert told[0].index("triplet") == told[1].index("triplet")
 
 
 def test_no_best_yet_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,24 +105,25 @@ def test_no_best_yet_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
 NOISE = """
 import os, subprocess, sys
 from pathlib import Path
-from dmlstudy.studies.progress import engine_noise_to
+from dmlstudy.studies.progress import engine_noise_to, terminal
 
 print("before")
+shown = terminal()
 try:
-    with engine_noise_to(Path(sys.argv[1])) as terminal:
+    with engine_noise_to(Path(sys.argv[1])):
         print("python noise")
         print("python error", file=sys.stderr)
         os.write(1, b"out of C\\n")
         os.write(2, b"error of C\\n")
         subprocess.run(["echo", "noise of a child"], check=True)
-        print("for people", file=terminal)
+        print("for people", file=shown)
         if sys.argv[2] == "raise":
             raise RuntimeError("in between")
 except RuntimeError as error:
     assert str(error) == "in between"
 print("after")
 print("after on stderr", file=sys.stderr)
-assert terminal.closed
+shown.close()
 assert len(os.listdir("/proc/self/fd")) == 4, os.listdir("/proc/self/fd")
 """
 
@@ -131,9 +141,13 @@ def test_noise_goes_to_the_file_and_people_see_the_rest(ending: str, tmp_path: P
     assert shown.stdout == "before\nfor people\nafter\n"
     lines = log.read_text().splitlines()
     assert lines[0] == "kept"
-    assert sorted(lines[1:]) == sorted(
-        ["python noise", "python error", "out of C", "error of C", "noise of a child"]
-    )
+    noise = ["python noise", "python error", "out of C", "error of C", "noise of a child"]
+    if ending == "raise":
+        assert "Traceback (most recent call last):" in lines
+        assert lines[-1] == "RuntimeError: in between"
+        assert set(noise) < set(lines)
+    else:
+        assert sorted(lines[1:]) == sorted(noise)
 
 
 def test_a_folder_is_made_for_the_noise(tmp_path: Path) -> None:

@@ -207,9 +207,9 @@ def test_pruned_are_those_below_the_best_of_earlier_generations(tmp_path: Path) 
             peers = sorted(t.intermediate_values[rung] for t in earlier if rung in t.intermediate_values)
             bad = len(peers) >= eta and trial.intermediate_values[rung] < peers[-(len(peers) // eta)]
             num_judged += len(peers) >= eta
-            assert bad == (
-                trial.state == TrialState.PRUNED and max(trial.intermediate_values) == rung
-            ), trial.number
+            assert bad == (trial.state == TrialState.PRUNED and max(trial.intermediate_values) == rung), (
+                trial.number
+            )
     assert num_judged > 10
 
 
@@ -236,8 +236,12 @@ def test_neither_concurrency_nor_order_changes_the_study(at_once: int, order: in
 
 def test_another_seed_is_another_study(unbroken: Tune) -> None:
     tune = Tune(in_memory(study(search__seed=6))).run()
-    assert [row[2] for row in by_number(tune.search)[:2]] == [row[2] for row in by_number(unbroken.search)[:2]]
-    assert [row[2] for row in by_number(tune.search)[2:]] != [row[2] for row in by_number(unbroken.search)[2:]]
+    assert [row[2] for row in by_number(tune.search)[:2]] == [
+        row[2] for row in by_number(unbroken.search)[:2]
+    ]
+    assert [row[2] for row in by_number(tune.search)[2:]] != [
+        row[2] for row in by_number(unbroken.search)[2:]
+    ]
 
 
 @pytest.mark.parametrize(("at_once", "num_steps"), [(1, 3), (2, 29), (4, 50), (2, 77)])
@@ -366,9 +370,9 @@ def test_a_final_score_that_is_not_finite_is_a_failure(value: float) -> None:
     states = [t.state.name for t in search.study.trials]
     assert states == ["FAIL", "COMPLETE"] * 2
     assert search.failure_reasons() == [f"map_at_r is {value}"] * 2
-    assert {a.status for a in search.assignments.values() if a.config.family == "red" and a.number is not None} == {
-        "failed"
-    }
+    assert {
+        a.status for a in search.assignments.values() if a.config.family == "red" and a.number is not None
+    } == {"failed"}
 
 
 def test_failed_trials_do_not_stop_others(unbroken: Tune) -> None:
@@ -413,6 +417,12 @@ def regret(sampler: str, seed: int) -> float:
     best = search.best()
     assert best is not None
     return -best[0]
+
+
+def test_random_search_never_draws_a_point_twice() -> None:
+    search = in_memory(study(search={"trials_per_family": 8, "sampler": "random"}))
+    tune = Tune(search).run()
+    assert len({config.fingerprint() for number, config in tune.started if number is not None}) == 16
 
 
 def test_tpe_beats_random_search_on_a_hill() -> None:

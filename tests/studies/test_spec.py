@@ -183,9 +183,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("key in data", study(data__pth="x"), "data.pth: unknown key; did you mean 'path'?"),
     ("key in search", study(search__sampl=3), "search.sampl: unknown key; did you mean 'sampler'?"),
     ("key in protocol", study(protocol__folds=3), "protocol.folds: unknown key; did you mean 'num_folds'?"),
-    ("key in resources", study(resources__worker=3), "resources.worker: unknown key; did you mean 'workers'?"),
+    (
+        "key in resources",
+        study(resources__worker=3),
+        "resources.worker: unknown key; did you mean 'workers'?",
+    ),
     ("key in training", study(training__epoch=3), "training.epoch: unknown key; did you mean 'epochs'?"),
-    ("key in embedder", study(embedder__size=3), "embedder.size: unknown key; known: backbone, dim, freeze_bn"),
+    (
+        "key in embedder",
+        study(embedder__size=3),
+        "embedder.size: unknown key; known: backbone, dim, freeze_bn",
+    ),
     (
         "key in a family",
         study(families__margin__overide={}),
@@ -201,16 +209,32 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("no family", study(families={}), "families: dictionary should have at least 1 item"),
     ("type", study(protocol__num_folds="two"), "protocol.num_folds: input should be a valid integer"),
     ("type of a section", study(data="digits"), "data: input should be a valid dictionary"),
-    ("type in training", study(training__epochs="ten"), "families.contrastive.training.epochs: input should be"),
-    ("too small", study(search__trials_per_family=0), "search.trials_per_family: input should be greater than 0"),
+    (
+        "type in training",
+        study(training__epochs="ten"),
+        "families.contrastive.training.epochs: input should be",
+    ),
+    (
+        "too small",
+        study(search__trials_per_family=0),
+        "search.trials_per_family: input should be greater than 0",
+    ),
     ("below the range", study(embedder__dim=1), "families.contrastive.embedder.dim: input should be greater"),
     (
         "edge out of range",
         study(training__lr={"float": [-1, 1], "default": 0.5}),
         "families.contrastive.training.lr: input should be greater than 0, got -1.0",
     ),
-    ("sampler", study(search__sampler="grid"), "search.sampler: input should be 'tpe' or 'random', got 'grid'"),
-    ("optimizer", study(training__optimizer="adma"), "training.optimizer: input should be 'adam', 'adamw' or 'sgd'"),
+    (
+        "sampler",
+        study(search__sampler="grid"),
+        "search.sampler: input should be 'tpe' or 'random', got 'grid'",
+    ),
+    (
+        "optimizer",
+        study(training__optimizer="adma"),
+        "training.optimizer: input should be 'adam', 'adamw' or 'sgd'",
+    ),
     ("classes", study(batch__classes="some"), "families.contrastive.batch.classes: input should be"),
     ("name of the study", study(name="a/b"), "name: string should match pattern"),
     ("name of the model", study(model_name="a/b"), "model_name: string should match pattern"),
@@ -225,11 +249,27 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         study(families={"a": {"space": "contrastiv"}}),
         "families.a.space: no family 'contrastiv'; did you mean 'contrastive'?",
     ),
-    ("family file", study(families={"a": {"space": "no/such.yaml"}}), "no/such.yaml: no such file (named by families.a"),
+    (
+        "family file",
+        study(families={"a": {"space": "no/such.yaml"}}),
+        "no/such.yaml: no such file (named by families.a",
+    ),
     ("data set", study(data__name="digit"), "data.name: unknown data set 'digit'; did you mean 'digits'?"),
-    ("backbone", study(embedder__backbone="resnet8"), "embedder.backbone: no backbone 'resnet8'; did you mean 'resnet18'?"),
-    ("objective", study(protocol__objective="map_at_k"), "protocol.objective: no metric 'map_at_k'; did you mean 'map_at_r'?"),
-    ("objective not measured", study(protocol__objective="recall_at_16"), "protocol.objective: no metric 'recall_at_16'"),
+    (
+        "backbone",
+        study(embedder__backbone="resnet8"),
+        "embedder.backbone: no backbone 'resnet8'; did you mean 'resnet18'?",
+    ),
+    (
+        "objective",
+        study(protocol__objective="map_at_k"),
+        "protocol.objective: no metric 'map_at_k'; did you mean 'map_at_r'?",
+    ),
+    (
+        "objective not measured",
+        study(protocol__objective="recall_at_16"),
+        "protocol.objective: no metric 'recall_at_16'",
+    ),
     (
         "loss option",
         study(families={"a": {"space": "margin", "override": {"loss.betta": 1}}}),
@@ -267,13 +307,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         " set batch.classes to at most 2 or to all",
     ),
     ("too many folds", study(protocol__num_folds=5), "num_folds: 5 does not leave 2 classes on each side"),
-    ("no folder", study(data={"name": "image_folder"}), "data.path: image_folder needs a folder; set data.path"),
+    (
+        "no folder",
+        study(data={"name": "image_folder"}),
+        "data.path: image_folder needs a folder; set data.path",
+    ),
     (
         "missing folder",
         study(data={"name": "image_folder", "path": "/no/such"}),
         "data.path: folder /no/such does not exist",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("raw", "line"), [(raw, line) for _, raw, line in BAD], ids=[row[0] for row in BAD])
@@ -325,12 +369,18 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ("loss: margin\n", "mine.yaml: loss: expected a mapping with the key name"),
         ("training: {lr: 1}\n", "mine.yaml: loss: expected a mapping with the key name"),
-        ("loss: {name: margin}\ntrainig: {lr: 1}\n", "mine.yaml: trainig: unknown key; did you mean 'training'?"),
+        (
+            "loss: {name: margin}\ntrainig: {lr: 1}\n",
+            "mine.yaml: trainig: unknown key; did you mean 'training'?",
+        ),
         ("loss: {name: margin}\ntraining: {rl: 1}\n", "mine.yaml: training.rl: unknown key; "),
         ("loss: {name: margin}\ntraining: 3\n", "mine.yaml: training: expected a mapping of parameters"),
         ("loss: {name: margni}\n", "families.a.loss: loss='margni' is unknown; did you mean 'margin'?"),
         ("loss: {name: margin, gamma: 1}\n", "families.a.loss: loss 'margin' has no parameter 'gamma'; "),
-        ("loss: {name: margin, beta: {flaot: [0, 1]}}\n", "mine.yaml: loss.beta: a domain has one of the keys"),
+        (
+            "loss: {name: margin, beta: {flaot: [0, 1]}}\n",
+            "mine.yaml: loss.beta: a domain has one of the keys",
+        ),
         ("loss: {name: margin, alpha: {float: [-1, 1]}}\n", "families.a.loss: alpha=-1.0 must be"),
     ],
 )
@@ -384,7 +434,12 @@ def test_corners_reach_under_every_choice() -> None:
     found = spec.parse(study(families={"a": {"space": "pair_weighting"}}))
     corners = found.corners(found.families["a"])
     assert {values["loss.weighting"] for values in corners} == {"constant", "power", "exponential"}
-    for name, edges in (("q", {0.0, 5.0}), ("p", {0.0, 2.0}), ("beta", {0.5, 50.0}), ("epsilon", {0.02, 0.3})):
+    for name, edges in (
+        ("q", {0.0, 5.0}),
+        ("p", {0.0, 2.0}),
+        ("beta", {0.5, 50.0}),
+        ("epsilon", {0.02, 0.3}),
+    ):
         assert {values[f"loss.{name}"] for values in corners if f"loss.{name}" in values} >= edges
 
 

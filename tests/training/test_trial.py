@@ -127,16 +127,30 @@ def test_the_same_configuration_gives_the_same_digits(
 ) -> None:
     trial(config(seed=7, loss={"name": "margin"}, training__optimizer="sgd"))  # leaves nothing behind
     torch.manual_seed(99)
-    np.random.seed(99)  # noqa: NPY002, global generators must not matter
+    np.random.seed(99)
     reports, result = trial(config())
     assert [steady(report) for report in reports] == [steady(report) for report in plain[0]]
     assert result == plain[1]
 
 
+def test_a_loss_with_random_proxies_gives_the_same_digits_again() -> None:
+    raw = config(loss={"name": "proxy_nca"}, num_folds=1)
+    torch.manual_seed(1)
+    first = trial(raw)
+    torch.manual_seed(2)
+    again = trial(raw)
+    assert [steady(report) for report in first[0]] == [steady(report) for report in again[0]]
+    assert first[1] == again[1]
+
+
 def test_another_seed_or_parameter_gives_other_digits(
     plain: tuple[list[dict[str, float]], dict[str, float]],
 ) -> None:
-    for changed in (config(seed=1), config(loss__params={"weighting": "constant"}), config(training__lr=1e-3)):
+    for changed in (
+        config(seed=1),
+        config(loss__params={"weighting": "constant"}),
+        config(training__lr=1e-3),
+    ):
         assert trial(changed)[1]["map_at_r"] != plain[1]["map_at_r"]
 
 
@@ -162,15 +176,12 @@ def test_a_stop_passes_through() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("loss", ["pair_weighting", "margin", "proxy_nca"])
 def test_a_diverging_trial_says_where(optimizer: str, loss: str) -> None:
-    raw = config(
-        loss={"name": loss}, training__lr=1e38, training__optimizer=optimizer, training__head_lr_mult=10.0
-    )
-    message = failing_trial(raw)
-    assert message.startswith("loss is nan in epoch 1, batch 2") or "in epoch 1" in message, message
+    raw = config(loss={"name": loss}, training__lr=1e36, training__optimizer=optimizer)
+    assert failing_trial(raw) == "loss is nan in epoch 1, batch 2"
 
 
 def test_diverging_in_the_last_batch_is_a_failure_too() -> None:
-    raw = config(training__lr=1e38, training__optimizer="sgd", training__epochs=1, batch__per_epoch=1)
+    raw = config(training__lr=1e36, training__optimizer="sgd", training__epochs=1, batch__per_epoch=1)
     message = failing_trial(raw)
     assert message == "embeddings are not finite after epoch 1"
 
@@ -268,10 +279,10 @@ def test_two_processes_find_what_one_finds(changes: dict[str, Any], pool: GlooPo
 
 
 def test_two_processes_fail_alike(pool: GlooPool) -> None:
-    raw = config(training__lr=1e38, training__optimizer="sgd")
+    raw = config(training__lr=1e36, training__optimizer="sgd")
     answers = pool.run(2, failing_trial, raw)
     assert answers[0] == answers[1] == failing_trial(raw)
-    last = config(training__lr=1e38, training__optimizer="sgd", training__epochs=1, batch__per_epoch=1)
+    last = config(training__lr=1e36, training__optimizer="sgd", training__epochs=1, batch__per_epoch=1)
     answers = pool.run(2, failing_trial, last)
     assert answers[0] == answers[1] == failing_trial(last)
 

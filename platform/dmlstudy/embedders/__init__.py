@@ -2,7 +2,7 @@
 
 from dmlstudy.embedders.backbones import BACKBONES
 from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed
-from dmlstudy.embedders.folder import add_program, load, save, seal, verify
+from dmlstudy.embedders.folder import add_program, largest_deviation, load, save, seal, verify
 
 __all__ = [
     "BACKBONES",
@@ -11,6 +11,7 @@ __all__ = [
     "add_program",
     "build",
     "embed",
+    "largest_deviation",
     "load",
     "save",
     "seal",

@@ -2,6 +2,7 @@
 
 ``weights.safetensors``  parameters and buffers
 ``embedder.json``        how to build it, and what goes in and comes out
+``example.safetensors``  if added, a few images and the embeddings that training computed of them
 ``embedder.pt2``         if added, the same function for torch alone:
                          ``torch.export.load(path).module()(images)``
 ``manifest.json``        SHA-256 of each other file in the folder, written last
@@ -19,33 +20,46 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
+import numpy as np
 import safetensors
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dmlstudy.embedders.embedder import Embedder, build
+from dmlstudy.embedders.embedder import Embedder, build, embed
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 FORMAT_VERSION = 1
-WEIGHTS, DESCRIPTION, PROGRAM, MANIFEST = (
+WEIGHTS, DESCRIPTION, EXAMPLE, PROGRAM, MANIFEST = (
     "weights.safetensors",
     "embedder.json",
+    "example.safetensors",
     "embedder.pt2",
     "manifest.json",
 )
 
 
-def save(embedder: Embedder, folder: str | Path, extra: Mapping[str, JSON] | None = None) -> None:
+def save(
+    embedder: Embedder,
+    folder: str | Path,
+    extra: Mapping[str, JSON] | None = None,
+    example_NHWC: NDArray[np.uint8] | None = None,
+) -> None:
     """Write the embedder to ``folder`` (made if missing); ``extra`` goes into the description as ``extra``.
 
+    ``example_NHWC`` are images that are kept with their embeddings as computed here and now, so that
+    ``largest_deviation`` can tell later, elsewhere, whether the embedder still does the same.
     Every file already in the folder is sealed too. A crash midway leaves no manifest, so nothing that
     ``load`` accepts.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
+    if example_NHWC is not None:
+        example = {"images": torch.tensor(example_NHWC), "z": torch.tensor(embed(embedder, example_NHWC))}
+        save_file(example, folder / EXAMPLE)
     original = copy.deepcopy(embedder).cpu().eval()
     save_file({k: v.contiguous() for k, v in original.state_dict().items()}, folder / WEIGHTS)
     description = _describe(original) | {"extra": dict(extra or {})}
@@ -62,6 +76,16 @@ def add_program(folder: str | Path) -> None:
     folder = Path(folder)
     _export(load(folder), folder / PROGRAM)
     seal(folder)
+
+
+def largest_deviation(folder: str | Path) -> float | None:
+    """The largest difference between the example's embeddings as saved and as computed now; None without one."""
+    path = Path(folder) / EXAMPLE
+    if not path.is_file():
+        return None
+    example = load_file(path)
+    z_ND = embed(load(folder), example["images"].numpy())
+    return float(np.abs(z_ND - example["z"].numpy()).max())
 
 
 def seal(folder: str | Path) -> None:

@@ -25,6 +25,9 @@ from dmlstudy.registry.store import Store, StoreError
 
 CHAMPION = "champion"
 
+TOLERANCE = 1e-3
+"""By how much an example's embedding may differ on other hardware."""
+
 
 class RegisteredVersion(Record):
     """One version of a registered embedder."""
@@ -115,9 +118,9 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
 def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
     """Copy a registered embedder into the new folder ``to``, verified.
 
-    The folder holds weights.safetensors, embedder.json, embedder.pt2 and manifest.json. Raises StoreError
-    where the folder exists already, the model does not, or a file is not what was registered; then
-    ``to`` is not made.
+    The folder holds weights.safetensors, embedder.json, embedder.pt2, example.safetensors and manifest.json.
+    Raises StoreError where the folder exists already, the model does not, a file is not what was registered
+    or the embedder does not reproduce its example to ``TOLERANCE``; then ``to`` is not made.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to}: exists already; name a new folder with --to")
@@ -138,8 +141,14 @@ def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
             raise StoreError(f"{reference}: manifest.json is not the one that was registered; do not use it")
         try:
             embedders.verify(folder)
+            deviation = embedders.largest_deviation(folder) or 0.0
         except ValueError as error:
             raise StoreError(f"{reference}: {error}") from None
+        if not deviation <= TOLERANCE:
+            raise StoreError(
+                f"{reference}: embeds its own example differently here, by {deviation:.1e};"
+                " compare the package versions with those it was trained with"
+            )
         if to.exists():
             to.rmdir()
         os.replace(folder, to)

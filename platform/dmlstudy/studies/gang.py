@@ -8,8 +8,9 @@ a ``Mailbox`` actor, since ``ray.train.report`` blocks to one report in two seco
     Tune driver -- step() --> GangTrainable -- next_reply --> Mailbox <-- reply -- rank 0
                                             -- post ------->         -- command -> every rank
 
-After an error the actor is not reused: Tune ends it, its workers die with it, and the next trial starts
-a fresh gang, so nothing broken is inherited.
+A trial that fails on every rank alike (its loss is no longer finite) leaves the gang in good order. After
+any other error the actor is not reused: Tune ends it, its workers die with it, and the next trial starts a
+fresh gang, so nothing broken is inherited.
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ class Command(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What comes back: an epoch's report, the result with the files it left, or the reason of a failure."""
+    """What comes back: an epoch's report, the result with the files it left, or the reason of a failure.
 
-    kind: Literal["report", "finished", "failed"]
-    metrics: dict[str, float]
-    files: dict[str, bytes]
-    reason: str
+    After ``failed`` every rank has left the trial in good order; after ``broken`` the gang is lost.
+    """
+
+    kind: Literal["report", "finished", "failed", "broken"]
+    metrics: dict[str, float] = {}
+    files: dict[str, bytes] = {}
+    reason: str = ""
 
 
 @ray.remote(num_cpus=0)
@@ -118,11 +122,11 @@ class GangTrainable(tune.Trainable):
             if not self._gang.is_alive():
                 raise RuntimeError(f"the workers died: {_last_line(self._gang_error)}")
         reply: Reply = ray.get(pending)
-        if reply.kind == "failed":
+        if reply.kind == "broken":
             raise RuntimeError(reply.reason)
         if reply.files:
             ray.get(self._vault.put.remote(self.trial_id, reply.files))
-        return {"metrics": reply.metrics, "done": reply.kind == "finished"}
+        return {"metrics": reply.metrics, "done": reply.kind != "report", "failure": reply.reason}
 
     def cleanup(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -188,7 +192,7 @@ def _serve(loop_config: dict[str, Any]) -> None:
     from ray.train.torch import get_device
 
     from dmlstudy import distributed
-    from dmlstudy.training.trial import TrialStopped, run_trial
+    from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
 
     torch.set_num_threads(loop_config["threads"])
     mailbox = loop_config["mailbox"]
@@ -203,7 +207,7 @@ def _serve(loop_config: dict[str, Any]) -> None:
         def report(report: TrialReport, trial: str = command.trial) -> None:
             wanted = True
             if distributed.rank() == 0:
-                reply = Reply("report", {**report.metrics, "step": report.step}, {}, "")
+                reply = Reply("report", {**report.metrics, "step": report.step})
                 wanted = ray.get(mailbox.reply.remote(trial, reply))
             if not distributed.agree(wanted):
                 raise TrialStopped
@@ -216,13 +220,16 @@ def _serve(loop_config: dict[str, Any]) -> None:
                 )
                 if distributed.rank() == 0:
                     files = {file.name: file.read_bytes() for file in target.glob("*")}
-                    ray.get(mailbox.reply.remote(command.trial, Reply("finished", result.metrics, files, "")))
+                    ray.get(mailbox.reply.remote(command.trial, Reply("finished", result.metrics, files)))
         except TrialStopped:
             continue
+        except TrialFailed as error:
+            if distributed.rank() == 0:
+                ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))
         except Exception as error:
             reason = f"{type(error).__name__}: {error} (rank {distributed.rank()})"
             traceback.print_exc()
-            ray.get(mailbox.reply.remote(command.trial, Reply("failed", {}, {}, reason)))
+            ray.get(mailbox.reply.remote(command.trial, Reply("broken", reason=reason)))
             raise
 
 

@@ -130,6 +130,8 @@ class StudySearch(OptunaSearch):
         elif trial_id in self._hopeless:  # Tune says of these that they are done
             reason = f"stopped after epoch {len(assignment.curve)}: not among its family's best there"
             self._close(trial_id, "pruned", reason)
+        elif result and result.get("failure"):
+            self._close(trial_id, "failed", str(result["failure"]))
         elif result and result.get("done"):
             assignment.metrics = metrics_of(result)
             score = assignment.metrics.get(self.metric, math.nan)

@@ -28,8 +28,8 @@ from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import SHIPPED_SEED, Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
-from dmlstudy.studies.search import UNTRAINED, StudySearch
-from dmlstudy.studies.spec import StudySpec
+from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.spec import UNTRAINED, StudySpec
 
 HEAD_NODE = {"node:__internal_head__": 0.001}
 """What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and

@@ -24,6 +24,9 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum
 from dmlstudy.records import TrainingConfig, TrialConfig, TrialReport, TrialResult
 
+NUM_EXAMPLES = 8
+"""Test images whose embeddings are kept with a saved embedder, as proof of what it computed in training."""
+
 Report = Callable[[TrialReport], None]
 
 
@@ -93,7 +96,7 @@ def _verdict(
             "development_fingerprint": dataset.development.fingerprint(),
             "config": config.model_dump(mode="json"),
         }
-        embedders.save(learner.embedder, save_to, extra=provenance)
+        embedders.save(learner.embedder, save_to, provenance, dataset.test.images_NHWC[:NUM_EXAMPLES])
     return TrialResult(
         metrics={f"test_{name}": score for name, score in scores.items()},
         embedder_folder=None if save_to is None else str(save_to),

@@ -1,0 +1,134 @@
+"""Two runs of the quickstart's study for this whole folder: one interrupted and continued by ``dmlstudy run``,
+one submitted as a job to a Ray head started here. They are the platform as its users meet it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = ROOT / "search_spaces" / "studies" / "digits.yaml"
+BIN = Path(sys.executable).parent
+DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A study that was run by the command line: where it lies and what was shown."""
+
+    store: Path
+    shown: str
+
+
+def command(*arguments: str | Path, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+    """Run ``dmlstudy`` as a user would."""
+    return subprocess.run(
+        [*DMLSTUDY, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def wait_for_line(path: Path, pattern: str, process: subprocess.Popen[bytes], timeout: float) -> None:
+    """Wait until a line of the file matches."""
+    end = time.monotonic() + timeout
+    while not re.search(pattern, path.read_text(), re.MULTILINE):
+        assert process.poll() is None, f"it ended early: {path.read_text()}"
+        assert time.monotonic() < end, f"no line like {pattern!r} in {timeout} s: {path.read_text()}"
+        time.sleep(0.1)
+
+
+def interrupted(arguments: list[str | Path], after: str, log: Path) -> tuple[int, float]:
+    """Run, send SIGINT when a line like ``after`` shows; the exit code and the seconds to the end."""
+    with open(log, "wb") as file:
+        process = subprocess.Popen([*DMLSTUDY, *map(str, arguments)], stdout=file, stderr=file)
+        wait_for_line(log, after, process, timeout=240)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        return process.wait(timeout=60), time.monotonic() - started
+
+
+@pytest.fixture(scope="session")
+def interrupted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, float, str]:
+    """The digits study stopped by Ctrl-C after ten trials: store, exit code, seconds to stop, status."""
+    folder = tmp_path_factory.mktemp("run")
+    store = folder / "store"
+    code, seconds = interrupted(["run", SPEC, "--store", store], r"^10/39 ", folder / "shown")
+    return store, code, seconds, command("status", "digits", "--store", store).stdout
+
+
+@pytest.fixture(scope="session")
+def finished(interrupted_run: tuple[Path, int, float, str]) -> Finished:
+    """The same study after the same command was given again."""
+    store = interrupted_run[0]
+    result = command("run", SPEC, "--store", store)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return Finished(store, result.stdout)
+
+
+@pytest.fixture(scope="session")
+def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Ray head of two CPUs on loopback; the address of its Jobs API."""
+    ports = [free_port() for _ in range(2)]
+    environment = os.environ | {"RAY_TMPDIR": str(tmp_path_factory.mktemp("ray", numbered=True))}
+    environment["RAY_TMPDIR"] = "/tmp"  # the paths of Ray's sockets must stay short
+    head = subprocess.Popen(
+        [
+            BIN / "ray",
+            "start",
+            "--head",
+            "--block",
+            "--num-cpus=2",
+            "--node-ip-address=127.0.0.1",
+            "--dashboard-host=127.0.0.1",
+            f"--port={ports[0]}",
+            f"--dashboard-port={ports[1]}",
+            "--disable-usage-stats",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        wait_for_port(ports[1], head)
+        yield f"http://127.0.0.1:{ports[1]}"
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def submitted(ray_head: str, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The digits study, unbroken, as a job on the Ray head (after ``finished``, for there are two cores)."""
+    store = tmp_path_factory.mktemp("submit") / "store"
+    result = command("submit", SPEC, "--address", ray_head, "--store", store, "--wait")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return Finished(store, result.stdout)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout: float = 60) -> None:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert process.poll() is None, "the server ended early"
+            assert time.monotonic() < end, f"nothing listens on port {port} after {timeout} s"
+            time.sleep(0.2)

@@ -1,0 +1,143 @@
+"""The digits study through the command line: progress, Ctrl-C, MLflow, Optuna, and the same study as a job."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import pytest
+
+from .conftest import SPEC, Finished, command
+
+pytestmark = pytest.mark.timeout(900)
+
+FAMILIES = {"pair-power", "pair-exponential", "triplet", "multi-similarity"}
+TRIAL_LINE = re.compile(
+    r" ?(\d+)/39  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}( ± [01]\.\d{4}| stopped, epoch \d+)?"
+    r" +\d+\.\d s  best [01]\.\d{4} \S+ #\d+ +left (\.\.\.|\d+ s|\d+:\d\d min)"
+)
+
+
+def board_of(study: Finished) -> Any:
+    result = command("leaderboard", "digits", "--json", "--store", study.store)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_ctrl_c_ends_soon_and_keeps_what_is_finished(interrupted_run: tuple[Path, int, float, str]) -> None:
+    _, code, seconds, status = interrupted_run
+    assert code == 130
+    assert seconds < 30
+    assert re.search(r"digits +interrupted +1[0-2] \+ 0 judged", status), status
+
+
+def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
+    lines = submitted.shown.splitlines()
+    trials = [TRIAL_LINE.fullmatch(line.rstrip()) for line in lines if "/39 " in line]
+    assert [match and int(match[1]) for match in trials] == list(range(1, 40)), submitted.shown
+    told = ("job ", "digits:", "starting the workers", "* best", "test:", "trials:", "registered", "next:")
+    table = (" family", *(f" {name}" for name in FAMILIES), " untrained")
+    ours = [
+        line for line in lines if line.strip() and "/39 " not in line and not line.startswith(told + table)
+    ]
+    # Ray's own job manager says two lines before the job starts.
+    assert all("Runtime env is" in line or "Running entrypoint" in line for line in ours), ours
+
+
+def test_the_engines_noise_is_in_a_file(finished: Finished) -> None:
+    log = command("logs", "digits", "--engine", "--store", finished.store).stdout
+    assert "RayTrainWorker" in log
+    assert "39/39" in command("logs", "digits", "--store", finished.store).stdout
+
+
+def test_equal_budget_a_winner_by_validation_and_an_untrained_row(finished: Finished) -> None:
+    board = board_of(finished)
+    rows = {row["family"]: row for row in board["rows"]}
+    assert rows.keys() == FAMILIES | {"untrained"}
+    for family in FAMILIES:
+        row = rows[family]
+        assert row["num_finished"] + row["num_pruned"] + row["num_failed"] == 6
+        assert 0 < row["validation"] < 1
+    assert all(row["test"]["test_map_at_r"]["num"] == 3 for row in rows.values())
+    scores = [rows[row["family"]]["validation"] for row in board["rows"] if row["family"] in FAMILIES]
+    assert scores == sorted(scores, reverse=True)
+    assert board["winner"] == board["rows"][0]["family"]
+    assert board["model"] == "digits-embedder/1"
+
+
+def test_a_job_gives_the_same_leaderboard_as_an_interrupted_run(
+    finished: Finished, submitted: Finished
+) -> None:
+    """Digit for digit: where it runs, and that it was stopped and continued, changes nothing."""
+    assert board_of(submitted) == board_of(finished)
+    models = command("models", "--store", submitted.store).stdout
+    assert re.search(r"digits-embedder +1 +champion +digits", models), models
+
+
+def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished) -> None:
+    client = mlflow.MlflowClient(f"sqlite:///{finished.store / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("digits")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    (parent,) = [run for run in runs if run.data.tags["dmlstudy_kind"] == "study"]
+    trials = [run for run in runs if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
+    ended = [run for run in trials if run.data.tags["status"] in ("finished", "pruned")]
+    assert len(ended) == 39
+    assert {run.data.tags["status"] for run in trials if run not in ended} == {"interrupted"}
+    assert {run.info.status for run in runs} <= {"FINISHED", "KILLED"}
+    for run in ended:
+        prefix = "test_" if run.data.tags["dmlstudy_kind"] == "verdict" else ""
+        assert {f"{prefix}map_at_r", f"{prefix}recall_at_1"} <= run.data.metrics.keys()
+        assert {"loss", "training.lr", "embedder.dim"} <= run.data.params.keys()
+    search = next(
+        run for run in ended if run.data.tags["status"] == "finished" and "trial_number" in run.data.tags
+    )
+    assert len(client.get_metric_history(search.info.run_id, "train_loss")) == 10  # 2 folds x 5 epochs
+    files = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert files >= {"study.yaml", "search_space.yaml", "environment.json"}
+
+
+def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:
+    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{finished.store / 'optuna.db'}")
+    states = [trial.state.name for trial in study.trials]
+    assert len(states) == 24
+    assert set(states) == {"COMPLETE", "PRUNED"}
+    for trial in study.trials:
+        if trial.state.name == "PRUNED":
+            assert "stopped after epoch" in trial.user_attrs["reason"]
+            assert 1 <= len(trial.intermediate_values) < 10
+        else:
+            assert len(trial.intermediate_values) == 10
+
+
+def test_running_a_finished_study_again_only_shows_it(finished: Finished) -> None:
+    again = command("run", SPEC, "--store", finished.store)
+    assert again.returncode == 0
+    assert "finished already" in again.stdout
+    assert "registered as digits-embedder/1 @champion" in again.stdout
+
+
+def test_another_file_under_the_same_name_is_refused(finished: Finished, tmp_path: Path) -> None:
+    other = tmp_path / "digits.yaml"
+    other.write_text(SPEC.read_text().replace("trials_per_family: 6", "trials_per_family: 7"))
+    result = command("run", other, "--store", finished.store)
+    assert result.returncode == 2
+    assert "--name" in result.stderr
+
+
+def test_more_workers_than_the_cluster_can_give_is_said_at_once(ray_head: str, tmp_path: Path) -> None:
+    big = tmp_path / "big.yaml"
+    big.write_text(
+        SPEC.read_text().replace("workers: 2", "workers: 7").replace("name: digits", "name: big", 1)
+    )
+    result = command("submit", big, "--address", ray_head, "--store", tmp_path / "store", timeout=60)
+    assert result.returncode == 2
+    assert re.search(
+        r"resources\.workers: 7 workers .* holds 2; set resources\.workers to at most 2", result.stderr
+    )
+    assert not (tmp_path / "store").exists()
