@@ -327,9 +327,9 @@ def _show_leaderboard(board: Leaderboard) -> None:
         spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.3f}"
         table.add_row(
             f"{row.family}{' *' if row.family == board.winner else ''}",
-            "" if row.validation is None else f"{row.validation:.4f}{spread}",
-            *(str(row.test.get(name, "")) for name in tests),
-            "" if row.validation is None else f"{row.num_finished}+{row.num_pruned}+{row.num_failed}",
+            "-" if row.validation is None else f"{row.validation:.4f}{spread}",
+            *(str(row.test.get(name, "-")) for name in tests),
+            f"{row.num_finished}+{row.num_pruned}+{row.num_failed}" if row.num_tried else "",
         )
     console.print(table, highlight=False)
     num = max((estimate.num for row in board.rows for estimate in row.test.values()), default=0)

@@ -61,10 +61,14 @@ class TrainingConfig(Record):
 
     epochs: Annotated[int, Field(ge=0, description="0: the untrained embedder")] = 20
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: PositiveFloat = 1e-5
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    head_lr_mult: Annotated[float, Field(gt=0, description="learning-rate multiplier of the head")] = 1.0
-    loss_lr_mult: Annotated[float, Field(gt=0, description="the same for the loss's own parameters")] = 1.0
+    head_lr_mult: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="learning-rate multiplier of the head")
+    ] = 1.0
+    loss_lr_mult: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="the same for the loss's own parameters")
+    ] = 1.0
     freeze_backbone_epochs: Annotated[int, Field(ge=0)] = 0
 
 

@@ -309,7 +309,6 @@ def test_a_program_is_only_added_to_an_intact_folder(folder: Path) -> None:
     assert not (folder / "embedder.pt2").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="save seals an embedder.pt2 that belongs to the embedder before")
 def test_saving_again_does_not_keep_the_program_of_the_embedder_before(
     with_program: Path, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ one submitted as a job to a Ray head started here. They are the platform as its 
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import signal
 import socket
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,32 +80,29 @@ def finished(interrupted_run: tuple[Path, int, float, str]) -> Finished:
 def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray head of two CPUs on loopback; the address of its Jobs API."""
     ports = [free_port() for _ in range(2)]
-    environment = os.environ | {"RAY_TMPDIR": str(tmp_path_factory.mktemp("ray", numbered=True))}
-    environment["RAY_TMPDIR"] = "/tmp"  # the paths of Ray's sockets must stay short
+    options = ["--num-cpus=2", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
+    options += [f"--port={ports[0]}", f"--dashboard-port={ports[1]}", "--disable-usage-stats"]
     head = subprocess.Popen(
-        [
-            BIN / "ray",
-            "start",
-            "--head",
-            "--block",
-            "--num-cpus=2",
-            "--node-ip-address=127.0.0.1",
-            "--dashboard-host=127.0.0.1",
-            f"--port={ports[0]}",
-            f"--dashboard-port={ports[1]}",
-            "--disable-usage-stats",
-        ],
+        [BIN / "ray", "start", "--head", "--block", *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
     )
     try:
         wait_for_port(ports[1], head)
         yield f"http://127.0.0.1:{ports[1]}"
     finally:
-        os.killpg(head.pid, signal.SIGTERM)
-        head.wait(timeout=30)
+        end_tree(head)
+
+
+def end_tree(process: subprocess.Popen[bytes]) -> None:
+    """End a process with everything it started."""
+    tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
+    for member in psutil.wait_procs(tree, timeout=10)[1]:
+        member.kill()
+    process.wait(timeout=10)
 
 
 @pytest.fixture(scope="session")

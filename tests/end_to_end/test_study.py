@@ -39,7 +39,7 @@ def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
     lines = submitted.shown.splitlines()
     trials = [TRIAL_LINE.fullmatch(line.rstrip()) for line in lines if "/39 " in line]
     assert [match and int(match[1]) for match in trials] == list(range(1, 40)), submitted.shown
-    told = ("job ", "digits:", "starting the workers", "* best", "test:", "trials:", "registered", "next:")
+    told = ("job ", "digits:", "starting the workers", "* best", "test:", "trials:", "registered", "models:")
     table = (" family", *(f" {name}" for name in FAMILIES), " untrained")
     ours = [
         line for line in lines if line.strip() and "/39 " not in line and not line.startswith(told + table)

@@ -31,7 +31,7 @@ def test_every_entry_is_built_copied_and_pickled(name: str) -> None:
         ("margin", {"num_classes": 3}, "has no parameter 'num_classes'"),
         ("margin", {"beta": "1.2"}, "beta='1.2' must be of type number"),
         ("margin", {"beta": True}, "beta=True must be of type number"),
-        ("proxy_nca", {"seed": 0.5}, "seed=0.5 must be of type int"),
+        ("proxy_nca", {"seed": 1}, "has no parameter 'seed'"),
         (
             "pair_weighting",
             {"weighting": "exp"},
@@ -59,7 +59,7 @@ def test_parameters_of_lists_hyperparameters_only() -> None:
 
 def test_proxies_depend_on_the_seed_alone() -> None:
     def proxies(seed: int) -> torch.Tensor:
-        return catalogue.build("proxy_nca", {"seed": seed}, num_classes=4, dim=3).state_dict()["proxies_CD"]
+        return catalogue.build("proxy_nca", {}, num_classes=4, dim=3, seed=seed).state_dict()["proxies_CD"]
 
     torch.manual_seed(1)
     first = proxies(0)

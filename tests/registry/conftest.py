@@ -7,13 +7,6 @@ import pytest
 from dmlstudy.registry import tracking
 from dmlstudy.registry.store import Store
 
-MLFLOWS_OWN = (
-    "The ``noload`` loader strategy is deprecated",
-    ".*Any type hint is inferred as AnyType",
-    ".*Add type hints to the `predict` method",
-)
-"""Warnings that MLflow raises about its own use of other libraries."""
-
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -21,8 +14,3 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     made.prepare()
     tracking.connect(made, create=True)
     return made
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    for warning in MLFLOWS_OWN:
-        config.addinivalue_line("filterwarnings", f"ignore:{warning}")

@@ -56,7 +56,8 @@ def save(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
+    for stale in (MANIFEST, PROGRAM, EXAMPLE):  # of an embedder that was saved here before
+        (folder / stale).unlink(missing_ok=True)
     if example_NHWC is not None:
         example = {"images": torch.tensor(example_NHWC), "z": torch.tensor(embed(embedder, example_NHWC))}
         save_file(example, folder / EXAMPLE)

@@ -20,14 +20,14 @@ CATALOGUE: dict[str, type[Loss]] = {
     "proxy_nca": ProxyNCA,
 }
 
-_GIVEN = ("num_classes", "dim")
+_GIVEN = ("num_classes", "dim", "seed")
 """Arguments the trial supplies; they are nobody's hyperparameters."""
 
 
-def build(name: str, params: Mapping[str, Scalar], *, num_classes: int, dim: int) -> Loss:
+def build(name: str, params: Mapping[str, Scalar], *, num_classes: int, dim: int, seed: int = 0) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
-    ``num_classes`` and ``dim`` reach the constructors that ask for them. Raises ValueError for an unknown
+    ``num_classes``, ``dim`` and ``seed`` reach the constructors that ask for them. Raises ValueError for an unknown
     entry or parameter (with the nearest name and the list), for a value of the wrong type, and whatever
     the loss itself refuses.
     """
@@ -41,7 +41,7 @@ def build(name: str, params: Mapping[str, Scalar], *, num_classes: int, dim: int
             raise ValueError(
                 f"loss {name!r}: {key}={value!r} must be of type {wanted}, like {defaults[key]!r}"
             )
-    given = {"num_classes": num_classes, "dim": dim}
+    given = {"num_classes": num_classes, "dim": dim, "seed": seed}
     asked = inspect.signature(loss).parameters
     arguments: dict[str, Scalar] = {key: value for key, value in given.items() if key in asked}
     return loss(**arguments, **params)

@@ -53,6 +53,11 @@ class Row(Record):
     params: dict[str, str]
     test: dict[str, Estimate]
 
+    @property
+    def num_tried(self) -> int:
+        """Trials of the family's search that have ended."""
+        return self.num_finished + self.num_pruned + self.num_failed
+
 
 class Leaderboard(Record):
     """Rows by validation objective, best first, the untrained embedder last; never ordered by test scores."""

@@ -228,6 +228,8 @@ def _serve(loop_config: dict[str, Any]) -> None:
                 ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))
         except Exception as error:
             reason = f"{type(error).__name__}: {error} (rank {distributed.rank()})"
+            if "by peer" in str(error):  # this rank only heard that another is gone
+                reason = f"a worker of the trial was lost; {reason}"
             traceback.print_exc()
             ray.get(mailbox.reply.remote(command.trial, Reply("broken", reason=reason)))
             raise

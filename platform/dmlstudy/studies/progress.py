@@ -78,7 +78,7 @@ class Progress:
 
     def _outcome(self, assignment: Assignment) -> str:
         if assignment.status == "failed":
-            return f"failed: {assignment.reason}"
+            return f"failed: {_shortened(assignment.reason)}"
         prefix = "" if assignment.config.phase == "search" else "test_"
         name = f"{prefix}{self._objective}"
         score = assignment.metrics.get(name, float("nan"))
@@ -94,6 +94,11 @@ class Progress:
             return "..."
         pace = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
         return duration(pace * (self._num_total - self._num_done))
+
+
+def _shortened(reason: str, length: int = 90) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= length else f"{line[: length - 3]}..."
 
 
 def duration(seconds: float) -> str:

@@ -303,23 +303,23 @@ class StudySearch(OptunaSearch):
     @property
     def num_left(self) -> int:
         """Trials that have not ended yet, verdict trials included."""
-        verdicts_ended = sum(
-            a.number is None and a.status in ("finished", "failed") for a in self.assignments.values()
-        )
         search_left = self.spec.num_search_trials - self._num_finished
-        return search_left + self.spec.num_verdict_trials - len(self._finished_verdicts) - verdicts_ended
+        if search_left:
+            return search_left + self.spec.num_verdict_trials
+        return len(self._verdicts_left())
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has ended, so that there is a verdict."""
-        if self._num_finished < self.spec.num_search_trials:
-            return False
+        return self.num_left == 0
+
+    def _verdicts_left(self) -> list[TrialConfig]:
         ended = {
             (a.config.family, a.config.seed)
             for a in self.assignments.values()
             if a.number is None and a.status in ("finished", "failed")
         }
-        return all((config.family, config.seed) in ended for config in self.verdict_configs())
+        return [config for config in self.verdict_configs() if (config.family, config.seed) not in ended]
 
     def failure_reasons(self) -> list[str]:
         """Why trials of the search failed, oldest first."""

@@ -141,7 +141,6 @@ class _Learner:
         self.images_NHWC = train.images_NHWC
         self.labels_N = labels_N.astype(np.int64)
         _, height, width, channels = train.images_NHWC.shape
-        torch.manual_seed(self.seed)
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,
@@ -153,7 +152,11 @@ class _Learner:
             seed=self.seed,
         ).to(device)
         loss = catalogue.build(
-            config.loss.name, config.loss.params, num_classes=len(present), dim=config.embedder.dim
+            config.loss.name,
+            config.loss.params,
+            num_classes=len(present),
+            dim=config.embedder.dim,
+            seed=self.seed,
         ).to(device)
         batch = config.batch
         self.batches = PKBatches(
