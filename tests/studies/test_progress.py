@@ -10,7 +10,8 @@ import pytest
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.studies import progress
-from dmlstudy.studies.progress import Progress, duration
+from dmlstudy.studies.duration import duration
+from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.search import Assignment, Status
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
@@ -26,7 +26,7 @@ class Estimate(Record):
         n = len(values)
         if n < 2:
             return cls(mean=values[0], half_width=None, num=n)
-        quantile = float(stats.t.ppf(0.975, n - 1))
+        quantile = float(stdtrit(n - 1, 0.975))
         half_width = quantile * statistics.stdev(values) / math.sqrt(n)
         return cls(mean=statistics.fmean(values), half_width=half_width, num=n)
 

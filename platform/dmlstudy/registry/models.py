@@ -1,4 +1,7 @@
-"""Registered embedders: register a winner, list, resolve a reference, pull a verified copy."""
+"""Registered embedders: register a winner, list, resolve a reference, pull a verified copy.
+
+Listing waits for no torch: what needs an embedder imports it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,8 @@ from typing import Any
 import mlflow
 import numpy as np
 from mlflow.exceptions import MlflowException
-from mlflow.models import infer_signature
 from numpy.typing import NDArray
 
-from dmlstudy import embedders
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
 from dmlstudy.registry.store import Store, StoreError
@@ -57,6 +58,10 @@ def register(
     The registered version carries the SHA-256 of the folder's manifest, which lists the SHA-256 of every
     file: ``pull`` checks both.
     """
+    from mlflow.models import infer_signature
+
+    from dmlstudy import embedders
+
     embedders.add_program(folder)
     embedder = embedders.load(folder)
     digest = _sha256(folder / "manifest.json")
@@ -122,6 +127,8 @@ def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
     Raises StoreError where the folder exists already, the model does not, a file is not what was registered
     or the embedder does not reproduce its example to ``TOLERANCE``; then ``to`` is not made.
     """
+    from dmlstudy import embedders
+
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to}: exists already; name a new folder with --to")
     version = resolve(store, reference)
@@ -159,6 +166,8 @@ def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
 def fetched(store: Store, reference: str) -> Iterator[Path]:
     """A verified copy of a model for the time being: a folder that was pulled, or a registered reference."""
     if (Path(reference) / "embedder.json").is_file():
+        from dmlstudy import embedders
+
         embedders.verify(Path(reference))
         yield Path(reference)
         return

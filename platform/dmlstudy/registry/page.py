@@ -19,6 +19,15 @@ def serve(store: Store, port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise StoreError(f"port {port}: {error.strerror}; name another with --port") from None
-    arguments = ["--backend-store-uri", store.tracking_uri, "--host", "127.0.0.1", "--port", str(port)]
+    arguments = [
+        "--backend-store-uri",
+        store.tracking_uri,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     arguments += ["--default-artifact-root", str(store.artifacts)]
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments])

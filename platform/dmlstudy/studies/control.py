@@ -1,4 +1,7 @@
-"""Look at and end studies from another shell: status, logs, stop; by study name, or by job on a cluster."""
+"""Look at and end studies from another shell: status, logs, stop; by study name, or by job on a cluster.
+
+MLflow and Ray take seconds to import, so what does not need them does not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.registry.store import Store, StoreError
-from dmlstudy.studies import jobs
-from dmlstudy.studies.progress import duration
+from dmlstudy.studies.duration import duration
 
 Write = Callable[[str], object]
 
@@ -26,6 +27,8 @@ def status(store: Store, study: str | None) -> list[list[str]]:
 
 
 def _status_row(store: Store, name: str) -> list[str]:
+    from dmlstudy.registry.leaderboard import leaderboard
+
     state = store.read_state(name)
     rows = leaderboard(store, name).rows
     finished = sum(row.num_finished for row in rows)
@@ -101,11 +104,15 @@ def stop(store: Store, study: str | None) -> str:
 
 def job_status(job: str, address: str | None) -> str:
     """The state of a job, in one line."""
+    from dmlstudy.studies import jobs
+
     return f"job {job}: {jobs.known_job(job, address).status.lower()}"
 
 
 def job_logs(job: str, address: str | None, write: Write, *, follow: bool) -> None:
     """Write what a job has printed; with ``follow`` until it ends."""
+    from dmlstudy.studies import jobs
+
     jobs.known_job(job, address)
     assert address is not None
     if follow:
@@ -116,6 +123,8 @@ def job_logs(job: str, address: str | None, write: Write, *, follow: bool) -> No
 
 def stop_job(job: str, address: str | None) -> str:
     """Ask a job to end; its study ends as by Ctrl-C."""
+    from dmlstudy.studies import jobs
+
     jobs.known_job(job, address)
     stopped = jobs.client(address).stop_job(job)
     return f"job {job} is asked to stop" if stopped else f"job {job} had ended already"

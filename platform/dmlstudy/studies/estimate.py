@@ -6,7 +6,7 @@ import contextlib
 
 from dmlstudy.data import ZeroShotData, class_disjoint_folds
 from dmlstudy.records import TrialReport
-from dmlstudy.studies.progress import duration
+from dmlstudy.studies.duration import duration
 from dmlstudy.studies.spec import StudySpec, default_values
 from dmlstudy.training.trial import TrialStopped, run_trial
 

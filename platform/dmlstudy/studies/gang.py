@@ -15,84 +15,25 @@ fresh gang, so nothing broken is inherited.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import tempfile
+import os
 import threading
 import time
-import traceback
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import ray
 from ray import tune
 
-from dmlstudy.records import ResourcesConfig, TrialConfig, TrialReport
+from dmlstudy.records import ResourcesConfig
+from dmlstudy.studies.mailbox import Command, Mailbox, Reply
+from dmlstudy.studies.worker import serve
 
 STOP_TIMEOUT_S = 10.0
-REPORTS_AHEAD = 1
-
-
-class Command(NamedTuple):
-    """What the workers are told: run this trial, or go home (``config`` is None)."""
-
-    trial: str
-    config: dict[str, Any] | None
-
-
-class Reply(NamedTuple):
-    """What comes back: an epoch's report, the result with the files it left, or the reason of a failure.
-
-    After ``failed`` every rank has left the trial in good order; after ``broken`` the gang is lost.
-    """
-
-    kind: Literal["report", "finished", "failed", "broken"]
-    metrics: dict[str, float] = {}
-    files: dict[str, bytes] = {}
-    reason: str = ""
-
-
-@ray.remote(num_cpus=0)
-class Mailbox:
-    """Between one Tune actor and its workers; every wait is an await, so no call blocks another."""
-
-    def __init__(self) -> None:
-        self._commands: list[Command] = []
-        self._posted = asyncio.Condition()
-        self._replies: dict[str, asyncio.Queue[Reply]] = {}
-        self._cancelled: set[str] = set()
-
-    async def post(self, command: Command) -> None:
-        """Tell every rank, in order."""
-        async with self._posted:
-            self._replies[command.trial] = asyncio.Queue(maxsize=REPORTS_AHEAD)
-            self._commands.append(command)
-            self._posted.notify_all()
-
-    async def command(self, position: int) -> Command:
-        """The command at ``position``, waited for."""
-        async with self._posted:
-            await self._posted.wait_for(lambda: len(self._commands) > position)
-        return self._commands[position]
-
-    async def reply(self, trial: str, reply: Reply) -> bool:
-        """Deliver a reply; False if the trial was cancelled. Waits until the one before was read, so that
-        training runs at most ``REPORTS_AHEAD`` epochs ahead of the scheduler's decision."""
-        while trial not in self._cancelled:
-            try:
-                await asyncio.wait_for(self._replies[trial].put(reply), timeout=0.05)
-                return trial not in self._cancelled
-            except TimeoutError:
-                continue
-        return False
-
-    async def next_reply(self, trial: str) -> Reply:
-        """The trial's next reply, waited for."""
-        return await self._replies[trial].get()
-
-    async def cancel(self, trial: str) -> None:
-        """The trial's replies are no longer wanted; its workers end it at their next report."""
-        self._cancelled.add(trial)
+TRAIN_SETTINGS = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Train notices starts and ends of workers only then
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+}
+"""Ray Train hands these on from the process that calls ``fit`` to its controller and workers."""
 
 
 class GangTrainable(tune.Trainable):
@@ -154,6 +95,7 @@ class GangTrainable(tune.Trainable):
         self._gang.start()
 
     def _run_gang(self, config: dict[str, Any]) -> None:
+        os.environ.update(TRAIN_SETTINGS)
         import ray.train
         from ray.train.torch import TorchTrainer
 
@@ -163,7 +105,7 @@ class GangTrainable(tune.Trainable):
             per_worker["GPU"] = resources.gpus_per_worker
         try:
             TorchTrainer(
-                _serve,
+                serve,
                 train_loop_config={
                     "mailbox": self._mailbox,
                     "threads": max(1, int(resources.cpus_per_worker)),
@@ -184,55 +126,6 @@ class GangTrainable(tune.Trainable):
             ).fit()
         except BaseException as error:
             self._gang_error = error
-
-
-def _serve(loop_config: dict[str, Any]) -> None:
-    """What each worker of a gang does until it is sent home."""
-    import torch
-    from ray.train.torch import get_device
-
-    from dmlstudy import distributed
-    from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
-
-    torch.set_num_threads(loop_config["threads"])
-    mailbox = loop_config["mailbox"]
-    device = get_device()
-    position = 0
-    while True:
-        command: Command = ray.get(mailbox.command.remote(position))
-        position += 1
-        if command.config is None:
-            return
-
-        def report(report: TrialReport, trial: str = command.trial) -> None:
-            wanted = True
-            if distributed.rank() == 0:
-                reply = Reply("report", {**report.metrics, "step": report.step})
-                wanted = ray.get(mailbox.reply.remote(trial, reply))
-            if not distributed.agree(wanted):
-                raise TrialStopped
-
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                target = Path(folder) / "embedder"
-                result = run_trial(
-                    TrialConfig.model_validate(command.config), report, device=device, save_to=target
-                )
-                if distributed.rank() == 0:
-                    files = {file.name: file.read_bytes() for file in target.glob("*")}
-                    ray.get(mailbox.reply.remote(command.trial, Reply("finished", result.metrics, files)))
-        except TrialStopped:
-            continue
-        except TrialFailed as error:
-            if distributed.rank() == 0:
-                ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error} (rank {distributed.rank()})"
-            if "by peer" in str(error):  # this rank only heard that another is gone
-                reason = f"a worker of the trial was lost; {reason}"
-            traceback.print_exc()
-            ray.get(mailbox.reply.remote(command.trial, Reply("broken", reason=reason)))
-            raise
 
 
 def _last_line(error: BaseException | None) -> str:

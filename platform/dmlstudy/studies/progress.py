@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from dmlstudy.studies.duration import duration
 from dmlstudy.studies.search import Assignment
 
 Tell = Callable[[str], None]
@@ -99,14 +100,3 @@ class Progress:
 def _shortened(reason: str, length: int = 90) -> str:
     line = " ".join(reason.split())
     return line if len(line) <= length else f"{line[: length - 3]}..."
-
-
-def duration(seconds: float) -> str:
-    """``42 s``, ``3:07 min`` or ``2:05 h``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02d} min"
-    return f"{minutes // 60}:{minutes % 60:02d} h"

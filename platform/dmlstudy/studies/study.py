@@ -41,8 +41,6 @@ ENGINE_SETTINGS = {
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # the storage is the state
     "TUNE_FORCE_TRIAL_CLEANUP_S": "15",
     "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # its polling delays starts and ends of gangs
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
 }
 
 
