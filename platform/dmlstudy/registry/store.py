@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
+from urllib.parse import urlparse
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -52,7 +53,9 @@ class Store:
         return self.root / "studies" / name
 
     def prepare(self) -> None:
-        """Make the folder and check that it can be written; raises StoreError."""
+        """Make the folder, and check that it and its databases can be written; raises StoreError."""
+        if self.server:
+            knock_at_server(self.server)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.root):
@@ -61,6 +64,9 @@ class Store:
             raise StoreError(
                 f"{self.root}: the store cannot be written ({error.strerror}); name another with --store"
             ) from None
+        for database in (self.root / "mlflow.db", self.root / "optuna.db"):
+            if database.exists() and not (database.is_file() and os.access(database, os.W_OK)):
+                raise StoreError(f"{database}: cannot be written; change its owner or name another --store")
 
     def studies(self) -> list[str]:
         """Names of the studies in this store."""
@@ -94,6 +100,18 @@ class Store:
         draft = folder / f".study.json.{os.getpid()}"
         draft.write_text(json.dumps(new, indent=1), encoding="utf-8")
         os.replace(draft, path)
+
+
+def knock_at_server(uri: str) -> None:
+    """Raise StoreError where no MLflow server listens, for its client would try again for minutes."""
+    address = urlparse(uri)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise StoreError(f"--tracking-uri {uri}: expected http://HOST:PORT of an MLflow server")
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname, port), timeout=5).close()
+    except OSError as error:
+        raise StoreError(f"no MLflow server at {uri}: {error.strerror or error}") from None
 
 
 @contextmanager

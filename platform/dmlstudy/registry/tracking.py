@@ -17,7 +17,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.registry.store import Store, StoreError, knock_at_server
 
 PARENT = "mlflow.parentRunId"
 RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -33,6 +33,8 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
         raise StoreError(
             f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
         )
+    if store.server:
+        knock_at_server(store.server)
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
         mlflow.set_tracking_uri(store.tracking_uri)

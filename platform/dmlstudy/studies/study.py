@@ -82,6 +82,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
 
 def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
+    tracker = tracking.StudyTracker(store, spec.name, _description(spec))
     store.write_state(
         spec.name,
         "running",
@@ -92,7 +93,6 @@ def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
         started=time.time(),
         job=os.environ.get("DMLSTUDY_JOB", ""),
     )
-    tracker = tracking.StudyTracker(store, spec.name, _description(spec))
     try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = optuna.storages.RDBStorage(store.optuna_url)
