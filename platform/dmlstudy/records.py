@@ -102,6 +102,7 @@ class TrialConfig(Record):
     seed: int = 0
     recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)
     objective: str = "map_at_r"
+    keep_embedder: Annotated[bool, Field(description="a verdict trial leaves its trained embedder")] = False
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""

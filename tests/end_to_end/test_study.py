@@ -11,7 +11,7 @@ import mlflow
 import optuna
 import pytest
 
-from .conftest import SPEC, Finished, command
+from .conftest import SPEC, Finished, called, command
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -23,7 +23,7 @@ TRIAL_LINE = re.compile(
 
 
 def board_of(study: Finished) -> Any:
-    result = command("leaderboard", "digits", "--json", "--store", study.store)
+    result = called("leaderboard", "digits", "--json", "--store", study.store)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -49,9 +49,9 @@ def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
 
 
 def test_the_engines_noise_is_in_a_file(finished: Finished) -> None:
-    log = command("logs", "digits", "--engine", "--store", finished.store).stdout
+    log = called("logs", "digits", "--engine", "--store", finished.store).stdout
     assert "RayTrainWorker" in log
-    assert "39/39" in command("logs", "digits", "--store", finished.store).stdout
+    assert "39/39" in called("logs", "digits", "--store", finished.store).stdout
 
 
 def test_equal_budget_a_winner_by_validation_and_an_untrained_row(finished: Finished) -> None:
@@ -74,7 +74,7 @@ def test_a_job_gives_the_same_leaderboard_as_an_interrupted_run(
 ) -> None:
     """Digit for digit: where it runs, and that it was stopped and continued, changes nothing."""
     assert board_of(submitted) == board_of(finished)
-    models = command("models", "--store", submitted.store).stdout
+    models = called("models", "--store", submitted.store).stdout
     assert re.search(r"digits-embedder +1 +champion +digits", models), models
 
 
@@ -116,7 +116,7 @@ def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:
 
 
 def test_running_a_finished_study_again_only_shows_it(finished: Finished) -> None:
-    again = command("run", SPEC, "--store", finished.store)
+    again = called("run", SPEC, "--store", finished.store)
     assert again.returncode == 0
     assert "finished already" in again.stdout
     assert "registered as digits-embedder/1 @champion" in again.stdout
@@ -125,7 +125,7 @@ def test_running_a_finished_study_again_only_shows_it(finished: Finished) -> Non
 def test_another_file_under_the_same_name_is_refused(finished: Finished, tmp_path: Path) -> None:
     other = tmp_path / "digits.yaml"
     other.write_text(SPEC.read_text().replace("trials_per_family: 6", "trials_per_family: 7"))
-    result = command("run", other, "--store", finished.store)
+    result = called("run", other, "--store", finished.store)
     assert result.returncode == 2
     assert "--name" in result.stderr
 

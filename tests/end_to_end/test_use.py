@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from dmlstudy import data, retrieval
 
-from .conftest import DMLSTUDY, SPEC, Finished, command, free_port, wait_for_port
+from .conftest import DMLSTUDY, SPEC, Finished, called, free_port, wait_for_port
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -37,7 +37,7 @@ numpy.save(sys.argv[3], torch.export.load(sys.argv[1]).module()(images).detach()
 @pytest.fixture(scope="module")
 def pulled(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pull") / "model"
-    result = command("pull", "digits-embedder@champion", "--to", folder, "--store", finished.store)
+    result = called("pull", "digits-embedder@champion", "--to", folder, "--store", finished.store)
     assert result.returncode == 0, result.stderr
     assert "SHA-256 of every file verified" in result.stdout
     return folder
@@ -75,7 +75,7 @@ def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_
     np.savez(tmp_path / "some.npz", images=example["images"])
     for number, model in enumerate(("digits-embedder@champion", pulled)):
         output = tmp_path / f"{number}.parquet"
-        result = command("embed", model, tmp_path / "some.npz", "-o", output, "--store", finished.store)
+        result = called("embed", model, tmp_path / "some.npz", "-o", output, "--store", finished.store)
         assert result.returncode == 0, result.stderr
         assert "8 embeddings of size 64" in result.stdout
         _, _, z_ND = data.read_embeddings(output)
@@ -85,7 +85,7 @@ def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["status"], "39"),
+        (["status"], "+ 15 judged"),
         (["status", "digits"], "finished"),
         (["leaderboard", "digits"], "untrained"),
         (["models"], "champion"),
@@ -96,13 +96,13 @@ def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_
 def test_every_verb_works_on_what_the_study_left(
     arguments: list[str], shown: str, finished: Finished
 ) -> None:
-    result = command(*arguments, "--store", finished.store)
+    result = called(*arguments, "--store", finished.store)
     assert result.returncode == 0, result.stderr
-    assert shown in result.stdout or shown == "39"
+    assert shown in result.stdout
 
 
 def test_validate_shows_the_tree_the_trials_and_the_time() -> None:
-    result = command("validate", SPEC)
+    result = called("validate", SPEC)
     assert result.returncode == 0, result.stderr
     for text in (
         "if threshold+margin: epsilon",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import jsonschema
 import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
 
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.studies.cluster import ClusterError, check_room, num_workers_held
@@ -87,3 +92,12 @@ def test_too_little_room_is_named_with_the_mend(
     with pytest.raises(ClusterError) as caught:
         check_room(resources, nodes)
     assert str(caught.value) == message
+
+
+def test_cluster_yaml_is_one_that_ray_accepts() -> None:
+    """Ray's own validator takes the file, and refuses it with a key it does not know."""
+    path = Path(__file__).resolve().parents[2] / "cluster.yaml"
+    config = yaml.safe_load(path.read_text())
+    validate_config(prepare_config(dict(config)))
+    with pytest.raises(jsonschema.ValidationError, match="bogus"):
+        validate_config(prepare_config({**config, "bogus": 1}))

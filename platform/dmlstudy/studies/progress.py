@@ -31,17 +31,17 @@ def engine_noise_to(path: Path) -> Iterator[None]:
     with open(path, "ab", buffering=0) as noise:
         os.dup2(noise.fileno(), 1)
         os.dup2(noise.fileno(), 2)
-    try:
-        yield
-    except Exception:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor, original in zip((1, 2), saved, strict=True):
-            os.dup2(original, descriptor)
-            os.close(original)
+        try:
+            yield
+        except Exception:
+            noise.write(traceback.format_exc().encode())
+            raise
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, original in zip((1, 2), saved, strict=True):
+                os.dup2(original, descriptor)
+                os.close(original)
 
 
 def terminal() -> IO[str]:

@@ -14,9 +14,6 @@ from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.search import StudySearch
 
-SHIPPED_SEED = 1
-"""The verdict seed whose embedder is kept: the first, never the one that did best on the test classes."""
-
 
 @ray.remote(num_cpus=0)
 class Vault:

@@ -27,6 +27,9 @@ from ray.tune.search.optuna import OptunaSearch
 from dmlstudy.records import Scalar, TrialConfig
 from dmlstudy.studies.spec import UNTRAINED, Family, StudySpec
 
+SHIPPED_SEED = 1
+"""The verdict seed whose embedder is kept: the first, never the one that did best on the test classes."""
+
 FINISHED_STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 Status = Literal["running", "finished", "pruned", "failed", "interrupted"]
 
@@ -294,7 +297,9 @@ class StudySearch(OptunaSearch):
         )
         seeds = range(1, self.spec.file.protocol.verdict_seeds + 1)
         return [
-            config.model_copy(update={"phase": "verdict", "seed": seed})
+            config.model_copy(
+                update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED}
+            )
             for config in [untrained, *best.values()]
             for seed in seeds
             if (config.family, seed) not in self._finished_verdicts

@@ -26,9 +26,9 @@ from dmlstudy.studies import checks
 from dmlstudy.studies.cluster import concurrency, connected
 from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
-from dmlstudy.studies.recorder import SHIPPED_SEED, Recorder, Vault
+from dmlstudy.studies.recorder import Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
-from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.search import SHIPPED_SEED, StudySearch
 from dmlstudy.studies.spec import UNTRAINED, StudySpec
 
 HEAD_NODE = {"node:__internal_head__": 0.001}

@@ -45,8 +45,9 @@ def serve(loop_config: dict[str, Any]) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 target = Path(folder) / "embedder"
+                config = TrialConfig.model_validate(command.config)
                 result = run_trial(
-                    TrialConfig.model_validate(command.config), report, device=device, save_to=target
+                    config, report, device=device, save_to=target if config.keep_embedder else None
                 )
                 if distributed.rank() == 0:
                     files = {file.name: file.read_bytes() for file in target.glob("*")}

@@ -1,0 +1,107 @@
+"""The command line's manners: an example in every help, and one line with exit code 2 for wrong input."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from dmlstudy import cli
+
+SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
+VERBS = {
+    "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
+    "embed", "ui",
+}  # fmt: skip
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of ``dmlstudy`` with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["dmlstudy", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_every_verb_has_an_example_that_names_it() -> None:
+    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert commands.keys() == VERBS
+    for name, command in commands.items():
+        assert f"`dmlstudy {name}" in command.epilog
+
+
+def edited(tmp_path: Path, old: str, new: str) -> Path:
+    text = SPEC.read_text()
+    assert old in text
+    path = tmp_path / "study.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("epochs: 5", "eopchs: 5", r"training\.eopchs: unknown key; did you mean 'epochs'\?"),
+        ("epochs: 5", "epochs: -1", r"training\.epochs: .*greater than or equal to 0, got -1"),
+        (
+            "space: triplet_weighting",
+            "space: triplet",
+            r"no family 'triplet'; did you mean 'triplet_weighting'\?",
+        ),
+        ("{name: digits}", "{name: digit}", r"digit'.*did you mean 'digits'"),
+        ("{name: digits}", "{name: image_folder, path: /nowhere}", r"/nowhere"),
+        ("workers: 2", "workers: 0", r"resources\.workers: .*greater than 0, got 0"),
+    ],
+)
+def test_a_wrong_study_file_is_one_line_and_leaves_nothing(
+    old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    spec, store = edited(tmp_path, old, new), tmp_path / "store"
+    assert call(monkeypatch, "run", spec, "--store", store) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert re.search(message, line), line
+    assert not store.exists()
+
+
+def test_other_wrong_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        closed = probe.getsockname()[1]
+    file = tmp_path / "file"
+    file.write_text("")
+    store = tmp_path / "store"
+    at_store: list[object] = ["--store", store]
+    table: list[tuple[list[object], str]] = [
+        (["run", tmp_path / "none.yaml", *at_store], r"none\.yaml: no such file"),
+        (
+            ["run", SPEC, "--address", f"127.0.0.1:{closed}", *at_store],
+            rf"no Ray cluster at 127\.0\.0\.1:{closed}",
+        ),
+        (["run", SPEC, "--address", "http://127.0.0.1:8265", *at_store], r"dmlstudy submit"),
+        (["run", SPEC, "--store", file / "store"], r"store cannot be written"),
+        (["run", SPEC, "--tracking-uri", f"http://127.0.0.1:{closed}", *at_store], r"no MLflow server at"),
+        (["submit", SPEC, "--address", f"http://127.0.0.1:{closed}", *at_store], r"no Ray cluster at http"),
+        (["leaderboard", "nope", *at_store], r"no studies in the store"),
+        (["status", "nope", *at_store], r"no study 'nope'"),
+        (["logs", "nope", *at_store], r"no study 'nope'"),
+        (["stop", "nope", *at_store], r"no study 'nope'"),
+        (["models", *at_store], r"no studies in the store"),
+        (["pull", "nope", "--to", tmp_path / "to", *at_store], r"no studies in the store"),
+        (["embed", "nope", file, "-o", tmp_path / "o.parquet", *at_store], r"no studies in the store"),
+        (["ui", *at_store], r"no studies in"),
+        (["families", "nope"], r"no family 'nope'"),
+    ]
+    for arguments, message in table:
+        assert call(monkeypatch, *arguments) == 2, arguments
+        said = capfd.readouterr().err.strip()
+        assert said.count("\n") == 0, (arguments, said)
+        assert said.startswith("error: "), said
+        assert re.search(message, said), said
+    assert sorted(tmp_path.iterdir()) == [file]
