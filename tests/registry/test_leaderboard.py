@@ -134,3 +134,13 @@ def test_the_objective_is_the_studys_own(store: Store) -> None:
 def test_an_unknown_study(store: Store, board: Leaderboard) -> None:
     with pytest.raises(StoreError, match=r"^no study 'bord' in the store .*; there are: .*board"):
         leaderboard(store, "bord")
+
+
+def test_a_trial_begun_again_after_a_crash_counts_once(store: Store) -> None:
+    """A driver killed between MLflow and Optuna runs the trial again: two runs, one trial."""
+    tracker = StudyTracker(store, "twice", {})
+    for score in (0.5, 0.6):
+        run_id = tracker.start_trial("a #0", config("a", "search", 0, 1e-3), 0)
+        tracker.end_trial(run_id, "finished", [], {"map_at_r": score})
+    (row,) = leaderboard(store, "twice").rows
+    assert (row.num_finished, row.validation) == (1, 0.6)

@@ -108,6 +108,7 @@ class Tune:
             self.search.assignments[trial_id].reason = str(error)
             del self.running[trial_id]
             self.search.on_trial_complete(trial_id, None, error=True)
+            self.search.commit(trial_id)
             return
         self.running[trial_id] = (config, step + 1)
         metrics = {"step": step + 1.0} | ({"train_loss": score} if is_verdict else {name: score})
@@ -120,6 +121,7 @@ class Tune:
         del self.running[trial_id]
         self.search.on_trial_complete(trial_id, result)
         self.search.on_trial_complete(trial_id, result)  # Tune may say so twice
+        self.search.commit(trial_id)
 
 
 def in_memory(found: StudySpec, verdicts: set[tuple[str, int]] | None = None) -> StudySearch:

@@ -78,9 +78,8 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     parent = next(run for run in runs if run.data.tags.get("dmlstudy_kind") == "study")
     objective = parent.data.tags.get("objective", "map_at_r")
     families: dict[str, list[Any]] = {}
-    for run in runs:
-        if "family" in run.data.tags:
-            families.setdefault(run.data.tags["family"], []).append(run)
+    for run in _last_of_each_trial(runs):
+        families.setdefault(run.data.tags["family"], []).append(run)
     rows = [_row(family, own, objective) for family, own in families.items()]
     rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
     return Leaderboard(
@@ -91,6 +90,18 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
         model=parent.data.tags.get("model"),
         rows=rows,
     )
+
+
+def _last_of_each_trial(runs: list[Any]) -> list[Any]:
+    """The newest run of each trial: one that was begun twice, after a crash, counts once."""
+    newest: dict[tuple[str, ...], Any] = {}
+    for run in runs:
+        tags = run.data.tags
+        if "family" in tags and tags.get("status") != "interrupted":
+            is_search = tags["dmlstudy_kind"] == "search"
+            number = tags.get("trial_number", run.info.run_id) if is_search else tags["seed"]
+            newest[tags["dmlstudy_kind"], tags["family"], number] = run
+    return list(newest.values())
 
 
 def _row(family: str, runs: list[Any], objective: str) -> Row:

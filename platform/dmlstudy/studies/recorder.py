@@ -75,6 +75,7 @@ class Recorder(tune.Callback):
         self._tracker.end_trial(
             run_id, assignment.status, assignment.curve, assignment.metrics, assignment.reason
         )
+        self._search.commit(trial_id)
         self._progress.ended(assignment, time.monotonic() - started, self._search.best())
 
     def __getstate__(self) -> dict[str, Any]:

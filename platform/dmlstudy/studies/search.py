@@ -129,33 +129,40 @@ class StudySearch(OptunaSearch):
         if assignment.status != "running":
             return
         if error:
-            self._close(trial_id, "failed", assignment.reason or "no reason given")
+            assignment.status = "failed"
+            assignment.reason = assignment.reason or "no reason given"
         elif trial_id in self._hopeless:  # Tune says of these that they are done
-            reason = f"stopped after epoch {len(assignment.curve)}: not among its family's best there"
-            self._close(trial_id, "pruned", reason)
+            assignment.status = "pruned"
+            assignment.reason = (
+                f"stopped after epoch {len(assignment.curve)}: not among its family's best there"
+            )
         elif result and result.get("failure"):
-            self._close(trial_id, "failed", str(result["failure"]))
+            assignment.status, assignment.reason = "failed", str(result["failure"])
         elif result and result.get("done"):
             assignment.metrics = metrics_of(result)
             score = assignment.metrics.get(self.metric, math.nan)
             if assignment.number is None or math.isfinite(score):
-                self._close(trial_id, "finished")
+                assignment.status = "finished"
             else:
-                self._close(trial_id, "failed", f"{self.metric} is {score}")
+                assignment.status, assignment.reason = "failed", f"{self.metric} is {score}"
         else:
             assignment.status = "interrupted"  # it stays RUNNING in the storage, to be handed out again
 
-    def _close(self, trial_id: str, status: Status, reason: str = "") -> None:
+    def commit(self, trial_id: str) -> None:
+        """Tell Optuna how the trial ended: the last thing that is written of a trial.
+
+        A driver killed before this runs the trial again, and ends with the same; so nothing that Optuna
+        knows to be over is missing anywhere else.
+        """
         assignment = self.assignments[trial_id]
-        assignment.status, assignment.reason = status, reason
-        if assignment.number is None:
+        if assignment.number is None or assignment.status in ("running", "interrupted"):
             return
         trial = self._ot_trials[trial_id]
-        if reason:
-            trial.set_user_attr("reason", reason)
-        if status == "finished":
+        if assignment.reason:
+            trial.set_user_attr("reason", assignment.reason)
+        if assignment.status == "finished":
             self.study.tell(trial, assignment.metrics[self.metric])
-        elif status == "pruned":
+        elif assignment.status == "pruned":
             self.study.tell(trial, state=TrialState.PRUNED)
         else:
             self.study.tell(trial, state=TrialState.FAIL)
