@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -68,13 +67,19 @@ def wait_for_line(path: Path, pattern: str, process: subprocess.Popen[bytes], ti
         time.sleep(0.1)
 
 
-def interrupted(arguments: list[str | Path], after: str, log: Path) -> tuple[int, float]:
-    """Run, send SIGINT when a line like ``after`` shows; the exit code and the seconds to the end."""
+def interrupted(store: Path, after: str, log: Path) -> tuple[int, float]:
+    """Run the digits study and end it from another shell when a line like ``after`` shows.
+
+    ``dmlstudy stop`` sends the running command what Ctrl-C sends. The exit code and the seconds to the end.
+    """
     with open(log, "wb") as file:
-        process = subprocess.Popen([*DMLSTUDY, *map(str, arguments)], stdout=file, stderr=file)
+        process = subprocess.Popen(
+            [*DMLSTUDY, "run", str(SPEC), "--store", str(store)], stdout=file, stderr=subprocess.STDOUT
+        )
         wait_for_line(log, after, process, timeout=240)
         started = time.monotonic()
-        process.send_signal(signal.SIGINT)
+        stopped = called("stop", "digits", "--store", store)
+        assert "study digits is stopped" in stopped.stdout, stopped
         return process.wait(timeout=60), time.monotonic() - started
 
 
@@ -83,8 +88,8 @@ def interrupted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int
     """The digits study stopped by Ctrl-C after ten trials: store, exit code, seconds to stop, status."""
     folder = tmp_path_factory.mktemp("run")
     store = folder / "store"
-    code, seconds = interrupted(["run", SPEC, "--store", store], r"^10/39 ", folder / "shown")
-    return store, code, seconds, command("status", "digits", "--store", store).stdout
+    code, seconds = interrupted(store, r"^10/39 ", folder / "shown")
+    return store, code, seconds, called("status", "digits", "--store", store).stdout
 
 
 @pytest.fixture(scope="session")

@@ -116,7 +116,7 @@ def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:
 
 
 def test_running_a_finished_study_again_only_shows_it(finished: Finished) -> None:
-    again = called("run", SPEC, "--store", finished.store)
+    again = command("run", SPEC, "--store", finished.store)
     assert again.returncode == 0
     assert "finished already" in again.stdout
     assert "registered as digits-embedder/1 @champion" in again.stdout
@@ -128,6 +128,17 @@ def test_another_file_under_the_same_name_is_refused(finished: Finished, tmp_pat
     result = called("run", other, "--store", finished.store)
     assert result.returncode == 2
     assert "--name" in result.stderr
+
+
+def test_a_job_is_followed_from_another_shell(ray_head: str, submitted: Finished) -> None:
+    job = submitted.shown.splitlines()[0].removeprefix("job ").strip()
+    at: list[str] = ["--job", job, "--address", ray_head]
+    assert "succeeded" in called("status", *at).stdout
+    assert "39/39" in called("logs", *at).stdout
+    assert "had ended already" in called("stop", *at).stdout
+    unknown = called("logs", "--job", "nope", "--address", ray_head)
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "no job 'nope'" in unknown.stderr
 
 
 def test_more_workers_than_the_cluster_can_give_is_said_at_once(ray_head: str, tmp_path: Path) -> None:
