@@ -21,7 +21,8 @@ import pytest
 from dmlstudy import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = ROOT / "search_spaces" / "studies" / "digits.yaml"
+QUICKSTART = ROOT / "search_spaces" / "studies" / "digits.yaml"
+NUM_TRIALS = 4 * 4 + 5 * 2
 BIN = Path(sys.executable).parent
 DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
 
@@ -67,14 +68,14 @@ def wait_for_line(path: Path, pattern: str, process: subprocess.Popen[bytes], ti
         time.sleep(0.1)
 
 
-def interrupted(store: Path, after: str, log: Path) -> tuple[int, float]:
+def interrupted(spec: Path, store: Path, after: str, log: Path) -> tuple[int, float]:
     """Run the digits study and end it from another shell when a line like ``after`` shows.
 
     ``dmlstudy stop`` sends the running command what Ctrl-C sends. The exit code and the seconds to the end.
     """
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            [*DMLSTUDY, "run", str(SPEC), "--store", str(store)], stdout=file, stderr=subprocess.STDOUT
+            [*DMLSTUDY, "run", str(spec), "--store", str(store)], stdout=file, stderr=subprocess.STDOUT
         )
         wait_for_line(log, after, process, timeout=240)
         started = time.monotonic()
@@ -84,19 +85,34 @@ def interrupted(store: Path, after: str, log: Path) -> tuple[int, float]:
 
 
 @pytest.fixture(scope="session")
-def interrupted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, float, str]:
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's study with two thirds of its trials: enough for stops, a verdict and an interval."""
+    text = QUICKSTART.read_text()
+    for old, new in (
+        ("trials_per_family: 6", "trials_per_family: 4"),
+        ("verdict_seeds: 3", "verdict_seeds: 2"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path_factory.mktemp("spec") / "digits.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="session")
+def interrupted_run(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, float, str]:
     """The digits study stopped by Ctrl-C after ten trials: store, exit code, seconds to stop, status."""
     folder = tmp_path_factory.mktemp("run")
     store = folder / "store"
-    code, seconds = interrupted(store, r"^10/39 ", folder / "shown")
+    code, seconds = interrupted(spec, store, r"^10/26 ", folder / "shown")
     return store, code, seconds, called("status", "digits", "--store", store).stdout
 
 
 @pytest.fixture(scope="session")
-def finished(interrupted_run: tuple[Path, int, float, str]) -> Finished:
+def finished(spec: Path, interrupted_run: tuple[Path, int, float, str]) -> Finished:
     """The same study after the same command was given again."""
     store = interrupted_run[0]
-    result = command("run", SPEC, "--store", store)
+    result = command("run", spec, "--store", store)
     assert result.returncode == 0, result.stdout + result.stderr
     return Finished(store, result.stdout)
 
@@ -131,10 +147,12 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="session")
-def submitted(ray_head: str, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def submitted(
+    spec: Path, ray_head: str, finished: Finished, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
     """The digits study, unbroken, as a job on the Ray head (after ``finished``, for there are two cores)."""
     store = tmp_path_factory.mktemp("submit") / "store"
-    result = command("submit", SPEC, "--address", ray_head, "--store", store, "--wait")
+    result = command("submit", spec, "--address", ray_head, "--store", store, "--wait")
     assert result.returncode == 0, result.stdout + result.stderr
     return Finished(store, result.stdout)
 

@@ -146,7 +146,8 @@ def test_pulled_it_is_the_original(
     )
     other = registered.embedders[1 - number]
     assert not np.allclose(embedders.embed(pulled, images), embedders.embed(other, images))
-    assert models.model_card(tmp_path / "new" / "model")["extra"] == {"family": "power"}
+    description = json.loads((tmp_path / "new" / "model" / "embedder.json").read_text())
+    assert description["extra"] == {"family": "power"}
 
 
 def test_a_folder_that_is_there_is_not_touched(registered: Registered, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Shapes: N images, H height, W width, C channels.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,12 +35,16 @@ IMAGE_SUFFIXES = frozenset(
 
 
 def digits(path: Path | None, image_size: int | None) -> ZeroShotData:
-    """scikit-learn's bundled 8x8 digits, pixel = round(x * 255 / 16): classes 0-4 and 5-9."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    """scikit-learn's bundled 8x8 digits, pixel = round(x * 255 / 16): classes 0-4 and 5-9.
 
-    bunch = load_digits()
-    images_NHWC = np.round(bunch.images * 255 / 16).astype(np.uint8)[..., None]
-    labels_N = bunch.target.astype(np.int64)
+    The file is read without importing scikit-learn, for which every worker of a study would wait seconds.
+    """
+    library = importlib.util.find_spec("sklearn")
+    assert library is not None
+    assert library.origin is not None
+    rows = np.loadtxt(Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    images_NHWC = np.round(rows[:, :-1].reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8)
+    labels_N = rows[:, -1].astype(np.int64)
     return halves("digits", ImageSet(resize(images_NHWC, image_size), labels_N, tuple("0123456789")))
 
 

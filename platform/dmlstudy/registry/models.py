@@ -6,7 +6,6 @@ Listing waits for no torch: what needs an embedder imports it.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import tempfile
@@ -213,9 +212,3 @@ def _requirements() -> list[str]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def model_card(folder: Path) -> dict[str, Any]:
-    """What a saved embedder says of itself (its embedder.json)."""
-    card: dict[str, Any] = json.loads((folder / "embedder.json").read_text(encoding="utf-8"))
-    return card

@@ -129,14 +129,6 @@ class StudyTracker:
         runs = self._search("tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'")
         return {(run.data.tags["family"], int(run.data.tags["seed"])) for run in runs}
 
-    def trial_seconds(self) -> list[float]:
-        """How long each ended trial took, in seconds."""
-        return [
-            (run.info.end_time - run.info.start_time) / 1000
-            for run in self._search("tags.status = 'finished'")
-            if run.info.end_time and PARENT in run.data.tags
-        ]
-
     def log_folder(self, run_id: str, folder: str, name: str) -> None:
         """Keep a folder as the run's artifact ``name``."""
         self.client.log_artifacts(run_id, folder, name)
