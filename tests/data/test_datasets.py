@@ -337,3 +337,14 @@ def test_embeddings_faults_leave_the_old_file(tmp_path: Path, monkeypatch: pytes
     write_hf(tmp_path / "x.parquet", [0, 1])
     with pytest.raises(ValueError, match="not a file of embeddings"):
         data.read_embeddings(tmp_path / "x.parquet")
+
+
+def test_digits_are_scikit_learn_s() -> None:
+    """The file is read without the library; the library reads the same."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    bunch, found = load_digits(), data.load("digits")
+    for part, is_its in ((found.development, bunch.target < 5), (found.test, bunch.target >= 5)):
+        np.testing.assert_array_equal(part.images_NHWC[..., 0], np.round(bunch.images[is_its] * 255 / 16))
+        names = [part.class_names[label] for label in part.labels_N]
+        assert names == [str(label) for label in bunch.target[is_its]]

@@ -11,13 +11,13 @@ import mlflow
 import optuna
 import pytest
 
-from .conftest import SPEC, Finished, called, command
+from .conftest import NUM_TRIALS, Finished, called, command
 
 pytestmark = pytest.mark.timeout(900)
 
 FAMILIES = {"pair-power", "pair-exponential", "triplet", "multi-similarity"}
 TRIAL_LINE = re.compile(
-    r" ?(\d+)/39  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}( ± [01]\.\d{4}| stopped, epoch \d+)?"
+    r" ?(\d+)/26  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}( ± [01]\.\d{4}| stopped, epoch \d+)?"
     r" +\d+\.\d s  best [01]\.\d{4} \S+ #\d+ +left (\.\.\.|\d+ s|\d+:\d\d min)"
 )
 
@@ -37,12 +37,14 @@ def test_ctrl_c_ends_soon_and_keeps_what_is_finished(interrupted_run: tuple[Path
 
 def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
     lines = submitted.shown.splitlines()
-    trials = [TRIAL_LINE.fullmatch(line.rstrip()) for line in lines if "/39 " in line]
-    assert [match and int(match[1]) for match in trials] == list(range(1, 40)), submitted.shown
+    trials = [TRIAL_LINE.fullmatch(line.rstrip()) for line in lines if f"/{NUM_TRIALS} " in line]
+    assert [match and int(match[1]) for match in trials] == list(range(1, NUM_TRIALS + 1)), submitted.shown
     told = ("job ", "digits:", "starting the workers", "* best", "test:", "trials:", "registered", "models:")
     table = (" family", *(f" {name}" for name in FAMILIES), " untrained")
     ours = [
-        line for line in lines if line.strip() and "/39 " not in line and not line.startswith(told + table)
+        line
+        for line in lines
+        if line.strip() and f"/{NUM_TRIALS} " not in line and not line.startswith(told + table)
     ]
     # Ray's own job manager says two lines before the job starts.
     assert all("Runtime env is" in line or "Running entrypoint" in line for line in ours), ours
@@ -51,7 +53,7 @@ def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
 def test_the_engines_noise_is_in_a_file(finished: Finished) -> None:
     log = called("logs", "digits", "--engine", "--store", finished.store).stdout
     assert "RayTrainWorker" in log
-    assert "39/39" in called("logs", "digits", "--store", finished.store).stdout
+    assert f"{NUM_TRIALS}/{NUM_TRIALS}" in called("logs", "digits", "--store", finished.store).stdout
 
 
 def test_equal_budget_a_winner_by_validation_and_an_untrained_row(finished: Finished) -> None:
@@ -60,9 +62,9 @@ def test_equal_budget_a_winner_by_validation_and_an_untrained_row(finished: Fini
     assert rows.keys() == FAMILIES | {"untrained"}
     for family in FAMILIES:
         row = rows[family]
-        assert row["num_finished"] + row["num_pruned"] + row["num_failed"] == 6
+        assert row["num_finished"] + row["num_pruned"] + row["num_failed"] == 4
         assert 0 < row["validation"] < 1
-    assert all(row["test"]["test_map_at_r"]["num"] == 3 for row in rows.values())
+    assert all(row["test"]["test_map_at_r"]["num"] == 2 for row in rows.values())
     scores = [rows[row["family"]]["validation"] for row in board["rows"] if row["family"] in FAMILIES]
     assert scores == sorted(scores, reverse=True)
     assert board["winner"] == board["rows"][0]["family"]
@@ -87,7 +89,7 @@ def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished
     trials = [run for run in runs if run is not parent]
     assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
     ended = [run for run in trials if run.data.tags["status"] in ("finished", "pruned")]
-    assert len(ended) == 39
+    assert len(ended) == NUM_TRIALS
     assert {run.data.tags["status"] for run in trials if run not in ended} == {"interrupted"}
     assert {run.info.status for run in runs} <= {"FINISHED", "KILLED"}
     for run in ended:
@@ -105,7 +107,7 @@ def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished
 def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{finished.store / 'optuna.db'}")
     states = [trial.state.name for trial in study.trials]
-    assert len(states) == 24
+    assert len(states) == 16
     assert set(states) == {"COMPLETE", "PRUNED"}
     for trial in study.trials:
         if trial.state.name == "PRUNED":
@@ -115,16 +117,16 @@ def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:
             assert len(trial.intermediate_values) == 10
 
 
-def test_running_a_finished_study_again_only_shows_it(finished: Finished) -> None:
-    again = command("run", SPEC, "--store", finished.store)
+def test_running_a_finished_study_again_only_shows_it(spec: Path, finished: Finished) -> None:
+    again = command("run", spec, "--store", finished.store)
     assert again.returncode == 0
     assert "finished already" in again.stdout
     assert "registered as digits-embedder/1 @champion" in again.stdout
 
 
-def test_another_file_under_the_same_name_is_refused(finished: Finished, tmp_path: Path) -> None:
+def test_another_file_under_the_same_name_is_refused(spec: Path, finished: Finished, tmp_path: Path) -> None:
     other = tmp_path / "digits.yaml"
-    other.write_text(SPEC.read_text().replace("trials_per_family: 6", "trials_per_family: 7"))
+    other.write_text(spec.read_text().replace("trials_per_family: 4", "trials_per_family: 5"))
     result = called("run", other, "--store", finished.store)
     assert result.returncode == 2
     assert "--name" in result.stderr
@@ -134,17 +136,19 @@ def test_a_job_is_followed_from_another_shell(ray_head: str, submitted: Finished
     job = submitted.shown.splitlines()[0].removeprefix("job ").strip()
     at: list[str] = ["--job", job, "--address", ray_head]
     assert "succeeded" in called("status", *at).stdout
-    assert "39/39" in called("logs", *at).stdout
+    assert f"{NUM_TRIALS}/{NUM_TRIALS}" in called("logs", *at).stdout
     assert "had ended already" in called("stop", *at).stdout
     unknown = called("logs", "--job", "nope", "--address", ray_head)
     assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
     assert "no job 'nope'" in unknown.stderr
 
 
-def test_more_workers_than_the_cluster_can_give_is_said_at_once(ray_head: str, tmp_path: Path) -> None:
+def test_more_workers_than_the_cluster_can_give_is_said_at_once(
+    spec: Path, ray_head: str, tmp_path: Path
+) -> None:
     big = tmp_path / "big.yaml"
     big.write_text(
-        SPEC.read_text().replace("workers: 2", "workers: 7").replace("name: digits", "name: big", 1)
+        spec.read_text().replace("workers: 2", "workers: 7").replace("name: digits", "name: big", 1)
     )
     result = command("submit", big, "--address", ray_head, "--store", tmp_path / "store", timeout=60)
     assert result.returncode == 2

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from dmlstudy import data, retrieval
 
-from .conftest import DMLSTUDY, SPEC, Finished, called, free_port, wait_for_port
+from .conftest import DMLSTUDY, NUM_TRIALS, QUICKSTART, Finished, called, free_port, wait_for_port
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -90,7 +90,7 @@ def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_
         (["leaderboard", "digits"], "untrained"),
         (["models"], "champion"),
         (["stop", "digits"], "is not running: it is finished"),
-        (["logs", "digits"], "39/39"),
+        (["logs", "digits"], f"{NUM_TRIALS}/{NUM_TRIALS}"),
     ],
 )
 def test_every_verb_works_on_what_the_study_left(
@@ -102,7 +102,7 @@ def test_every_verb_works_on_what_the_study_left(
 
 
 def test_validate_shows_the_tree_the_trials_and_the_time() -> None:
-    result = called("validate", SPEC)
+    result = called("validate", QUICKSTART)
     assert result.returncode == 0, result.stderr
     for text in (
         "if threshold+margin: epsilon",
