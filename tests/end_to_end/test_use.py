@@ -85,7 +85,7 @@ def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["status"], "+ 15 judged"),
+        (["status"], "+ 10 judged"),
         (["status", "digits"], "finished"),
         (["leaderboard", "digits"], "untrained"),
         (["models"], "champion"),
