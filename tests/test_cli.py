@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 
 from dmlstudy import cli
@@ -15,7 +16,7 @@ from dmlstudy import cli
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
-    "embed", "ui",
+    "embed", "ui", "selfcheck",
 }  # fmt: skip
 
 
@@ -49,8 +50,8 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
         ("epochs: 5", "epochs: -1", r"training\.epochs: .*greater than or equal to 0, got -1"),
         (
             "space: triplet_weighting",
-            "space: triplet",
-            r"no family 'triplet'; did you mean 'triplet_weighting'\?",
+            "space: triplet_wieghting",
+            r"no family 'triplet_wieghting'; did you mean 'triplet_weighting'\?",
         ),
         ("{name: digits}", "{name: digit}", r"digit'.*did you mean 'digits'"),
         ("{name: digits}", "{name: image_folder, path: /nowhere}", r"/nowhere"),
@@ -105,3 +106,30 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         assert said.startswith("error: "), said
         assert re.search(message, said), said
     assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_the_families_with_their_papers_and_parameters(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    assert call(monkeypatch, "families") == 0
+    shown = capfd.readouterr().out
+    for path in SPEC.parents[1].glob("*.yaml"):
+        (row,) = re.findall(rf"^ {path.stem} .*$", shown, re.MULTILINE)
+        assert row.split()[1]
+    assert re.search(
+        r"^ contrastive +Dimensionality .* positive_margin, negative_margin *$", shown, re.MULTILINE
+    )
+    assert re.search(r" binomial_deviance: alpha, beta, negative_weight *$", shown, re.MULTILINE)
+    assert re.search(r" \+ structure: preset, weight, t, alpha, eta_floor *$", shown, re.MULTILINE)
+
+
+def test_one_family_with_its_space(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    assert call(monkeypatch, "families", "graph_consistency") == 0
+    shown = capfd.readouterr().out
+    assert "CGML" in shown
+    assert "    if n_pair: scale in [1, 32], log, default 10" in shown
+    assert "    if gc: weight in [0.0001, 1], log, default 0.01" in shown

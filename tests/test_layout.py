@@ -28,6 +28,7 @@ FLOORS = (  # top to bottom
     ("distributed",),
     ("losses",),
     ("records",),
+    ("naming",),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}
@@ -136,6 +137,7 @@ def test_imports_go_down_and_through_the_doors(module: str, path: Path) -> None:
         ("dmlstudy.registry.store", "def f():\n    from dmlstudy.studies import spec", "spec lies above"),
         ("dmlstudy.records", "if True:\n    from dmlstudy.losses import catalogue", "losses.catalogue lies"),
         ("dmlstudy.bundled", "from dmlstudy.records import Record", "Record lies above"),
+        ("dmlstudy.naming", "from dmlstudy.records import Scalar", "records.Scalar lies above"),
         ("dmlstudy.cli", "from dmlstudy.tools import x", "dmlstudy.tools.x is on no floor"),
         ("dmlstudy.cli", "import ray", "ray has its door in studies"),
         ("dmlstudy.training.trial", "def f():\n    import mlflow.artifacts as a", "mlflow has its door"),

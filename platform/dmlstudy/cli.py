@@ -214,12 +214,75 @@ def families(
 
     table = Table("family", "source", "parameters" if name is None else "search space", box=None)
     for family in [name] if name else specs.family_files():
-        _, paper, space = specs.read_family(family, "family")
-        lines = [line for key in space for line in space[key].lines(key)]
-        if name is None:
-            lines = [", ".join(key.removeprefix("loss.") for key in space if key.startswith("loss."))]
-        table.add_row(family, paper, "\n".join(map(escape, lines)))
+        paper, space = specs.read_family(family, "family")
+        lines = specs.parameters(space) if name is None else specs.tree(space)
+        table.add_row(family, escape(paper), "\n".join(map(escape, lines)))
     console.print(table, highlight=False)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy selfcheck` · `dmlstudy selfcheck proxy_anchor margin --workers 4 --cpus-per-worker 0.5`"
+)
+def selfcheck(
+    losses: Annotated[
+        Optional[list[str]], typer.Argument(help="Only these losses and regularisers; default: all.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Workers that share a batch.")] = 2,
+    cpus_per_worker: Annotated[float, typer.Option(help="CPUs each worker takes.")] = 1.0,
+    gpus_per_worker: Annotated[float, typer.Option(help="GPUs each worker takes.")] = 0.0,
+    address: Annotated[
+        Optional[str],
+        typer.Option(
+            "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
+        ),
+    ] = None,
+) -> None:
+    """Check on your cluster and devices that several workers find exactly the gradient of one.
+
+    Each loss, regulariser and memory takes a training step on equal and on ragged shares of a batch, in float64.
+    `cosine` and `norm ratio` compare the gradients of encoder and loss with those of one process: both must be 1.
+    """
+    from pydantic import ValidationError
+
+    from dmlstudy.records import ResourcesConfig
+    from dmlstudy.studies.progress import terminal
+    from dmlstudy.studies.selfcheck import SelfcheckFailed, case_names, run_selfcheck
+    from dmlstudy.training.law import Finding
+
+    names = case_names(losses or [])
+    try:
+        resources = ResourcesConfig(
+            workers=workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+    width = max(map(len, names))
+    wrong: list[str] = []
+    with terminal() as stream:
+
+        def show(finding: Finding) -> None:
+            verdict = "exact" if finding.is_exact else f"WRONG by {finding.error:.1e}"
+            print(
+                f"{finding.case:<{width}}  {finding.value:>12.6g}  {finding.value_error:>11.1e}"
+                f"  {finding.cosine:>12.10f}  {finding.norm_ratio:>12.10f}  {verdict}",
+                file=stream,
+            )
+            if not finding.is_exact:
+                wrong.append(finding.case)
+
+        print(f"{len(names)} cases on {workers} workers; starting them takes half a minute", file=stream)
+        head = f"{'loss':<{width}}  {'value':>12}  {'value error':>11}  {'cosine':>12}  {'norm ratio':>12}  verdict"
+        print(head, file=stream)
+        try:
+            run_selfcheck(names, resources, address=address, on_finding=show)
+        except SelfcheckFailed as error:
+            console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(1) from None
+    if wrong:
+        console.print(f"[red]{len(wrong)} of {len(names)} are wrong[/]: {escape(', '.join(wrong))}")
+        raise typer.Exit(1)
+    console.print(f"all {len(names)} are exact on {workers} workers", highlight=False)
 
 
 @app.command(epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json`")

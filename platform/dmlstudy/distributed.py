@@ -7,7 +7,6 @@ W ranks (the world size).
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from dmlstudy.losses.interface import Embeddings, LossSum
+from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, check_embeddings
 
 
 def rank() -> int:
@@ -29,20 +28,17 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def barrier() -> None:
-    """Returns when every rank has called it."""
-    any_rank(False)
-
-
 def gather(local: Embeddings) -> Embeddings:
     """All ranks' rows in rank order: (N, D) of each rank -> (M, D), labels and ids exactly as int64.
 
     The gradient flows through z alone: backward sums what all ranks' losses say about a row and hands it
-    to the row's owner (reduce-scatter SUM). Every rank must call this, and backward through it.
+    to the row's owner (reduce-scatter SUM). Every rank must call this, and backward through it. Where a rank's
+    embeddings are not finite, or its labels or ids are malformed, every rank raises the same ValueError, which
+    names the rank.
     """
+    sizes = _sizes_if_sound(local)
     if world_size() == 1:
-        return local
-    sizes = _sizes(local.z_ND.shape[0])
+        return Embeddings(local.z_ND, local.y_N, local.id_N)
     z_MD: Tensor = _Gather.apply(local.z_ND, sizes)
     labels_M2 = _gather_padded(torch.stack([local.y_N, local.id_N], dim=1), sizes)
     return Embeddings(z_MD, labels_M2[:, 0], labels_M2[:, 1])
@@ -80,6 +76,11 @@ def own_slice(n: int) -> slice:
     return slice(rank() * n // world_size(), (rank() + 1) * n // world_size())
 
 
+def world() -> World:
+    """What a loss may ask of the ranks that share its batch."""
+    return ALONE if world_size() == 1 else _AllRanks()
+
+
 def scaled_for_mean(loss: LossSum) -> tuple[Tensor, float]:
     """What this rank must backpropagate, and the global mean loss for the log.
 
@@ -105,13 +106,32 @@ def data_parallel(module: nn.Module) -> nn.Module:
     return DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
 
 
-def step_generator(seed: int, step: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator that depends on (seed, step) alone, never on the rank: all ranks draw the same.
+class _AllRanks:
+    """The ranks of the process group, as losses see them."""
 
-    Streams of different steps are unrelated; a CPU and a CUDA generator give different numbers.
-    """
-    digest = hashlib.sha256(f"{seed}/{step}".encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    def gather(self, x_B: Tensor) -> Tensor:
+        gathered_M: Tensor = _Gather.apply(x_B, _sizes(len(x_B)))
+        return gathered_M
+
+    def sum(self, x: Tensor) -> Tensor:
+        summed: Tensor = _Sum.apply(x)
+        return summed
+
+    def share(self, n: int) -> slice:
+        return own_slice(n)
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over ranks; every rank's objective may look at it, so its transpose is the same sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return sum_over_ranks(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return sum_over_ranks(grad)
 
 
 class _Gather(torch.autograd.Function):
@@ -136,6 +156,41 @@ def _sizes(n: int) -> list[int]:
     counts_W = torch.zeros(world_size(), dtype=torch.int64)
     counts_W[rank()] = n
     return [int(count) for count in sum_over_ranks(counts_W)]
+
+
+def _sizes_if_sound(local: Embeddings) -> list[int]:
+    """Every rank's number of rows; if any rank's are unsound, all raise what those ranks have to say."""
+    problem = _problem(local)
+    if world_size() == 1:
+        problems = [problem]
+        sizes = [len(local.z_ND)]
+    else:
+        table_W2 = torch.zeros(world_size(), 2, dtype=torch.int64)
+        table_W2[rank()] = torch.tensor([len(local.y_N), problem is not None])
+        table_W2 = sum_over_ranks(table_W2)
+        sizes = table_W2[:, 0].tolist()
+        problems = [None] * world_size()
+        if table_W2[:, 1].any():
+            dist.all_gather_object(problems, problem)
+    said = [f"rank {number}: {problem}" for number, problem in enumerate(problems) if problem]
+    if said:
+        raise ValueError("; ".join(said))
+    return sizes
+
+
+def _problem(local: Embeddings) -> str | None:
+    try:
+        check_embeddings("batch", local)
+    except ValueError as error:
+        return str(error)
+    finite_N = local.z_ND.detach().isfinite().all(dim=1)
+    if finite_N.all():
+        return None
+    row = int((~finite_N).nonzero()[0])
+    return (
+        f"the embeddings of {int((~finite_N).sum())} of {len(finite_N)} images are not finite, "
+        f"the first of image {int(local.id_N[row])}"
+    )
 
 
 def _gather_padded(x: Tensor, sizes: list[int]) -> Tensor:

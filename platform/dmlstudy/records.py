@@ -54,6 +54,14 @@ class BatchConfig(Record):
     per_epoch: Annotated[
         PositiveInt | None, Field(description="batches per epoch; default: images // (P*K), at least 1")
     ] = None
+    memory_size: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="embeddings of earlier batches kept as further references (cross-batch memory); 0: none",
+        ),
+    ] = 0
+    memory_warmup: Annotated[int, Field(ge=0, description="batches before the memory is used")] = 0
 
 
 class TrainingConfig(Record):
@@ -82,7 +90,7 @@ class ResourcesConfig(Record):
 
 
 class LossConfig(Record):
-    """An entry of the loss catalogue with its parameters."""
+    """An entry of the catalogue, a loss or a regulariser, with its parameters."""
 
     name: str
     params: dict[str, Scalar] = {}
@@ -98,6 +106,7 @@ class TrialConfig(Record):
     batch: BatchConfig
     training: TrainingConfig
     loss: LossConfig
+    regularizer: Annotated[LossConfig | None, Field(description="added to the loss; none: nothing is")] = None
     num_folds: Annotated[int, Field(ge=1, description="1: one held-out fold")] = 1
     seed: int = 0
     recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)

@@ -1,7 +1,8 @@
 """The law of the training step: any world size gives the gradient of one process on the global batch.
 
-Every catalogue entry, on 2, 3 and 4 gloo processes, with equal and ragged local batches (also one row,
-also none), float64, encoder and loss wrapped together: encoder and loss parameters to 1e-9 relative.
+Every catalogue entry, regulariser and the memory, on 2, 3 and 4 gloo processes, with equal and ragged local
+batches (also one row, also none), float64, encoder and loss wrapped together: encoder and loss parameters
+to 1e-9 relative. The step here is the test's own; ``law.check`` is what users run.
 """
 
 from __future__ import annotations
@@ -13,68 +14,51 @@ import pytest
 import torch
 from gloo_pool import GlooPool
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from dmlstudy import distributed
 from dmlstudy.losses import catalogue
-from dmlstudy.losses.interface import Embeddings, LossSum
-from dmlstudy.records import Scalar
+from dmlstudy.losses.interface import ALONE, Embeddings, LossSum
+from dmlstudy.training import law
 
-NUM_CLASSES, DIM, BATCH = 4, 5, 12
 Gather = Callable[[Embeddings], Embeddings]
 Result = tuple[float, dict[str, NDArray[np.float64]]]
 
-SETTINGS: dict[str, dict[str, Scalar]] = {
-    "pair_weighting": {"negative_margin": 1.5, "mining": "threshold+margin", "alpha": 1.0},
-    "triplet_weighting": {"margin": 0.3, "alpha": 10.0},
-    "multi_similarity": {},
-    "contrastive": {"negative_margin": 1.5},
-    "margin": {},
-    "proxy_nca": {},
-}
+BATCH = 12
 SPLITS = [(6, 6), (11, 1), (4, 4, 4), (7, 4, 1), (8, 4, 0), (3, 3, 3, 3), (5, 0, 1, 6)]
+SEES_NO_REFERENCES = {"proxy_nca", "proxy_nca_pp", "proxy_anchor", "soft_triple", "arcface", "cosface"}
 
 
-class Step(nn.Module):
-    """Encoder and loss as one module, as the training step wraps them."""
-
-    def __init__(self, name: str, gather: Gather) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, DIM))
-        with torch.no_grad():
-            for parameter in self.encoder.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        self.loss = catalogue.build(name, SETTINGS[name], num_classes=NUM_CLASSES, dim=DIM)
-        self.gather = gather
-
-    def forward(self, x: Tensor, y: Tensor, ids: Tensor) -> LossSum:
-        anchors = Embeddings(functional.normalize(self.encoder(x)), y, ids)
-        return self.loss(anchors, self.gather(anchors))
-
-
-def global_batch() -> tuple[Tensor, Tensor, Tensor]:
+def global_batch(number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Three images per class, one of them drawn twice; classes and duplicates spread over the ranks."""
-    x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y, ids = torch.arange(BATCH) % NUM_CLASSES, torch.arange(BATCH) + 2**53
+    generator = torch.Generator().manual_seed(1 + number)
+    x = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
+    y, ids = torch.arange(BATCH) % law.NUM_CLASSES, torch.arange(BATCH) + 2**53 + 7 * number
     x[11], ids[11] = x[3], ids[3]
     return x, y, ids
+
+
+def run_step(step: law.Step, module: torch.nn.Module, rows: slice) -> LossSum:
+    """The measured step, after another batch that fills the memory where there is one."""
+    if step.memory:
+        with torch.no_grad():
+            step(*(part[rows] for part in global_batch(1)))
+    return LossSum(*module(*(part[rows] for part in global_batch())))
+
+
+def gradients_of(step: law.Step) -> dict[str, NDArray[np.float64]]:
+    return {name: p.grad.numpy() for name, p in step.named_parameters() if p.grad is not None}
 
 
 def local_step(name: str, split: tuple[int, ...], gather: Gather) -> Result:
     """What one rank ends up with: the logged mean, and the gradients that data parallel left on it."""
     start = sum(split[: distributed.rank()])
     rows = slice(start, start + split[distributed.rank()])
-    step = Step(name, gather).double()
+    step = law.Step(law.CASES[name], gather, distributed.world()).double()
     parallel = distributed.data_parallel(step)
-    objective, mean = distributed.scaled_for_mean(parallel(*(part[rows] for part in global_batch())))
+    objective, mean = distributed.scaled_for_mean(run_step(step, parallel, rows))
     objective.backward()
-    gradients = {}
-    for parameter_name, parameter in step.named_parameters():
-        assert parameter.grad is not None, parameter_name
-        gradients[parameter_name] = parameter.grad.numpy()
-    return mean, gradients
+    return mean, gradients_of(step)
 
 
 def exact_step(name: str, split: tuple[int, ...]) -> Result:
@@ -95,12 +79,12 @@ def step_without_gradient_through_the_gather(name: str, split: tuple[int, ...]) 
 
 def one_process(name: str) -> Result:
     """The truth, by the loss alone: no process group, no gather, no scaling."""
-    step = Step(name, lambda anchors: anchors).double()
-    total, count = step(*global_batch())
+    step = law.Step(law.CASES[name], lambda anchors: anchors, ALONE).double()
+    total, count = run_step(step, step, slice(None))
     assert count > 0
     mean = total / count
     mean.backward()
-    return mean.item(), {name: p.grad.numpy() for name, p in step.named_parameters() if p.grad is not None}
+    return mean.item(), gradients_of(step)
 
 
 def flat(gradients: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -108,12 +92,14 @@ def flat(gradients: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def test_every_entry_is_covered() -> None:
-    assert SETTINGS.keys() == catalogue.CATALOGUE.keys()
+    assert {case.loss for case in law.CASES.values()} == catalogue.CATALOGUE.keys()
+    regularizers = {case.regularizer[0] for case in law.CASES.values() if case.regularizer}
+    assert regularizers == catalogue.REGULARIZERS.keys()
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(map(str, split)))
-@pytest.mark.parametrize("name", list(catalogue.CATALOGUE))
+@pytest.mark.parametrize("name", list(law.CASES))
 def test_gradient_equals_one_process(pool: GlooPool, name: str, split: tuple[int, ...]) -> None:
     assert sum(split) == BATCH
     mean, truth = one_process(name)
@@ -123,16 +109,80 @@ def test_gradient_equals_one_process(pool: GlooPool, name: str, split: tuple[int
         assert gradients.keys() == truth.keys()
         for parameter, gradient in gradients.items():
             size = np.linalg.norm(truth[parameter])
-            assert size > 1e-3, f"{parameter} has no gradient: the case proves nothing"
+            assert size > 1e-6, f"{parameter} has no gradient: the case proves nothing"
             error = np.linalg.norm(gradient - truth[parameter]) / size
             assert error < 1e-9, f"{parameter}: relative error {error:.1e}"
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", [name for name in catalogue.CATALOGUE if name != "proxy_nca"])
+@pytest.mark.parametrize("name", [n for n, c in law.CASES.items() if c.loss not in SEES_NO_REFERENCES])
 def test_a_gather_without_gradient_is_found_out(pool: GlooPool, name: str) -> None:
     """Guards the test above: the comparison must see the mistake it is there for."""
     truth = flat(one_process(name)[1])
     ((_, wrong), _) = pool.run(2, step_without_gradient_through_the_gather, name, (7, 5))
     error = np.linalg.norm(flat(wrong) - truth) / np.linalg.norm(truth)
     assert error > 1e-3, f"relative error only {error:.1e}"
+
+
+def check_on_rank(name: str) -> law.Finding:
+    return law.check(law.CASES[name])
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("name", ["margin", "contrastive + structure, memory", "proxy_anchor"])
+def test_the_check_for_users_finds_the_ranks_exact(pool: GlooPool, name: str, world_size: int) -> None:
+    for finding in pool.run(world_size, check_on_rank, name):
+        assert finding.is_exact
+        assert finding.value > 0
+        assert finding.cosine == pytest.approx(1, abs=1e-12)
+        assert finding.norm_ratio == pytest.approx(1, abs=1e-9)
+
+
+def check_with_local_scaling(name: str) -> law.Finding:
+    """A training step that divides by its own count, as one without global sums does."""
+    distributed.scaled_for_mean = lambda loss: (loss.total / loss.count.clamp(min=1), 1.0)
+    try:
+        return law.check(law.CASES[name])
+    finally:
+        import importlib
+
+        importlib.reload(distributed)
+
+
+@pytest.mark.timeout(180)
+def test_the_check_for_users_sees_a_wrong_step(pool: GlooPool) -> None:
+    (finding, _) = pool.run(2, check_with_local_scaling, "triplet")
+    assert not finding.is_exact
+    assert finding.error > 1e-3
+
+
+def unsound_step(kind: str) -> str:
+    local = Embeddings(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64), torch.arange(2) + 5)
+    if distributed.rank() == 1:
+        nan = torch.tensor([[1.0, 1, 1], [1, float("nan"), 1]])
+        local = {
+            "not finite": local._replace(z_ND=nan),
+            "dtype": local._replace(y_N=local.y_N.float()),
+            "shape": local._replace(y_N=local.y_N[:1]),
+        }[kind]
+    try:
+        distributed.gather(local)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("not finite", "rank 1: the embeddings of 1 of 2 images are not finite, the first of image 6"),
+        ("dtype", "rank 1: batch: labels must be int64, not torch.float32"),
+        ("shape", "rank 1: batch: labels must have one entry per embedding"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_all_ranks_hear_of_an_unsound_batch(pool: GlooPool, world_size: int, kind: str, message: str) -> None:
+    said = pool.run(world_size, unsound_step, kind)
+    assert len(set(said)) == 1
+    assert said[0].startswith(message)

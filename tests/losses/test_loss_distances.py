@@ -35,3 +35,16 @@ def test_precision_is_float32_at_least(distance: distances.Distance) -> None:
     z_ND = unit(0, 3)
     assert distance(z_ND.half(), z_ND.half()).dtype == torch.float32
     assert distance(z_ND.half(), z_ND).dtype == torch.float64
+
+
+@pytest.mark.parametrize("distance", [distances.euclidean, distances.squared_euclidean, distances.cosine])
+def test_closed_form_gradients_equal_autograd(distance: distances.Distance) -> None:
+    z_BD, z_MD = unit(0, 4).requires_grad_(), unit(1, 6).requires_grad_()
+    slope_BM = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    wanted = torch.autograd.grad((distance(z_BD, z_MD) * slope_BM).sum(), [z_BD, z_MD])
+    z_B, z_M = z_BD.detach(), z_MD.detach()
+    left_BF, right_MF = distance.left(z_B), distance.right(z_M)
+    d_BM = distance.of(left_BF @ right_MF.T)
+    slope_BM = distance.product_slope(slope_BM, d_BM)
+    torch.testing.assert_close(distance.left_gradient(slope_BM @ right_MF, z_B), wanted[0])
+    torch.testing.assert_close(distance.right_gradient(slope_BM.T @ left_BF, z_M), wanted[1])

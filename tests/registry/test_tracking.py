@@ -27,7 +27,10 @@ NUMBER = itertools.count()
 
 
 def config(
-    family: str = "power", phase: Literal["search", "verdict"] = "search", seed: int = 0
+    family: str = "power",
+    phase: Literal["search", "verdict"] = "search",
+    seed: int = 0,
+    regularizer: LossConfig | None = None,
 ) -> TrialConfig:
     return TrialConfig(
         family=family,
@@ -38,6 +41,7 @@ def config(
         batch=BatchConfig(classes="all"),
         training=TrainingConfig(lr=3e-4),
         loss=LossConfig(name="pair_weighting", params={"weighting": "power", "q": 2.0}),
+        regularizer=regularizer,
         num_folds=2,
     )
 
@@ -90,12 +94,21 @@ def test_a_trial_is_a_nested_run_with_its_hyperparameters(tracker: StudyTracker)
     assert params["batch.classes"] == "all"
     assert params["num_folds"] == "2"
     assert "embedder.weights" not in params
+    assert "regularizer" not in params
     nested = mlflow.search_runs(
         [tracker.experiment_id],
         f"tags.`mlflow.parentRunId` = '{tracker.parent_id}'",
         output_format="list",
     )
     assert [found.info.run_id for found in nested] == [run_id]
+
+
+def test_a_regulariser_is_logged_like_a_loss(tracker: StudyTracker) -> None:
+    structure = LossConfig(name="structure", params={"weight": 2.0, "preset": "paper"})
+    params = run_of(tracker, tracker.start_trial("x #0", config(regularizer=structure), 0)).data.params
+    assert params["loss"] == "pair_weighting"
+    assert params["regularizer"] == "structure"
+    assert (params["regularizer.weight"], params["regularizer.preset"]) == ("2.0", "paper")
 
 
 CURVE = [

@@ -443,3 +443,23 @@ def test_random_search_does_not_look_at_results_but_tpe_does() -> None:
 
     assert params("random", hill) == params("random", valley)
     assert params("tpe", hill) != params("tpe", valley)
+
+
+def test_a_search_over_losses_with_parameters_of_one_name(tmp_path: Path) -> None:
+    families = {name: {"space": "graph_consistency"} for name in ("red", "blue")}
+    changes = {"families": families, "batch": {"classes": "all"}, "search__trials_per_family": 20}
+
+    def score(config: TrialConfig, step: int) -> float:
+        return float(config.loss.params.get("alpha", 0)) - (config.loss.name == "multi_similarity")
+
+    Tune(on_disk(study(**changes), tmp_path), score, at_once=2).run(60)
+    tune = Tune(on_disk(study(**changes), tmp_path), score, at_once=2).run()
+    unbroken = Tune(in_memory(study(**changes)), score, at_once=3, seed=1).run()
+    assert by_number(tune.search) == by_number(unbroken.search)
+    searched = [config for number, config in unbroken.started if number is not None]
+    assert len({config.loss.name for config in searched}) == 4
+    drawn = {name for trial in tune.search.study.trials for name in trial.params}
+    assert {f"red/loss.alpha@{loss}" for loss in ("binomial_deviance", "multi_similarity")} <= drawn
+    for name, config in tune.search.best_configs().items():
+        best = max(score(other, 1) for other in searched if other.family == name)
+        assert score(config, 1) == best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from dmlstudy.losses import catalogue
-from dmlstudy.records import Scalar
+from dmlstudy.records import LossConfig, Scalar, TrialConfig
 from dmlstudy.studies import checks, spec
 from dmlstudy.studies.space import Choice, Fixed, Float, Int, Space
 from dmlstudy.studies.spec import SpecError, StudySpec
@@ -77,31 +78,63 @@ def leaves(space: Space) -> Iterator[tuple[str, Any]]:
                 yield from leaves(children)
 
 
+def names_of(family: str, section: str = "loss") -> list[Any]:
+    """What the loss (or regulariser) of a bundled family can be called."""
+    name = spec.read_family(family, "families.x")[1].get(f"{section}.name", Fixed("none"))
+    return [name.value] if isinstance(name, Fixed) else list(name.edges)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_in_the_catalogue_and_builds_at_its_edges(name: str) -> None:
-    loss, paper, space = spec.read_family(name, "families.x")
-    assert loss in catalogue.CATALOGUE
+    paper, space = spec.read_family(name, "families.x")
     assert paper
     found = spec.parse(study(batch={}, embedder={"dim": 8}, families={"x": {"space": name}}))
     family = found.families["x"]
     assert any(not isinstance(domain, Fixed) for _, domain in leaves(space))
     corners = found.corners(family)
     assert len(corners) > 5
+    built = set()
     for values in corners:
         config = found.trial_config(family, values)
-        catalogue.build(config.loss.name, config.loss.params, num_classes=3, dim=8)
-        assert set(config.loss.params) <= set(catalogue.parameters_of(loss))
+        catalogue.build(
+            config.loss.name,
+            config.loss.params,
+            regularizer=config.regularizer and (config.regularizer.name, config.regularizer.params),
+            memory=config.batch.memory_size > 0,
+            num_classes=3,
+            dim=8,
+        )
+        assert set(config.loss.params) <= set(catalogue.parameters_of(config.loss.name))
+        for part in filter(None, [config.regularizer]):
+            assert set(part.params) <= set(catalogue.parameters_of(part.name))
+        built.add(config.loss.name)
+    assert built == set(names_of(name))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_can_be_validated(name: str) -> None:
+    checked(study(families={"x": {"space": name}}))
 
 
 def test_each_catalogue_entry_has_a_family() -> None:
-    assert {spec.read_family(name, "families.x")[0] for name in FAMILIES} == set(catalogue.CATALOGUE)
+    assert {name for family in FAMILIES for name in names_of(family)} == set(catalogue.CATALOGUE)
+    for name in catalogue.CATALOGUE:
+        assert names_of(name) == [name]  # and it is called the same
 
+
+def test_each_regulariser_has_a_family() -> None:
+    found = {name for family in FAMILIES for name in names_of(family, "regularizer")} - {"none"}
+    assert found == set(catalogue.REGULARIZERS)
+
+
+NASA = ("structure", "distance_levels")
+CGML = "graph_consistency"
 
 PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
     # family, parameter, default, values the papers tried
     ("pair_weighting", "loss.weighting", "exponential", ["constant", "power", "exponential"]),
     ("pair_weighting", "loss.normalize", "anchor", ["anchor", "none"]),
-    ("pair_weighting", "loss.mining", "threshold", ["threshold", "threshold+margin"]),
+    ("pair_weighting", "loss.mining", "threshold", ["threshold", "threshold+margin", "threshold+batch_hard"]),
     ("pair_weighting", "epsilon", 0.1, [0.1]),
     ("pair_weighting", "loss.positive_margin", 0.0, [0]),
     ("pair_weighting", "loss.negative_margin", 0.8, [0.8, 1.0]),
@@ -111,6 +144,7 @@ PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
     ("pair_weighting", "beta", 2.0, [1, 2, 10, 40, 50]),
     ("triplet_weighting", "loss.weighting", "exponential", ["constant", "power", "exponential"]),
     ("triplet_weighting", "loss.normalize", "anchor", ["anchor", "none"]),
+    ("triplet_weighting", "loss.mining", "all", ["all", "semi_hard", "batch_hard", "margin"]),
     ("triplet_weighting", "loss.margin", 0.1, [0.1, 0.2]),
     ("triplet_weighting", "p", 5.0, [0, 1, 2, 3, 4, 5]),
     ("triplet_weighting", "alpha", 40.0, [1, 40, 60]),
@@ -121,11 +155,51 @@ PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
     ("contrastive", "loss.negative_margin", 0.8, [0.8]),
     ("margin", "loss.beta", 1.2, [1.2]),
     ("margin", "loss.alpha", 0.2, [0.2]),
-    ("proxy_nca", "loss.temperature", 0.1111, [1 / 9]),
-    *((name, "training.lr", 1e-5, [1e-5, 1e-6, 1e-4]) for name in FAMILIES),
+    ("margin", "loss.nu", 0.0, [0.0, 1e-4, 1e-2]),
+    ("triplet", "loss.margin", 0.2, [0.1, 0.2]),
+    ("n_pair", "loss.scale", 10.0, [1, 10]),
+    ("n_pair", "loss.l2", 5e-4, [5e-4]),
+    ("lifted_structure", "loss.margin", 1.0, [1.0]),
+    ("multi_similarity_distance", "loss.version", "v1", ["v1", "v2"]),
+    ("multi_similarity_distance", "loss.margin", 1.0, [1.0]),
+    ("binomial_deviance", "loss.alpha", 2.0, [2]),
+    ("binomial_deviance", "loss.beta", 0.5, [0.5]),
+    ("binomial_deviance", "loss.negative_weight", 25.0, [25]),
+    ("ranked_list", "loss.negative_temperature", 10.0, [10]),
+    ("circle", "loss.margin", 0.4, [0.25, 0.4]),
+    ("circle", "loss.gamma", 80.0, [80, 256]),
+    ("angular", "loss.angle", 40.0, [36, 45, 55]),
+    ("proxy_nca", "loss.temperature", 1.0, [1]),
+    ("proxy_nca_pp", "loss.temperature", 0.1111, [1 / 9]),
+    ("proxy_anchor", "loss.alpha", 32.0, [32]),
+    ("proxy_anchor", "loss.delta", 0.1, [0.1]),
+    ("soft_triple", "loss.scale", 20.0, [20]),
+    ("soft_triple", "loss.centers", 10, [1, 10]),
+    ("arcface", "loss.margin", 28.6, [math.degrees(0.5)]),
+    ("cosface", "loss.margin", 0.35, [0.35]),
+    ("graph_consistency", "loss.name", "binomial_deviance", ["triplet_weighting", "n_pair"]),
+    ("graph_consistency", "loss.name/triplet_weighting/margin", 0.1, [0.1]),
+    ("graph_consistency", "loss.name/binomial_deviance/negative_weight", 25.0, [25]),
+    ("graph_consistency", "regularizer.term/gc_bar/weight", 0.002, [0.001, 0.002]),
+    ("graph_consistency", "regularizer.term/gc/weight", 0.01, [0.01]),
+    ("graph_consistency", "regularizer.sigma_mode/fixed/sigma", 1.0, [0.1, 10]),
+    ("graph_consistency", "regularizer.draw", "split", ["two_draws"]),
+    ("graph_consistency", "batch.classes", 13, [13, 26]),
+    ("graph_consistency", "batch.images_per_class", 10, [4, 6, 8, 10]),
+    ("structure", "loss.name", "triplet", ["triplet", "margin", "multi_similarity", "proxy_nca_pp"]),
+    ("structure", "regularizer.preset", "official", ["official", "paper"]),
+    ("structure", "regularizer.preset/paper/eta_source", "plain", ["plain", "adaptive"]),
+    ("structure", "regularizer.weight", 1.0, [1, 2, 3, 4, 5]),
+    ("structure", "regularizer.t", 3.0, [1, 2, 3, 4, 5]),
+    ("structure", "regularizer.alpha", 10.0, [10]),
+    ("cross_batch_memory", "batch.memory_size", 4096, [1024, 4096, 16384]),
+    *((name, "training.lr", 1e-5, [1e-5, 1e-6, 1e-4]) for name in FAMILIES if name not in NASA),
+    *((name, "training.lr", 5e-5, [5e-5, 1e-4]) for name in NASA),
     *((name, "training.head_lr_mult", 10, [1, 10]) for name in FAMILIES),
-    *((name, "batch.classes", 16, [16, 64]) for name in FAMILIES),
-    *((name, "batch.images_per_class", 5, [5]) for name in FAMILIES),
+    *((name, "batch.classes", 16, [16, 64]) for name in FAMILIES if name not in (*NASA, CGML)),
+    *((name, "batch.classes", 32, [32]) for name in NASA),
+    *((name, "batch.images_per_class", 5, [5]) for name in FAMILIES if name not in (*NASA, CGML)),
+    *((name, "batch.images_per_class", 4, [2, 3, 4]) for name in NASA),
 ]
 
 
@@ -135,7 +209,11 @@ PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
 def test_ranges_hold_what_the_papers_tried(
     family: str, name: str, default: Scalar, tried: list[Scalar]
 ) -> None:
-    domain = dict(leaves(spec.read_family(family, "families.x")[2]))[name]
+    top, *path = name.split("/")
+    domain = dict(leaves(spec.read_family(family, "families.x")[1]))[top]
+    for option, child in zip(path[::2], path[1::2], strict=True):
+        assert isinstance(domain, Choice)
+        domain = domain.options[option][child]
     assert not isinstance(domain, Fixed)
     assert domain.default == default
     for value in tried:
@@ -174,7 +252,7 @@ def test_a_family_file_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("loss: {name: margin, alpha: {float: [0.1, 0.2]}}\ntraining: {lr: 0.01}\n")
     found = checked(study(families={"mine": {"space": str(file)}}))
-    assert found.families["mine"].loss == "margin"
+    assert found.families["mine"].space["loss.name"] == Fixed("margin")
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
@@ -301,6 +379,48 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         "families.a.override.loss.beta.float: low 2 is above high 1; swap them",
     ),
     (
+        "option of a parameter",
+        study(families={"a": {"space": "graph_consistency", "override": {"loss.alpha@binomial": 1}}}),
+        "families.a.override.loss.alpha@binomial: unknown parameter; did you mean 'alpha@binomial_deviance'?",
+    ),
+    (
+        "override that stands in two places",
+        study(
+            families={"a": {"space": "margin", "override": {"loss.mining": {"choice": {"all": {"nu": 0}}}}}}
+        ),
+        "families.a.override.loss.mining: nu stands in two places; rename one",
+    ),
+    (
+        "name of a loss",
+        study(families={"a": {"space": "structure", "override": {"loss.name": "margni"}}}),
+        "families.a.override.loss.name: 'margni' is no option; did you mean 'margin'?",
+    ),
+    (
+        "name of a loss is a number",
+        study(families={"a": {"space": "margin", "override": {"loss.name": 3}}}),
+        "families.a.override.loss.name: expected a name or a choice of names",
+    ),
+    (
+        "parameter of no regularizer",
+        study(families={"a": {"space": "margin", "override": {"regularizer.weight": 1}}}),
+        "families.a.override.regularizer.weight: the family has no regularizer; override regularizer: {name",
+    ),
+    (
+        "regularizer without a name",
+        study(families={"a": {"space": "margin", "override": {"regularizer": {"weight": 1}}}}),
+        "families.a.override.regularizer: expected a mapping with the key name",
+    ),
+    (
+        "regularizer of the study without a name",
+        study(regularizer={"weight": 1}),
+        "regularizer: expected a mapping with the key name",
+    ),
+    (
+        "memory",
+        study(batch__memory_size=-1),
+        "families.contrastive.batch.memory_size: input should be greater",
+    ),
+    (
         "more classes than a fold has",
         study(batch__classes={"int": [2, 4]}),
         "families.contrastive.batch.classes: up to 4 classes per batch, but a fold trains on 2;"
@@ -369,6 +489,32 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ("loss: margin\n", "mine.yaml: loss: expected a mapping with the key name"),
         ("training: {lr: 1}\n", "mine.yaml: loss: expected a mapping with the key name"),
+        ("loss: {name: 3}\n", "mine.yaml: loss.name: expected a name or a choice of names"),
+        (
+            "loss: {name: {choice: [margin, 3]}}\n",
+            "mine.yaml: loss.name: expected a name or a choice of names",
+        ),
+        (
+            "loss: {name: {choice: {margin: {alpha: 1}}}, alpha: 2}\n",
+            "mine.yaml: loss: alpha stands in two places; rename one",
+        ),
+        (
+            "loss: {name: {choice: {triplet: {}, margin: {gamma: 1}}}}\n",
+            "families.a.loss: loss 'margin' has no parameter 'gamma'; ",
+        ),
+        (
+            "loss: {name: triplet}\nregularizer: {weight: 1}\n",
+            "mine.yaml: regularizer: expected a mapping with the key name",
+        ),
+        (
+            "loss: {name: triplet}\nregularizer: {name: {float: [0, 1]}}\n",
+            "mine.yaml: regularizer.name: expected a name or a choice of names",
+        ),
+        ("loss: {name: triplet}\nregularizer: {name: strukture}\n", "families.a.regularizer: regularizer"),
+        (
+            "loss: {name: triplet}\nregularizer: {name: structure, weigth: 1}\n",
+            "families.a.regularizer: regularizer",
+        ),
         (
             "loss: {name: margin}\ntrainig: {lr: 1}\n",
             "mine.yaml: trainig: unknown key; did you mean 'training'?",
@@ -393,6 +539,101 @@ def test_a_bad_family_file_is_refused_in_one_line(text: str, line: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def only(entry: dict[str, Any], **changes: Any) -> tuple[StudySpec, spec.Family]:
+    found = spec.parse(study(families={"a": entry}, **changes))
+    return found, found.families["a"]
+
+
+def default_config(entry: dict[str, Any], **changes: Any) -> TrialConfig:
+    found, family = only(entry, **changes)
+    return found.trial_config(family, spec.default_values(family))
+
+
+def test_the_loss_of_a_family_may_be_searched() -> None:
+    found, family = only({"space": "graph_consistency"})
+    point = family.default_point()
+    assert point["a/loss.name"] == "binomial_deviance"
+    assert point["a/loss.alpha@binomial_deviance"] == 2.0
+    config = found.trial_config(family, spec.default_values(family))
+    assert config.loss.name == "binomial_deviance"
+    assert config.loss.params == {"alpha": 2.0, "beta": 0.5, "negative_weight": 25.0}
+    losses = {values["loss.name"] for values in found.corners(family)}
+    assert losses == {"triplet_weighting", "n_pair", "binomial_deviance", "multi_similarity"}
+
+
+def test_the_loss_of_a_family_may_be_fixed_to_one_of_several() -> None:
+    entry: dict[str, Any] = {"space": "graph_consistency", "override": {"loss.name": "n_pair"}}
+    assert default_config(entry).loss == LossConfig(name="n_pair", params={"scale": 10.0, "l2": 0.0})
+    entry["override"]["loss.scale"] = 5.0
+    assert default_config(entry).loss.params == {"scale": 5.0, "l2": 0.0}
+
+
+def test_an_override_reaches_a_parameter_under_one_loss_or_under_all() -> None:
+    entry: dict[str, Any] = {"space": "graph_consistency", "override": {"loss.alpha@binomial_deviance": 3.0}}
+    found, family = only(entry)
+    alphas = {(v["loss.name"], v["loss.alpha"]) for v in found.corners(family) if "loss.alpha" in v}
+    assert {alpha for loss, alpha in alphas if loss == "binomial_deviance"} == {3.0}
+    assert {alpha for loss, alpha in alphas if loss == "multi_similarity"} == {1.0, 2.0, 10.0}
+    found, family = only({"space": "graph_consistency", "override": {"loss.alpha": 3.0}})
+    assert {values.get("loss.alpha", 3.0) for values in found.corners(family)} == {3.0}
+
+
+def test_a_regularizer_comes_from_the_family_the_study_or_an_override() -> None:
+    structure = {"name": "structure", "weight": {"float": [1, 2]}}
+    assert default_config({"space": "triplet"}).regularizer is None
+    ours = default_config({"space": "structure"}).regularizer
+    assert ours is not None
+    assert (ours.name, ours.params["preset"], ours.params["eta_floor"]) == ("structure", "official", 0.2)
+    expected = LossConfig(name="structure", params={"weight": 1.0})
+    override = {"regularizer": structure}
+    assert default_config({"space": "triplet", "override": override}).regularizer == expected
+    assert default_config({"space": "triplet"}, regularizer=structure).regularizer == expected
+    # the study's goes over the family's as a whole, and an override over both
+    assert default_config({"space": "graph_consistency"}, regularizer=structure).regularizer == expected
+    changed = {"space": "structure", "override": {"regularizer.weight": 4, "regularizer.preset": "paper"}}
+    config = default_config(
+        changed, regularizer={"name": "structure", "preset": {"choice": ["paper"]}, "weight": 1}
+    )
+    assert config.regularizer == LossConfig(name="structure", params={"preset": "paper", "weight": 4})
+
+
+def test_a_regularizer_may_be_none() -> None:
+    found, family = only({"space": "structure", "override": {"regularizer.name": "none"}})
+    assert not any(name.startswith("regularizer") for name in family.space)
+    assert found.trial_config(family, spec.default_values(family)).regularizer is None
+    assert default_config({"space": "structure"}, regularizer={"name": "none"}).regularizer is None
+    name = {"choice": {"none": {}, "structure": {"weight": {"float": [1, 2]}}}}
+    found, family = only({"space": "triplet", "override": {"regularizer": {"name": name}}})
+    configs = [found.trial_config(family, values) for values in found.corners(family)]
+    assert configs[0].regularizer is None
+    weights = {config.regularizer.params["weight"] for config in configs if config.regularizer}
+    assert weights == {1.0, 2.0}
+
+
+def test_a_regularizer_with_a_weight_for_each_term() -> None:
+    found, family = only({"space": "graph_consistency"})
+    seen = {(values["regularizer.term"], values["regularizer.weight"]) for values in found.corners(family)}
+    assert seen == {
+        ("gc_bar", 2e-3), ("gc_bar", 1e-5), ("gc_bar", 1e-1), ("gc", 1e-2), ("gc", 1e-4), ("gc", 1.0)
+    }  # fmt: skip
+    assert family.default_point()["a/regularizer.weight@gc_bar"] == 2e-3
+
+
+def test_the_parameters_of_a_family_for_people() -> None:
+    assert spec.parameters(only({"space": "contrastive"})[1].space) == ["positive_margin, negative_margin"]
+    assert spec.parameters(only({"space": "distance_levels"})[1].space) == [
+        "margin, mining",
+        "+ distance_levels: weight, momentum",
+    ]
+    assert spec.parameters(only({"space": "graph_consistency"})[1].space) == [
+        "triplet_weighting: weighting, distance, margin",
+        "n_pair: scale, l2",
+        "binomial_deviance: alpha, beta, negative_weight",
+        "multi_similarity: alpha, beta, threshold, epsilon",
+        "+ graph_consistency: term, sigma_mode, draw",
+    ]
+
+
 SAME = spec.parse(study()).fingerprint()
 
 
@@ -405,6 +646,8 @@ SAME = spec.parse(study()).fingerprint()
         {"protocol__num_folds": 1},
         {"data__image_size": 16},
         {"families__margin__override": {"loss.beta": 1.0}},
+        {"families__margin__override": {"loss.name": "triplet"}},
+        {"regularizer": {"name": "structure"}},
         {"families": {"contrastive": {"space": "contrastive"}}},
         {"resources__workers": 2},  # another world size may give other last digits
     ],

@@ -6,7 +6,6 @@ Shapes: N images, H height, W width, C channels.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from dmlstudy.data.images import (
     with_channels,
     zero_shot,
 )
+from dmlstudy.naming import nearest
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -83,9 +83,7 @@ def load(name: str, path: str | None = None, image_size: int | None = None) -> Z
     Raises ValueError for an unknown name, a missing folder, and images that are broken or of unequal size.
     """
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"data.name: unknown data set {name!r}; {hint}known are: {', '.join(DATASETS)}")
+        raise ValueError(f"data.name: unknown data set {name!r}{nearest(name, DATASETS, listed=True)}")
     return DATASETS[name](Path(path) if path is not None else None, image_size)
 
 

@@ -5,7 +5,6 @@ Shapes: N images, C channels, H height, W width, F features.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from dmlstudy.naming import nearest
 
 
 class Backbone(NamedTuple):
@@ -104,7 +105,5 @@ def build_backbone(name: str, in_channels: int, width: int, weights: str | None)
     Raises ValueError for an unknown name or weights that are missing or do not fit.
     """
     if name not in BACKBONES:
-        near = difflib.get_close_matches(name, BACKBONES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"embedder.backbone: unknown {name!r}; {hint}known are: {', '.join(BACKBONES)}")
+        raise ValueError(f"embedder.backbone: unknown {name!r}{nearest(name, BACKBONES, listed=True)}")
     return BACKBONES[name](in_channels, width, weights)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
+from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Architecture:
     in_channels: int
     image_size: tuple[int, int]  # height, width
     seed: int
+    structure: str = NO_STRUCTURE
 
 
 class Embedder(nn.Module):
@@ -36,7 +38,8 @@ class Embedder(nn.Module):
 
     ``forward`` takes ``images_NHWC`` (uint8, or float in 0..255) of the size and channels it was built for
     and returns ``z_ND``, float32 of unit norm. Grey images become RGB where the backbone wants three
-    channels. Weight decay and learning rates find their groups in ``.backbone`` and ``.head``.
+    channels. Where it was built with a structure head, ``embed_with_structure`` gives structure embeddings
+    too. Weight decay and learning rates find their groups in ``.backbone``, ``.head`` and ``.structure_head``.
     """
 
     mean_C: Tensor
@@ -50,9 +53,26 @@ class Embedder(nn.Module):
         self.channels = backbone.channels
         self.register_buffer("mean_C", torch.tensor(backbone.mean))
         self.register_buffer("std_C", torch.tensor(backbone.std))
+        self.structure_head: StructureHead | None = None
+        if architecture.structure != NO_STRUCTURE:
+            self.structure_head = StructureHead(
+                backbone.num_features, architecture.dim, architecture.structure
+            )
         self.train()  # so that freeze_bn holds from the start
 
     def forward(self, images_NHWC: Tensor) -> Tensor:
+        return self._on_the_sphere(self._features(images_NHWC))
+
+    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z_ND as from ``forward``, and the structure embeddings omega_ND of the same features.
+
+        omega is None without a structure head.
+        """
+        features_NF = self._features(images_NHWC)
+        omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
+        return self._on_the_sphere(features_NF), omega_ND
+
+    def _features(self, images_NHWC: Tensor) -> Tensor:
         expected = (*self.architecture.image_size, self.architecture.in_channels)
         if tuple(images_NHWC.shape[1:]) != expected:
             raise ValueError(
@@ -61,7 +81,11 @@ class Embedder(nn.Module):
         x_NHWC = images_NHWC.float() / 255
         x_NHWC = x_NHWC.expand(-1, -1, -1, self.channels)  # grey to RGB; a no-op where they agree
         x_NCHW = ((x_NHWC - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
-        z_ND: Tensor = self.head(self.backbone(x_NCHW))
+        features_NF: Tensor = self.backbone(x_NCHW)
+        return features_NF
+
+    def _on_the_sphere(self, features_NF: Tensor) -> Tensor:
+        z_ND: Tensor = self.head(features_NF)
         return F.normalize(z_ND.float(), dim=1, eps=1e-12)
 
     def train(self, mode: bool = True) -> Embedder:
@@ -83,17 +107,30 @@ def build(
     freeze_bn: bool = True,
     in_channels: int,
     image_size: int | tuple[int, int],
+    structure: str = NO_STRUCTURE,
     seed: int,
 ) -> Embedder:
     """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
 
-    ``image_size`` is a side, or (height, width), in pixels; ``weights`` is None, 'default' or a file.
-    Raises ValueError for an unknown backbone, weights that do not fit, or channels other than 1 and 3.
+    ``image_size`` is a side, or (height, width), in pixels; ``weights`` is None, 'default' or a file;
+    ``structure`` is 'none', or 'official' or 'paper' for a structure head, which leaves the initial parameters
+    of the rest as they are without. Raises ValueError for an unknown backbone or structure, weights that
+    do not fit, or channels other than 1 and 3.
     """
     if in_channels not in (1, 3):
         raise ValueError(f"images have {in_channels} channels, an embedder takes 1 or 3")
     height_width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    architecture = Architecture(backbone, dim, width, weights, freeze_bn, in_channels, height_width, seed)
+    architecture = Architecture(
+        backbone,
+        dim,
+        width,
+        weights,
+        freeze_bn,
+        in_channels,
+        height_width,
+        seed,
+        structure=check_structure(structure),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Embedder(build_backbone(backbone, in_channels, width, weights), architecture)

@@ -5,51 +5,160 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
+from dmlstudy.losses import foreign
 from dmlstudy.losses.general import Contrastive, PairWeighting, TripletWeighting
+from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Loss
-from dmlstudy.losses.parameters import choice, suggestion
-from dmlstudy.losses.textbook import Margin, MultiSimilarity, ProxyNCA
+from dmlstudy.losses.levels import DistanceLevels
+from dmlstudy.losses.pairs import (
+    Angular,
+    BinomialDeviance,
+    Circle,
+    GeneralizedLiftedStructure,
+    LiftedStructure,
+    LiftedStructureGPW,
+    Margin,
+    MultiSimilarity,
+    MultiSimilarityDistance,
+    NPair,
+    RankedList,
+)
+from dmlstudy.losses.parameters import at_least, choice
+from dmlstudy.losses.proxies import (
+    ArcFace,
+    CosFace,
+    ProxyAnchor,
+    ProxyNCA,
+    ProxyNCAPlusPlus,
+    SoftTriple,
+)
+from dmlstudy.losses.regularized import Regularized
+from dmlstudy.losses.structure import Structure
+from dmlstudy.losses.triplets import Triplet
+from dmlstudy.naming import nearest
 from dmlstudy.records import Scalar
 
 CATALOGUE: dict[str, type[Loss]] = {
     "pair_weighting": PairWeighting,
     "triplet_weighting": TripletWeighting,
-    "multi_similarity": MultiSimilarity,
     "contrastive": Contrastive,
+    "triplet": Triplet,
+    "n_pair": NPair,
+    "lifted_structure": LiftedStructure,
+    "lifted_structure_gpw": LiftedStructureGPW,
+    "generalized_lifted_structure": GeneralizedLiftedStructure,
+    "multi_similarity": MultiSimilarity,
+    "multi_similarity_distance": MultiSimilarityDistance,
+    "binomial_deviance": BinomialDeviance,
     "margin": Margin,
+    "ranked_list": RankedList,
+    "circle": Circle,
+    "angular": Angular,
     "proxy_nca": ProxyNCA,
+    "proxy_nca_pp": ProxyNCAPlusPlus,
+    "proxy_anchor": ProxyAnchor,
+    "soft_triple": SoftTriple,
+    "arcface": ArcFace,
+    "cosface": CosFace,
 }
+"""Losses that train an embedder by themselves; ``pml:ClassName`` names any other of that library."""
+
+REGULARIZERS: dict[str, type[Loss]] = {
+    "graph_consistency": GraphConsistency,
+    "structure": Structure,
+    "distance_levels": DistanceLevels,
+}
+"""Terms that are added to any of the losses, with a weight lambda."""
+
+WEIGHT = "weight"
+"""The regulariser's parameter that the sum needs, not the regulariser itself."""
 
 _GIVEN = ("num_classes", "dim", "seed")
 """Arguments the trial supplies; they are nobody's hyperparameters."""
 
 
-def build(name: str, params: Mapping[str, Scalar], *, num_classes: int, dim: int, seed: int = 0) -> Loss:
+def build(
+    name: str,
+    params: Mapping[str, Scalar],
+    *,
+    regularizer: tuple[str, Mapping[str, Scalar]] | None = None,
+    memory: bool = False,
+    num_classes: int,
+    dim: int,
+    seed: int = 0,
+) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
-    ``num_classes``, ``dim`` and ``seed`` reach the constructors that ask for them. Raises ValueError for an unknown
-    entry or parameter (with the nearest name and the list), for a value of the wrong type, and whatever
-    the loss itself refuses.
+    With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
+    that references will hold rows of earlier batches. ``num_classes``, ``dim`` and ``seed`` reach the constructors
+    that ask for them. Raises ValueError for an unknown entry or parameter (with the nearest name and the
+    list), for a value of the wrong type, for a loss that cannot use a memory, and whatever the loss
+    itself refuses.
     """
-    loss = choice("loss", name, CATALOGUE)
-    defaults = parameters_of(name)
-    for key, value in params.items():
-        if key not in defaults:
-            raise ValueError(f"loss {name!r} has no parameter {key!r}; {suggestion(key, defaults)}")
-        if not _fits(value, defaults[key]):
-            wanted = "number" if isinstance(defaults[key], float) else type(defaults[key]).__name__
-            raise ValueError(
-                f"loss {name!r}: {key}={value!r} must be of type {wanted}, like {defaults[key]!r}"
-            )
     given = {"num_classes": num_classes, "dim": dim, "seed": seed}
-    asked = inspect.signature(loss).parameters
-    arguments: dict[str, Scalar] = {key: value for key, value in given.items() if key in asked}
-    return loss(**arguments, **params)
+    if name.startswith(foreign.PREFIX):
+        loss: Loss = foreign.build(name, params, **given)
+    else:
+        loss = _built("loss", name, CATALOGUE, params, given)
+    if memory and not loss.accepts_memory:
+        able = [entry for entry, kind in CATALOGUE.items() if kind.accepts_memory]
+        raise ValueError(
+            f"loss {name!r} cannot use a cross-batch memory; set batch.memory_size to 0, or choose from "
+            f"{', '.join(able)}"
+        )
+    if regularizer is None:
+        return loss
+    kind, its_params = regularizer
+    weight = its_params.get(WEIGHT, 1.0)
+    if isinstance(weight, str | bool):
+        raise ValueError(f"regularizer {kind!r}: {WEIGHT}={weight!r} must be a number")
+    rest = {key: value for key, value in its_params.items() if key != WEIGHT}
+    try:
+        term = _built("regularizer", kind, REGULARIZERS, rest, given)
+        return Regularized(loss, term, at_least(WEIGHT, weight, 0))
+    except ValueError as error:
+        said = str(error)
+        raise ValueError(
+            said if said.startswith("regularizer") else f"regularizer {kind!r}: {said}"
+        ) from None
 
 
 def parameters_of(name: str) -> dict[str, Scalar]:
-    """Hyperparameters of the loss ``name`` with their defaults; raises ValueError for an unknown name."""
-    parameters = inspect.signature(choice("loss", name, CATALOGUE)).parameters.values()
+    """Hyperparameters of the loss or regulariser ``name`` with their defaults.
+
+    Raises ValueError for an unknown name.
+    """
+    if name.startswith(foreign.PREFIX):
+        return foreign.parameters_of(name)
+    if name in REGULARIZERS:
+        return {WEIGHT: 1.0} | _hyperparameters(REGULARIZERS[name])
+    return _hyperparameters(choice("loss", name, CATALOGUE))
+
+
+def _built(
+    role: str,
+    name: str,
+    table: Mapping[str, type[Loss]],
+    params: Mapping[str, Scalar],
+    given: Mapping[str, int],
+) -> Loss:
+    kind = choice(role, name, table)
+    defaults = _hyperparameters(kind)
+    for key, value in params.items():
+        if key not in defaults:
+            raise ValueError(f"{role} {name!r} has no parameter {key!r}{nearest(key, defaults, listed=True)}")
+        if not _fits(value, defaults[key]):
+            wanted = "number" if isinstance(defaults[key], float) else type(defaults[key]).__name__
+            raise ValueError(
+                f"{role} {name!r}: {key}={value!r} must be of type {wanted}, like {defaults[key]!r}"
+            )
+    asked = inspect.signature(kind).parameters
+    arguments: dict[str, Scalar] = {key: value for key, value in given.items() if key in asked}
+    return kind(**arguments, **params)
+
+
+def _hyperparameters(kind: type[Loss]) -> dict[str, Scalar]:
+    parameters = inspect.signature(kind).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters if parameter.name not in _GIVEN}
 
 

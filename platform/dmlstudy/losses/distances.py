@@ -1,57 +1,127 @@
 """Distances between anchors and references: smaller is closer, always.
 
-Shapes: B anchors on this rank, M references, D embedding size. All are computed in float32 also under
-autocast, and in float64 when an input is float64.
+Shapes: N rows, T anchors, M references, D embedding size, F features. All are computed in float32 also
+under autocast, and in float64 when an input is float64.
+
+Every distance here is a function of one product of matrices, d_TM = of(left_TF @ right_MF^T), where left and
+right are features of the embeddings. So one matrix multiplication gives a tile of distances, and two give
+the gradient from a tile of slopes, without an autograd graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
-
-Distance: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(z_BD, z_MD) -> d_BM."""
 
 SQUARED_FLOOR = 1e-12
 """Squared distances below this count as this, with gradient zero: sqrt has none at 0 (METHODS 0)."""
 
 
-def squared_euclidean(z_BD: Tensor, z_MD: Tensor) -> Tensor:
-    """Squared Euclidean distance.
+class Distance(ABC):
+    """(z_TD, z_MD) -> d_TM, differentiable; and its pieces, for those who go tile by tile."""
 
-    d_ij = ||z_i - z_j||^2 = ||z_i||^2 + ||z_j||^2 - 2 z_i.z_j, clamped to >= 0. (B, D), (M, D) -> (B, M).
-    """
-    z_BD, z_MD = _full_precision(z_BD, z_MD)
-    with torch.autocast(z_BD.device.type, enabled=False):
-        squares_BM = z_BD.square().sum(1)[:, None] + z_MD.square().sum(1)[None, :]
-        return (squares_BM - 2 * (z_BD @ z_MD.T)).clamp(min=0)
+    def __call__(self, z_TD: Tensor, z_MD: Tensor) -> Tensor:
+        """All distances at once."""
+        z_TD, z_MD = full_precision(z_TD, z_MD)
+        with torch.autocast(z_TD.device.type, enabled=False):
+            return self.of(self.left(z_TD) @ self.right(z_MD).T)
+
+    @abstractmethod
+    def left(self, z_ND: Tensor) -> Tensor:
+        """An anchor's features (N, F)."""
+
+    @abstractmethod
+    def right(self, z_ND: Tensor) -> Tensor:
+        """A reference's features (N, F)."""
+
+    @abstractmethod
+    def of(self, product_TM: Tensor) -> Tensor:
+        """The distance from the product of features; the product's memory may be reused without a graph."""
+
+    @abstractmethod
+    def product_slope(self, slope_TM: Tensor, d_TM: Tensor) -> Tensor:
+        """The slope by the product from the slope by the distance, whose memory is reused."""
+
+    @abstractmethod
+    def left_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        """The gradient by z from that by ``left(z)``."""
+
+    @abstractmethod
+    def right_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        """The gradient by z from that by ``right(z)``."""
 
 
-def euclidean(z_BD: Tensor, z_MD: Tensor) -> Tensor:
-    """Euclidean distance, with gradient zero at coinciding points.
+class SquaredEuclidean(Distance):
+    """d_ij = max(0, ||z_i - z_j||^2), as (z_i, ||z_i||^2, 1) . (-2 z_j, 1, ||z_j||^2)."""
 
-    D_ij = sqrt(max(||z_i - z_j||^2, 1e-12)) (METHODS 0). (B, D), (M, D) -> (B, M).
-    """
-    return squared_euclidean(z_BD, z_MD).clamp(min=SQUARED_FLOOR).sqrt()
+    def left(self, z_ND: Tensor) -> Tensor:
+        return torch.cat([z_ND, z_ND.square().sum(1, keepdim=True), z_ND.new_ones(len(z_ND), 1)], dim=1)
+
+    def right(self, z_ND: Tensor) -> Tensor:
+        return torch.cat([-2 * z_ND, z_ND.new_ones(len(z_ND), 1), z_ND.square().sum(1, keepdim=True)], dim=1)
+
+    def of(self, product_TM: Tensor) -> Tensor:
+        return product_TM.clamp(min=0) if product_TM.requires_grad else product_TM.clamp_(min=0)
+
+    def product_slope(self, slope_TM: Tensor, d_TM: Tensor) -> Tensor:
+        return slope_TM
+
+    def left_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        size = z_ND.shape[1]
+        return torch.addcmul(gradient_NF[:, :size], z_ND, gradient_NF[:, size : size + 1], value=2)
+
+    def right_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        size = z_ND.shape[1]
+        return 2 * (z_ND * gradient_NF[:, size + 1 :] - gradient_NF[:, :size])
 
 
-def cosine(z_BD: Tensor, z_MD: Tensor) -> Tensor:
-    """Cosine distance of unit vectors.
+class Euclidean(SquaredEuclidean):
+    """D_ij = sqrt(max(||z_i - z_j||^2, 1e-12)), with gradient zero at coinciding points (METHODS 0)."""
 
-    d_ij = 1 - z_i.z_j = D_ij^2 / 2 (METHODS 0). (B, D), (M, D) -> (B, M).
-    """
-    z_BD, z_MD = _full_precision(z_BD, z_MD)
-    with torch.autocast(z_BD.device.type, enabled=False):
-        return 1 - z_BD @ z_MD.T
+    def of(self, product_TM: Tensor) -> Tensor:
+        if product_TM.requires_grad:
+            return product_TM.clamp(min=SQUARED_FLOOR).sqrt()
+        return product_TM.clamp_(min=SQUARED_FLOOR).sqrt_()
 
+    def product_slope(self, slope_TM: Tensor, d_TM: Tensor) -> Tensor:
+        slope_TM.div_(d_TM).mul_(0.5)
+        at_floor_TM = d_TM <= SQUARED_FLOOR**0.5
+        return slope_TM.masked_fill_(at_floor_TM, 0)
+
+
+class Cosine(Distance):
+    """d_ij = 1 - z_i.z_j = D_ij^2 / 2, the cosine distance of unit vectors (METHODS 0)."""
+
+    def left(self, z_ND: Tensor) -> Tensor:
+        return z_ND
+
+    def right(self, z_ND: Tensor) -> Tensor:
+        return z_ND
+
+    def of(self, product_TM: Tensor) -> Tensor:
+        return 1 - product_TM if product_TM.requires_grad else product_TM.neg_().add_(1)
+
+    def product_slope(self, slope_TM: Tensor, d_TM: Tensor) -> Tensor:
+        return slope_TM.neg_()
+
+    def left_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        return gradient_NF
+
+    def right_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        return gradient_NF
+
+
+euclidean, squared_euclidean, cosine = Euclidean(), SquaredEuclidean(), Cosine()
 
 DISTANCES: dict[str, Distance] = {"euclidean": euclidean, "squared_euclidean": squared_euclidean}
 """The distances a pair loss may be asked for by name."""
 
 
-def _full_precision(z_BD: Tensor, z_MD: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(torch.promote_types(z_BD.dtype, z_MD.dtype), torch.float32)
-    return z_BD.to(dtype), z_MD.to(dtype)
+def full_precision(*parts: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in one type, their widest, and float32 at least."""
+    dtype = torch.float32
+    for x in parts:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return tuple(x.to(dtype) for x in parts)

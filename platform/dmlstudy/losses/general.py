@@ -1,28 +1,48 @@
-"""General pair-based weighting (GPW): the pair form, the triplet form, and contrastive as its plainest case.
+"""General pair-based weighting (GPW): the pair form and the triplet form, with contrastive as the plainest case.
 
-Shapes: B anchors on this rank, M references, T anchors in a tile, P most positives of any anchor.
+Both are mining, weighting and distance put together, each of them a free choice.
+
+Shapes: T anchors in a tile, M references, Q references in the tile's band, P most positives of any anchor.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import Literal, TypeAlias, get_args
+
 import torch
+from torch import Tensor
 
 from dmlstudy.losses.distances import DISTANCES
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, per_anchor
-from dmlstudy.losses.mining import AllOf, Miner, SimilarityRule, Thresholds, candidates, violating_triplets
+from dmlstudy.losses.mining import (
+    Rule,
+    SimilarityRule,
+    Thresholds,
+    batch_hard,
+    combined,
+    keep_all,
+    positives_in_columns,
+)
 from dmlstudy.losses.parameters import at_least, choice
-from dmlstudy.losses.weighting import weighting_named
+from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
+from dmlstudy.losses.weighting import Weighting, weighting_named
+
+Normalize: TypeAlias = Literal["anchor", "none"]
+"""'anchor': weights of an anchor's chosen set sum to 1 (GPW Eq. 34-36); 'none': raw weights."""
 
 
-class PairWeighting(Loss):
+class PairWeighting(RowLoss):
     """Pairs beyond their margins, each weighted by how far (GPW Eq. 20, 26, 28-29, 31-32, 34-35).
 
     L_i = sum_{j in P_i} w+_ij (D_ij - m1) + sum_{k in N_i} w-_ik (m2 - D_ik), with detached weights
     1, (D-m1)^p and (m2-D)^q, or e^{alpha(D-m1)} and e^{beta(m2-D)}, normalised per anchor and sign
-    ('anchor') or not ('none'). Mining: 'threshold' is Eq. 18-19, 'threshold+margin' adds Eq. 24-25 with
-    epsilon. With squared distances the margins are squared ones (Eq. 38). The count is the number of
-    anchors; an empty set gives 0. Raises ValueError unless 0 <= m1 <= m2 and p, q, alpha, beta,
-    epsilon >= 0, and for unknown names.
+    ('anchor') or not ('none'). P_i and N_i are the pairs beyond their thresholds (Eq. 18-19); mining
+    'threshold+margin' keeps of them what the multi-similarity rule with epsilon keeps (Eq. 24-25),
+    'threshold+batch_hard' an anchor's farthest positive and nearest negative, and names may be joined further
+    by '+'. With squared distances the margins are squared ones (Eq. 38). ``detach_weights=False`` lets the
+    gradient through the weights too (METHODS A-G2). The count is the number of anchors; an empty set gives
+    0. Raises ValueError unless 0 <= m1 <= m2 and p, q, alpha, beta, epsilon >= 0, and for unknown names.
     """
 
     def __init__(
@@ -38,30 +58,49 @@ class PairWeighting(Loss):
         mining: str = "threshold",
         epsilon: float = 0.1,
         distance: str = "euclidean",
+        detach_weights: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(choice("distance", distance, DISTANCES))
         self.positive_margin = at_least("positive_margin", positive_margin, 0)
         self.negative_margin = at_least("negative_margin", negative_margin, positive_margin)
         for name, value in (("p", p), ("q", q), ("alpha", alpha), ("beta", beta), ("epsilon", epsilon)):
             at_least(name, value, 0)
-        thresholds = Thresholds(positive_margin, negative_margin)
-        miners: dict[str, Miner] = {
-            "threshold": thresholds,
-            "threshold+margin": AllOf((thresholds, SimilarityRule(epsilon))),
+        rules: dict[str, Rule] = {
+            "threshold": keep_all,
+            "margin": SimilarityRule(epsilon),
+            "batch_hard": batch_hard,
         }
-        self.miner = choice("mining", mining, miners)
-        self.distance = choice("distance", distance, DISTANCES)
-        self.positive_weighting = weighting_named(weighting, normalize, exponent=p, rate=alpha)
-        self.negative_weighting = weighting_named(weighting, normalize, exponent=q, rate=beta)
+        self.thresholds = Thresholds(positive_margin, negative_margin)
+        self.rule = combined(mining, rules)
+        self.positive_weighting = weighting_named(weighting, exponent=p, rate=alpha)
+        self.negative_weighting = weighting_named(weighting, exponent=q, rate=beta)
+        self.normalize = _normalize(normalize)
+        self.detach_weights = detach_weights
 
-    def terms(self, anchors: Embeddings, references: Embeddings) -> LossSum:
-        """Sum of L_i over the anchors, and their number."""
-        d_BM = self.distance(anchors.z_ND, references.z_ND)
-        chosen = self.miner(d_BM, candidates(anchors, references))
-        pull_BM, push_BM = d_BM - self.positive_margin, self.negative_margin - d_BM
-        total = (self.positive_weighting(pull_BM, chosen.positive_BM) * pull_BM).sum()
-        total = total + (self.negative_weighting(push_BM, chosen.negative_BM) * push_BM).sum()
-        return per_anchor(total, anchors)
+    def rows(self, rows: Rows) -> RowTerms:
+        """Sum of L_i over the tile's anchors, and their number."""
+        positive, negative = rows.positive, rows.negative
+        pull_TQ, push_TM = self.rule(positive, negative)
+        beyond_TQ, within_TM = self.thresholds(positive, negative)
+        pull = self._weighted(positive.d - self.positive_margin, pull_TQ & beyond_TQ, self.positive_weighting)
+        push = self._weighted(self.negative_margin - negative.d, push_TM & within_TM, self.negative_weighting)
+        return RowTerms(pull[0] + push[0], len(rows.y_T), push[1].neg_(), pull[1])
+
+    def _weighted(self, excess: Tensor, chosen: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
+        """sum_i sum_j w_ij e_ij, and its slope by e: w where weights are detached."""
+        if excess.numel() == 0:
+            return excess.sum(), excess
+        excess = excess.clamp_(min=0).mul_(chosen)
+        normalized = self.normalize == "anchor"
+        u = weighting.raw(excess, excess.amax(1, keepdim=True) if normalized else None) * chosen
+        sum_T1 = u.sum(1, keepdim=True) if normalized else u.new_ones(len(u), 1)
+        sum_T1 = torch.where(sum_T1 > 0, sum_T1, 1)
+        mean_T1 = (u * excess).sum(1, keepdim=True) / sum_T1
+        slope = u
+        if not self.detach_weights:
+            gap = excess - mean_T1 if normalized else excess
+            slope = (u + weighting.slope(u, excess) * gap) * chosen
+        return mean_T1.sum(), slope / sum_T1 if normalized else slope
 
 
 class Contrastive(PairWeighting):
@@ -76,14 +115,17 @@ class Contrastive(PairWeighting):
         super().__init__(positive_margin, negative_margin, weighting="constant")
 
 
-class TripletWeighting(Loss):
-    """All violating triplets, each weighted by how far (GPW Eq. 21, 23, 27, 30, 33, 36).
+class TripletWeighting(RowLoss):
+    """Violating triplets, each weighted by how far (GPW Eq. 21, 23, 27, 30, 33, 36).
 
     L_i = sum_{T_i} w_ijk (D_ij - D_ik + m), T_i = {(j, k) : D_ij + m >= D_ik}, with detached weights
-    1, (D_ij-D_ik+m)^p or e^{alpha(D_ij-D_ik+m)}, normalised over T_i ('anchor') or not ('none'). As the
-    weights are detached, the sum is linear in the distances: only its B*M coefficients are kept for
-    backward, and triplets live one tile at a time. The count is the number of anchors; an empty set gives
-    0. Raises ValueError unless margin, p, alpha >= 0, and for unknown names.
+    1, (D_ij-D_ik+m)^p or e^{alpha(D_ij-D_ik+m)}, normalised over T_i ('anchor') or not ('none'). T_i is taken
+    from all pairs ('all'), from those the multi-similarity rule with epsilon keeps ('margin'), from the
+    farthest positive and nearest negative ('batch_hard', Eq. 22), from those with D_ij >= ``positive_margin`` and
+    D_ik <= ``negative_margin`` ('threshold'), or restricted to D_ij < D_ik ('semi_hard'); names may be joined by
+    '+'. ``detach_weights=False`` lets the gradient through the weights
+    too. The triplets of one positive per anchor live at a time. The count is the number of anchors; an
+    empty set gives 0. Raises ValueError unless margin, p, alpha, epsilon >= 0, and for unknown names.
     """
 
     def __init__(
@@ -93,23 +135,111 @@ class TripletWeighting(Loss):
         p: float = 5.0,
         alpha: float = 40.0,
         normalize: str = "anchor",
+        mining: str = "all",
+        epsilon: float = 0.1,
+        positive_margin: float = 0.0,
+        negative_margin: float = 2.0,
         distance: str = "euclidean",
+        detach_weights: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(choice("distance", distance, DISTANCES))
         self.margin = at_least("margin", margin, 0)
-        at_least("p", p, 0)
-        at_least("alpha", alpha, 0)
-        self.distance = choice("distance", distance, DISTANCES)
-        self.weighting = weighting_named(weighting, normalize, exponent=p, rate=alpha)
+        for name, value in (("p", p), ("alpha", alpha), ("epsilon", epsilon)):
+            at_least(name, value, 0)
+        at_least("negative_margin", negative_margin, at_least("positive_margin", positive_margin, 0))
+        rules = triplet_rules(epsilon) | {"threshold": Thresholds(positive_margin, negative_margin)}
+        self.rule = combined(mining, rules)
+        self.semi_hard = "semi_hard" in mining.split("+")
+        self.weighting = weighting_named(weighting, exponent=p, rate=alpha)
+        self.normalize = _normalize(normalize)
+        self.detach_weights = detach_weights
 
-    def terms(self, anchors: Embeddings, references: Embeddings) -> LossSum:
-        """Sum of L_i over the anchors, and their number."""
-        d_BM = self.distance(anchors.z_ND, references.z_ND)
-        coefficient_BM = torch.zeros_like(d_BM)
-        weight = d_BM.new_zeros(())
-        for tile in violating_triplets(d_BM, candidates(anchors, references), self.margin):
-            w_TPM = self.weighting(tile.excess_TPM, tile.chosen_TPM)
-            coefficient_BM[tile.rows] -= w_TPM.sum(1)
-            coefficient_BM[tile.rows].scatter_add_(1, tile.positive_TP, w_TPM.sum(2))
-            weight += w_TPM.sum()
-        return per_anchor((coefficient_BM * d_BM).sum() + self.margin * weight, anchors)
+    def rows(self, rows: Rows) -> RowTerms:
+        """Sum of L_i over the tile's anchors, and their number."""
+        triplets = Triplets(rows, self.rule, self.margin, self.semi_hard)
+        normalized = self.normalize == "anchor"
+        largest_T1 = triplets.largest_T1 if normalized else None
+        # With u the raw weights: L = sum(u e) / sum(u), and its slope by e is (u + u' e - u' L) / sum(u).
+        sum_T1, weighted_T1 = rows.d_TM.new_zeros(2, len(rows.y_T), 1)
+        by_u, by_slope = triplets.slopes(), None if self.detach_weights else triplets.slopes()
+        for place_T1, excess_TM, chosen_TM in triplets:
+            u_TM = self.weighting.raw(excess_TM, largest_T1) * chosen_TM
+            sum_T1 += u_TM.sum(1, keepdim=True)
+            if by_slope is not None:
+                slope_TM = self.weighting.slope(u_TM, excess_TM) * chosen_TM
+                by_slope.add(place_T1, slope_TM)
+                by_u.add(place_T1, slope_TM * excess_TM)
+            by_u.add(place_T1, u_TM)
+            weighted_T1 += u_TM.mul_(excess_TM).sum(1, keepdim=True)
+        if not normalized:
+            return RowTerms(weighted_T1.sum(), len(rows.y_T), by_u.slope_TM, by_u.band_slope_TQ)
+        sum_T1 = torch.where(sum_T1 > 0, sum_T1, 1)
+        mean_T1 = weighted_T1 / sum_T1
+        if by_slope is not None:
+            by_u.slope_TM -= mean_T1 * by_slope.slope_TM
+            by_u.band_slope_TQ -= mean_T1 * by_slope.band_slope_TQ
+        return RowTerms(
+            mean_T1.sum(), len(rows.y_T), by_u.slope_TM.div_(sum_T1), by_u.band_slope_TQ.div_(sum_T1)
+        )
+
+
+class Triplets:
+    """The violating triplets of a tile, one positive of each anchor at a time, against all its negatives."""
+
+    def __init__(self, rows: Rows, rule: Rule, margin: float, semi_hard: bool) -> None:
+        positive, negative = rows.positive, rows.negative
+        pull_TQ, push_TM = rule(positive, negative)
+        self.margin, self.semi_hard = margin, semi_hard
+        self.num_band = positive.d.shape[1]
+        self.place_TP, real_TP = positives_in_columns(pull_TQ)
+        self.d_TP = positive.d.gather(1, self.place_TP).masked_fill_(~real_TP, -math.inf)
+        self.d_TM = negative.d.masked_fill(~push_TM, math.inf)
+
+    @property
+    def largest_T1(self) -> Tensor:
+        """The largest excess of each anchor's triplets, 0 where it has none."""
+        if 0 in (self.d_TP.shape[1], self.d_TM.shape[1]):
+            return self.d_TM.new_zeros(len(self.d_TM), 1)
+        return (self.d_TP.amax(1, keepdim=True) - self.d_TM.amin(1, keepdim=True) + self.margin).clamp_(min=0)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Places of the positives in the band (T, 1), excess D_ij - D_ik + m >= 0 (T, M), and which count."""
+        for number in range(self.d_TP.shape[1]):
+            one = slice(number, number + 1)
+            excess_TM = (self.d_TP[:, one] + self.margin) - self.d_TM
+            chosen_TM = excess_TM >= 0
+            if self.semi_hard:
+                chosen_TM &= excess_TM < self.margin
+            yield self.place_TP[:, one], excess_TM.clamp_(min=0), chosen_TM
+
+    def slopes(self) -> TripletSlopes:
+        """Room for the slopes of a sum over triplets."""
+        return TripletSlopes(torch.zeros_like(self.d_TM), self.d_TM.new_zeros(len(self.d_TM), self.num_band))
+
+
+class TripletSlopes:
+    """Slopes by the distances, from slopes by D_ij - D_ik."""
+
+    def __init__(self, slope_TM: Tensor, band_slope_TQ: Tensor) -> None:
+        self.slope_TM = slope_TM
+        self.band_slope_TQ = band_slope_TQ
+
+    def add(self, place_T1: Tensor, slope_TM: Tensor) -> None:
+        """Adds the slopes of the triplets of one positive per anchor."""
+        self.slope_TM -= slope_TM
+        self.band_slope_TQ.scatter_add_(1, place_T1, slope_TM.sum(1, keepdim=True))
+
+
+def triplet_rules(epsilon: float) -> dict[str, Rule]:
+    """What the pairs of triplets may be chosen by; 'semi_hard' restricts triplets, not pairs."""
+    return {
+        "all": keep_all,
+        "semi_hard": keep_all,
+        "margin": SimilarityRule(epsilon),
+        "batch_hard": batch_hard,
+    }
+
+
+def _normalize(normalize: str) -> Normalize:
+    names: dict[str, Normalize] = {name: name for name in get_args(Normalize)}
+    return choice("normalize", normalize, names)

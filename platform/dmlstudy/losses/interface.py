@@ -6,7 +6,7 @@ Shapes: N rows (B anchors on this rank, or M references), D embedding size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,20 @@ from torch import Tensor, nn
 class Embeddings(NamedTuple):
     """Embedded samples: the own batch, the gathered batch or a memory queue, one type for all.
 
-    ``id_N`` names the image: two rows with an equal id are one image (the row itself, or a duplicate
-    drawn with replacement) and are neither a positive nor a negative pair (METHODS 2.4).
+    ``id_N`` names the image: two rows of one class with an equal id are one image (the row itself, or a
+    duplicate drawn with replacement) and are no positive pair (METHODS 2.4). ``structure_ND`` holds the
+    structure embeddings omega where the embedder has such a head; references need none.
     """
 
     z_ND: Tensor
     y_N: Tensor
     id_N: Tensor
+    structure_ND: Tensor | None = None
+
+    def rows(self, selected: slice | Tensor) -> Embeddings:
+        """The selected rows of every part."""
+        structure_ND = None if self.structure_ND is None else self.structure_ND[selected]
+        return Embeddings(self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND)
 
 
 class LossSum(NamedTuple):
@@ -31,6 +38,41 @@ class LossSum(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which no one asks of a loss
 
 
+class World(Protocol):
+    """The ranks that share a batch, as a loss sees them; each rank makes the same calls in one order."""
+
+    def gather(self, x_B: Tensor) -> Tensor:
+        """All ranks' rows in rank order, (B, ...) -> (M, ...); the gradient of each row reaches its owner."""
+        ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum of every rank's x on every rank; backward sums what the ranks say about it."""
+        ...
+
+    def share(self, n: int) -> slice:
+        """This rank's part of n items that every rank has; the parts are disjoint and cover all n."""
+        ...
+
+
+class OneProcess:
+    """A world of one rank: everything is its own."""
+
+    def gather(self, x_B: Tensor) -> Tensor:
+        """x itself."""
+        return x_B
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+    def share(self, n: int) -> slice:
+        """All n."""
+        return slice(0, n)
+
+
+ALONE = OneProcess()
+
+
 class Loss(nn.Module, ABC):
     """A loss that is a sum over anchors: L = (1/Z) sum_a L_a(references), Z the global count.
 
@@ -38,31 +80,39 @@ class Loss(nn.Module, ABC):
     is still attached to the graph, with zero gradients. A subclass says only what ``terms`` are.
     """
 
-    def forward(self, anchors: Embeddings, references: Embeddings | None = None) -> LossSum:
+    accepts_memory: ClassVar[bool] = False
+    """Whether references may hold rows of earlier batches (a cross-batch memory) after the gathered ones."""
+
+    def forward(
+        self, anchors: Embeddings, references: Embeddings | None = None, world: World = ALONE
+    ) -> LossSum:
         """Terms of the anchors against the references (default: the anchors themselves).
 
+        With several ranks, references are the gathered batch and ``world`` what all of them share.
         Raises ValueError for wrong shapes, for labels or ids that are not int64, for unequal D.
         """
-        _check("anchors", anchors)
+        check_embeddings("anchors", anchors)
         if references is None:
             references = anchors
         else:
-            _check("references", references)
+            check_embeddings("references", references)
             if references.z_ND.shape[1] != anchors.z_ND.shape[1]:
                 raise ValueError(
                     f"anchors have embedding size {anchors.z_ND.shape[1]}, references "
                     f"{references.z_ND.shape[1]}; embed both with the same embedder"
                 )
-        total, count = self.terms(anchors, references)
+        total, count = self.terms(anchors, references, world)
         return LossSum(total, count.detach())
 
     @abstractmethod
-    def terms(self, anchors: Embeddings, references: Embeddings) -> LossSum:
+    def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum of the anchors' terms and their number, for inputs that have been checked."""
 
     if TYPE_CHECKING:
 
-        def __call__(self, anchors: Embeddings, references: Embeddings | None = None) -> LossSum: ...
+        def __call__(
+            self, anchors: Embeddings, references: Embeddings | None = None, world: World = ALONE
+        ) -> LossSum: ...
 
 
 def per_anchor(total: Tensor, anchors: Embeddings) -> LossSum:
@@ -79,8 +129,9 @@ def check_classes(y_B: Tensor, num_classes: int) -> None:
         )
 
 
-def _check(role: str, embeddings: Embeddings) -> None:
-    z_ND, y_N, id_N = embeddings
+def check_embeddings(role: str, embeddings: Embeddings) -> None:
+    """Raises ValueError for embeddings, labels or ids of a wrong type or shape, naming their ``role``."""
+    z_ND, y_N, id_N, structure_ND = embeddings
     if z_ND.ndim != 2 or not z_ND.is_floating_point():
         raise ValueError(
             f"{role}: embeddings must be a floating (N, D) tensor, not {z_ND.dtype} {tuple(z_ND.shape)}"
@@ -93,3 +144,8 @@ def _check(role: str, embeddings: Embeddings) -> None:
                 f"{role}: {name} must have one entry per embedding: "
                 f"shape ({z_ND.shape[0]},), not {tuple(x_N.shape)}"
             )
+    if structure_ND is not None and structure_ND.shape != z_ND.shape:
+        raise ValueError(
+            f"{role}: structure embeddings must have the embeddings' shape {tuple(z_ND.shape)}, "
+            f"not {tuple(structure_ND.shape)}"
+        )

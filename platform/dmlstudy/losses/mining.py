@@ -1,12 +1,14 @@
-"""Mining: which pairs and triplets enter a loss. Selections carry no gradient.
+"""Mining: which of an anchor's pairs take part.
 
-Shapes: B anchors on this rank, M references, T anchors in a tile, P most positives of any anchor.
+A rule looks at all candidates of a tile, its positive and its negative side, and says which it keeps. Rules
+combine by '+': a pair stays if every rule keeps it, each asked about the full candidate sets (METHODS A-G7).
+An anchor's smallest and largest distances are taken over its candidates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -14,27 +16,16 @@ import torch
 from torch import Tensor
 
 from dmlstudy.losses.interface import Embeddings
+from dmlstudy.losses.parameters import choice
+from dmlstudy.losses.tiles import Rows, Side, in_order
 
-TILE_ELEMENTS = 2**22
-"""Triplets looked at together: tiles of anchors are cut so that T*P*M stays below (one anchor at least)."""
-
-
-class Pairs(NamedTuple):
-    """Chosen pairs as boolean masks of shape (B, M)."""
-
-    positive_BM: Tensor
-    negative_BM: Tensor
+Rule: TypeAlias = Callable[[Side, Side], tuple[Tensor, Tensor]]
+"""(positive candidates, negative candidates) -> which are kept, as two boolean masks."""
 
 
-Miner: TypeAlias = Callable[[Tensor, Pairs], Pairs]
-"""(d_BM, candidate pairs) -> chosen pairs."""
-
-
-def candidates(anchors: Embeddings, references: Embeddings) -> Pairs:
-    """All pairs of different images: pos(i) = {j : y_j = y_i, id_j != id_i}, neg(i) = {k : y_k != y_i}."""
-    same_class_BM = anchors.y_N[:, None] == references.y_N[None, :]
-    other_image_BM = anchors.id_N[:, None] != references.id_N[None, :]
-    return Pairs(same_class_BM & other_image_BM, ~same_class_BM & other_image_BM)
+def keep_all(positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
+    """Every candidate."""
+    return positive.chosen, negative.chosen
 
 
 @dataclass(frozen=True)
@@ -44,17 +35,17 @@ class Thresholds:
     positive_margin: float
     negative_margin: float
 
-    def __call__(self, d_BM: Tensor, pairs: Pairs) -> Pairs:
+    def __call__(self, positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
         """The pairs whose hinge is not negative, both bounds inclusive."""
-        return Pairs(
-            pairs.positive_BM & (d_BM >= self.positive_margin),
-            pairs.negative_BM & (d_BM <= self.negative_margin),
+        return (
+            positive.chosen & (positive.d >= self.positive_margin),
+            negative.chosen & (negative.d <= self.negative_margin),
         )
 
 
 @dataclass(frozen=True)
 class SimilarityRule:
-    """The multi-similarity rule (GPW Eq. 24, 25), min and max over the full negative and positive sets.
+    """The multi-similarity rule (GPW Eq. 24, 25): pairs of some triplet that violates a margin epsilon.
 
     Keep j in pos(i) with D_ij >= min_{neg(i)} D_ik - eps, and k in neg(i) with
     D_ik <= max_{pos(i)} D_ij + eps. An anchor without positives or without negatives keeps no pair.
@@ -62,59 +53,153 @@ class SimilarityRule:
 
     epsilon: float
 
-    def __call__(self, d_BM: Tensor, pairs: Pairs) -> Pairs:
-        """The informative ones of ``pairs``, both bounds inclusive."""
-        if d_BM.numel() == 0:
-            return pairs
-        nearest_B1 = d_BM.detach().masked_fill(~pairs.negative_BM, math.inf).amin(1, keepdim=True)
-        farthest_B1 = d_BM.detach().masked_fill(~pairs.positive_BM, -math.inf).amax(1, keepdim=True)
-        return Pairs(
-            pairs.positive_BM & (d_BM >= nearest_B1 - self.epsilon),
-            pairs.negative_BM & (d_BM <= farthest_B1 + self.epsilon),
+    def __call__(self, positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
+        """The informative pairs, both bounds inclusive."""
+        return (
+            positive.chosen & (positive.d >= nearest(negative) - self.epsilon),
+            negative.chosen & (negative.d <= farthest(positive) + self.epsilon),
         )
+
+
+def batch_hard(positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
+    """The farthest positive and the nearest negative (GPW Eq. 22, corrected as in METHODS A-G5).
+
+    Of equally far ones the first by (label, id).
+    """
+    return only_nearest(Side(-positive.d, positive.chosen)), only_nearest(negative)
+
+
+def only_nearest(side: Side) -> Tensor:
+    """Each anchor's nearest chosen reference alone, of equally near ones the first by (label, id)."""
+    if side.d.shape[1] == 0:
+        return side.chosen
+    nearest_T1 = side.d.masked_fill(~side.chosen, math.inf).argmin(1, keepdim=True)
+    return torch.zeros_like(side.chosen).scatter_(1, nearest_T1, True).logical_and_(side.chosen)
 
 
 @dataclass(frozen=True)
 class AllOf:
-    """The pairs that every miner keeps, each of them asked about the full candidate sets."""
+    """The pairs that every rule keeps."""
 
-    miners: tuple[Miner, ...]
+    rules: tuple[Rule, ...]
 
-    def __call__(self, d_BM: Tensor, pairs: Pairs) -> Pairs:
-        """Intersection of the miners' selections."""
-        chosen = pairs
-        for miner in self.miners:
-            kept = miner(d_BM, pairs)
-            chosen = Pairs(chosen.positive_BM & kept.positive_BM, chosen.negative_BM & kept.negative_BM)
-        return chosen
-
-
-class TripletTile(NamedTuple):
-    """The triplets of a few anchors: ``excess`` = D_ij - D_ik + m, and which of them are chosen."""
-
-    rows: slice
-    positive_TP: Tensor  # index of each positive among the references; padded, never chosen there
-    excess_TPM: Tensor
-    chosen_TPM: Tensor
+    def __call__(self, positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
+        """Intersection of what the rules keep."""
+        pull, push = self.rules[0](positive, negative)
+        for rule in self.rules[1:]:
+            more_pull, more_push = rule(positive, negative)
+            pull, push = pull & more_pull, push & more_push
+        return pull, push
 
 
-def violating_triplets(d_BM: Tensor, pairs: Pairs, margin: float) -> Iterator[TripletTile]:
-    """All triplets within the margin, tile by tile: D_ij + m >= D_ik (GPW Eq. 21).
+def combined(mining: str, rules: Mapping[str, Rule]) -> AllOf:
+    """The rule of names joined by '+'; raises ValueError for a name that is not among ``rules``."""
+    return AllOf(tuple(choice("mining", name, rules) for name in mining.split("+")))
 
-    Anchors come in row tiles with their positives side by side, so the peak is O(T*P*M), never O(B*M*M).
-    Nothing is yielded when no anchor has a positive.
+
+def nearest(side: Side) -> Tensor:
+    """The smallest chosen distance of each anchor, (T, 1), no gradient; infinite where none is chosen."""
+    if side.d.shape[1] == 0:
+        return side.d.new_full((len(side.d), 1), math.inf)
+    return side.d.detach().masked_fill(~side.chosen, math.inf).amin(1, keepdim=True)
+
+
+def farthest(side: Side) -> Tensor:
+    """The largest chosen distance of each anchor, (T, 1), no gradient; -infinite where none is chosen."""
+    if side.d.shape[1] == 0:
+        return side.d.new_full((len(side.d), 1), -math.inf)
+    return side.d.detach().masked_fill(~side.chosen, -math.inf).amax(1, keepdim=True)
+
+
+def positives_in_columns(chosen_TQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Each anchor's chosen positives side by side: their places in the band, and which are real, (T, P).
+
+    P is the most that any anchor of the tile has; anchors with fewer are padded.
     """
-    num_anchors, num_references = d_BM.shape
-    d_BM = d_BM.detach()
-    num_positives = int(pairs.positive_BM.sum(1).max()) if num_anchors else 0
-    if num_positives == 0:
-        return
-    tile = max(1, TILE_ELEMENTS // (num_positives * num_references))
-    for start in range(0, num_anchors, tile):
-        rows = slice(start, min(start + tile, num_anchors))
-        d_TM, is_positive_TM = d_BM[rows], pairs.positive_BM[rows]
-        positives_first_TM = is_positive_TM.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        positive_TP = positives_first_TM[:, :num_positives]
-        excess_TPM = d_TM.gather(1, positive_TP)[:, :, None] - d_TM[:, None, :] + margin
-        within_TPM = is_positive_TM.gather(1, positive_TP)[:, :, None] & pairs.negative_BM[rows][:, None, :]
-        yield TripletTile(rows, positive_TP, excess_TPM, within_TPM & (excess_TPM >= 0))
+    num_TP = int(chosen_TQ.sum(1).max()) if chosen_TQ.numel() else 0
+    place_TP = chosen_TQ.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :num_TP]
+    return place_TP, chosen_TQ.gather(1, place_TP)
+
+
+class Draw(NamedTuple):
+    """One negative for each positive pair of a tile, (T, P) each, anchors with fewer pairs padded."""
+
+    place_TP: Tensor
+    """The positives' places in the band."""
+
+    real_TP: Tensor
+    """Which are positives."""
+
+    column_TP: Tensor
+    """The drawn negatives' columns."""
+
+    drawn_TP: Tensor
+    """Which are positives with a negative."""
+
+
+NEAR, FAR = 0.5, 1.4
+"""Of distance-weighted draws: nearer negatives count as this far, and from the other on none is drawn."""
+
+
+def distance_weighted(rows: Rows, seed: int, d_TM: Tensor) -> Draw:
+    """For each positive pair a negative of its anchor, with probability ~ 1/q(D) (Wu et al. 2017, Eq. 4-5).
+
+    q is the density of distances of uniform points on the sphere, log 1/q(D) = (2-d) log D - (d-3)/2
+    log(1 - D^2/4), d the embedding size; D below 0.5 counts as 0.5, and negatives with D >= 1.4 are left
+    out, unless an anchor has no nearer one: then all of its negatives are equally likely. ``d_TM`` are Euclidean
+    distances, of unit vectors. The draw inverts the cumulated weights, in units of 2^-32 of the
+    anchor's largest, at ``uniforms``; so it depends on no rank, tile or order of the batch (but on that of
+    two copies of one image, which also draw the same).
+    """
+    chosen_TM = rows.negative.chosen
+    place_TP, real_TP = positives_in_columns(rows.positive.chosen)
+    if place_TP.shape[1] == 0:
+        return Draw(place_TP, real_TP, place_TP, real_TP)
+    quarter_TM = d_TM.clamp(NEAR, FAR)
+    far_TM = (quarter_TM >= FAR).logical_or_(~chosen_TM)
+    quarter_TM.square_().div_(4)
+    weight_TM = quarter_TM.log().mul_(1 - rows.dim / 2)
+    weight_TM.sub_(quarter_TM.neg_().log1p_(), alpha=(rows.dim - 3) / 2).masked_fill_(far_TM, -math.inf)
+    largest_T1 = weight_TM.amax(1, keepdim=True)
+    all_far_T1 = largest_T1 == -math.inf
+    weight_TM.sub_(largest_T1.masked_fill_(all_far_T1, 0)).exp_().add_(chosen_TM & all_far_T1)
+    upto_TM = weight_TM.mul_(2.0**32).long().cumsum_(1)
+    whole_T1 = upto_TM[:, -1:]
+    target_TP = (uniforms(rows, seed, rows.id_Q[place_TP]) * whole_T1).long()
+    column_TP = torch.searchsorted(upto_TM, target_TP.minimum(whole_T1 - 1), right=True)
+    return Draw(place_TP, real_TP, column_TP, real_TP & (whole_T1 > 0))
+
+
+def pair_numbers(anchors: Embeddings, references: Embeddings) -> tuple[Tensor, Tensor]:
+    """How many positive and how many negative pairs each anchor has, (B,) and (B,), from labels and ids."""
+    y_N, id_N = torch.cat([anchors.y_N, references.y_N]), torch.cat([anchors.id_N, references.id_N])
+    order_N = in_order(Embeddings(y_N, y_N, id_N))  # looks at labels and ids alone
+    is_reference_N = (order_N >= len(anchors.y_N)).long()
+    changed_N = torch.zeros_like(y_N, dtype=torch.bool)
+    alike: list[Tensor] = []  # references of an anchor's class, and those of its class and image
+    for x_N in (y_N[order_N], id_N[order_N]):
+        changed_N = changed_N | (x_N != x_N.roll(1))
+        group_N = changed_N.cumsum(0)
+        number_N = torch.zeros(len(y_N) + 1, dtype=torch.int64, device=y_N.device)
+        number_N.index_add_(0, group_N, is_reference_N)
+        alike.append(torch.empty_like(y_N).scatter_(0, order_N, number_N[group_N])[: len(anchors.y_N)])
+    return alike[0] - alike[1], len(references.y_N) - alike[0]
+
+
+def uniforms(rows: Rows, seed: int, id_TP: Tensor) -> Tensor:
+    """A number in [0, 1) for each of the tile's anchors and the image ids beside it, (T, P), float64.
+
+    It depends on the seed, the batch's images and the pair's ids alone: not on the rank, the number of ranks,
+    the order of the batch or the tile. Batches of other images draw other numbers.
+    """
+    x_TP = scrambled(rows.id_T + scrambled(rows.salt + seed))[:, None] + id_TP
+    x_TP = scrambled(scrambled(x_TP))
+    return ((x_TP >> 11) & (2**53 - 1)).double() / 2.0**53
+
+
+def scrambled(x: Tensor) -> Tensor:
+    """An integer hash with full avalanche (splitmix64's finaliser), in wrapping int64."""
+    x = x + -7046029254386353131
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * -4658895280553007687
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * -7723592293110705685
+    return x ^ ((x >> 31) & (2**33 - 1))

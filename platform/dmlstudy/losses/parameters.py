@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
+
+from dmlstudy.naming import nearest
 
 T = TypeVar("T")
 
@@ -13,16 +14,8 @@ T = TypeVar("T")
 def choice(parameter: str, value: str, table: Mapping[str, T]) -> T:
     """The entry of ``table`` named ``value``; raises ValueError with the nearest name and the list."""
     if value not in table:
-        raise ValueError(f"{parameter}={value!r} is unknown; {suggestion(value, table)}")
+        raise ValueError(f"{parameter}={value!r} is unknown{nearest(value, sorted(table), listed=True)}")
     return table[value]
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """'did you mean ...? choose from ...' for a name that is not among the known ones."""
-    names = sorted(known)
-    nearest = difflib.get_close_matches(str(name), names, n=1)
-    listed = f"choose from {', '.join(names)}" if names else "there is none to choose"
-    return f"did you mean {nearest[0]!r}? {listed}" if nearest else listed
 
 
 def at_least(parameter: str, value: float, low: float) -> float:

@@ -187,8 +187,11 @@ def experiment_of(client: mlflow.MlflowClient, store: Store, study: str) -> str:
 
 
 def _flat_params(config: TrialConfig) -> dict[str, Any]:
-    flat: dict[str, Any] = {"loss": config.loss.name}
-    flat |= {f"loss.{name}": value for name, value in config.loss.params.items()}
+    flat: dict[str, Any] = {}
+    for section, part in (("loss", config.loss), ("regularizer", config.regularizer)):
+        if part is not None:
+            flat[section] = part.name
+            flat |= {f"{section}.{name}": value for name, value in part.params.items()}
     for section in ("embedder", "batch", "training"):
         values = getattr(config, section).model_dump()
         flat |= {f"{section}.{name}": value for name, value in values.items() if value is not None}

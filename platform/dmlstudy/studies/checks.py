@@ -5,8 +5,8 @@ from __future__ import annotations
 from dmlstudy import data
 from dmlstudy.embedders import BACKBONES
 from dmlstudy.losses import catalogue
+from dmlstudy.naming import nearest
 from dmlstudy.records import TrialConfig
-from dmlstudy.studies.space import nearest
 from dmlstudy.studies.spec import SpecError, StudySpec
 
 
@@ -28,10 +28,7 @@ def check_parts(spec: StudySpec) -> data.ZeroShotData:
             if config.embedder.backbone not in BACKBONES:
                 backbone = config.embedder.backbone
                 raise SpecError(f"embedder.backbone: no backbone {backbone!r}{nearest(backbone, BACKBONES)}")
-            try:
-                catalogue.build(config.loss.name, config.loss.params, num_classes=2, dim=config.embedder.dim)
-            except ValueError as error:
-                raise SpecError(f"families.{name}.loss: {error}") from None
+            _check_loss(config, name)
     try:
         dataset = data.load(**spec.file.data.model_dump())
         folds = data.class_disjoint_folds(
@@ -44,6 +41,22 @@ def check_parts(spec: StudySpec) -> data.ZeroShotData:
         for values in spec.corners(family):
             _check_batch(spec.trial_config(family, values), smallest, name)
     return dataset
+
+
+def _check_loss(config: TrialConfig, family: str) -> None:
+    regularizer = config.regularizer
+    try:
+        catalogue.build(
+            config.loss.name,
+            config.loss.params,
+            regularizer=(regularizer.name, regularizer.params) if regularizer else None,
+            memory=config.batch.memory_size > 0,
+            num_classes=2,
+            dim=config.embedder.dim,
+        )
+    except ValueError as error:
+        section = "regularizer" if str(error).startswith("regularizer") else "loss"
+        raise SpecError(f"families.{family}.{section}: {error}") from None
 
 
 def _check_batch(config: TrialConfig, num_classes: int, family: str) -> None:

@@ -8,16 +8,19 @@ A domain is one of::
     {choice: [adam, sgd], default: adam}                   one of several values
     {choice: {power: {q: {float: [0, 5], default: 1}},     one of several values, each with parameters
               constant: {}}, default: power}               that exist only under it
+
+One name means one parameter. It may stand under several options of a choice; where its domains differ there,
+it is drawn as ``name@option``, a parameter of its own for each option, while its value is called ``name``.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from dmlstudy.naming import nearest
 from dmlstudy.records import Scalar
 
 
@@ -35,11 +38,12 @@ class Fixed:
 
     value: Scalar | None
 
-    def sample(self, trial: Suggester, name: str) -> dict[str, Scalar | None]:
-        return {_leaf(name): self.value}
+    @property
+    def edges(self) -> tuple[Scalar, ...]:
+        return ()
 
-    def defaults(self, name: str) -> dict[str, Scalar]:
-        return {}
+    def draw(self, trial: Suggester, name: str) -> Scalar | None:
+        return self.value
 
     def lines(self, name: str) -> list[str]:
         return [f"{name} = {self.value}"]
@@ -54,11 +58,12 @@ class Float:
     default: float
     log: bool = False
 
-    def sample(self, trial: Suggester, name: str) -> dict[str, Scalar | None]:
-        return {_leaf(name): trial.suggest_float(name, self.low, self.high, log=self.log)}
+    @property
+    def edges(self) -> tuple[Scalar, ...]:
+        return self.low, self.high
 
-    def defaults(self, name: str) -> dict[str, Scalar]:
-        return {name: self.default}
+    def draw(self, trial: Suggester, name: str) -> Scalar | None:
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
 
     def lines(self, name: str) -> list[str]:
         scale = ", log" if self.log else ""
@@ -75,11 +80,12 @@ class Int:
     step: int = 1
     log: bool = False
 
-    def sample(self, trial: Suggester, name: str) -> dict[str, Scalar | None]:
-        return {_leaf(name): trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log)}
+    @property
+    def edges(self) -> tuple[Scalar, ...]:
+        return self.low, self.high
 
-    def defaults(self, name: str) -> dict[str, Scalar]:
-        return {name: self.default}
+    def draw(self, trial: Suggester, name: str) -> Scalar | None:
+        return trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log)
 
     def lines(self, name: str) -> list[str]:
         step = f", step {self.step}" if self.step != 1 else ""
@@ -93,12 +99,12 @@ class Choice:
     options: Mapping[Scalar, Mapping[str, Domain]]
     default: Scalar
 
-    def sample(self, trial: Suggester, name: str) -> dict[str, Scalar | None]:
-        chosen = trial.suggest_categorical(name, list(self.options))
-        return {_leaf(name): chosen} | sample(self.options[chosen], trial, _branch(name))
+    @property
+    def edges(self) -> tuple[Scalar, ...]:
+        return tuple(self.options)
 
-    def defaults(self, name: str) -> dict[str, Scalar]:
-        return {name: self.default} | defaults(self.options[self.default], _branch(name))
+    def draw(self, trial: Suggester, name: str) -> Any:
+        return trial.suggest_categorical(name, list(self.options))
 
     def lines(self, name: str) -> list[str]:
         shown = [f"{name} in {{{', '.join(map(str, self.options))}}}, default {self.default}"]
@@ -108,83 +114,176 @@ class Choice:
                 shown += [f"    if {option}: {lines[0]}"] + [f"    {line}" for line in lines[1:]]
         return shown
 
+    def suffixes(self, option: Scalar, outer: Mapping[str, str]) -> Mapping[str, str]:
+        """What is appended to names under an option, ``outer`` being what is appended to them anyway.
+
+        A name gets ``@option`` where it stands under other options too, with another domain.
+        """
+        options: dict[str, set[Scalar]] = {}
+        domains: dict[str, set[str]] = {}
+        for key, children in self.options.items():
+            for name, domain in _all(children):
+                options.setdefault(name, set()).add(key)
+                domains.setdefault(name, set()).add(repr(domain))
+        return {
+            name: outer.get(name, "") + f"@{option}" * (len(options[name]) > 1 and len(domains[name]) > 1)
+            for name in domains
+        }
+
 
 Domain: TypeAlias = Fixed | Float | Int | Choice
 Space: TypeAlias = Mapping[str, Domain]
 
 
-def _leaf(name: str) -> str:
-    return name.rsplit(".", 1)[-1]
-
-
-def _branch(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
-
-
 def sample(space: Space, trial: Suggester, prefix: str = "") -> dict[str, Scalar | None]:
     """Draw a value for each parameter that exists under the choices made; names are ``prefix.parameter``."""
+    return _sample(space, trial, prefix, {})
+
+
+def _sample(
+    space: Space, trial: Suggester, prefix: str, suffixes: Mapping[str, str]
+) -> dict[str, Scalar | None]:
     values: dict[str, Scalar | None] = {}
     for name, domain in space.items():
-        values |= domain.sample(trial, _join(prefix, name))
+        values[name] = chosen = domain.draw(trial, _drawn(prefix, name, suffixes))
+        if isinstance(domain, Choice):
+            assert chosen is not None
+            values |= _sample(domain.options[chosen], trial, prefix, domain.suffixes(chosen, suffixes))
     return values
 
 
 def defaults(space: Space, prefix: str = "") -> dict[str, Scalar]:
-    """The default point of the space: full names of searched parameters to values."""
+    """The default point of the space: the names that ``sample`` draws to values."""
+    return _defaults(space, prefix, {})
+
+
+def _defaults(space: Space, prefix: str, suffixes: Mapping[str, str]) -> dict[str, Scalar]:
     point: dict[str, Scalar] = {}
     for name, domain in space.items():
-        point |= domain.defaults(_join(prefix, name))
+        if not isinstance(domain, Fixed):
+            point[_drawn(prefix, name, suffixes)] = domain.default
+        if isinstance(domain, Choice):
+            inner = domain.suffixes(domain.default, suffixes)
+            point |= _defaults(domain.options[domain.default], prefix, inner)
     return point
+
+
+def corners(space: Space, prefix: str = "") -> list[dict[str, Scalar]]:
+    """Changes to the default point that put one parameter at an edge of its domain, by the drawn names.
+
+    A parameter that exists only under an option is at its edges with that option chosen, once for each
+    option it stands under, and the option's other parameters at their defaults.
+    """
+    return _corners(space, prefix, {}, {})
+
+
+def _corners(
+    space: Space, prefix: str, suffixes: Mapping[str, str], chosen: Mapping[str, Scalar]
+) -> list[dict[str, Scalar]]:
+    found: list[dict[str, Scalar]] = []
+    for name, domain in space.items():
+        drawn = _drawn(prefix, name, suffixes)
+        if not isinstance(domain, Choice):
+            found += [{**chosen, drawn: edge} for edge in domain.edges]
+            continue
+        for option, children in domain.options.items():
+            inner = domain.suffixes(option, suffixes)
+            here = {**chosen, drawn: option, **_defaults(children, prefix, inner)}
+            found += [here, *_corners(children, prefix, inner, here)]
+    return found
+
+
+def _drawn(prefix: str, name: str, suffixes: Mapping[str, str]) -> str:
+    return (f"{prefix}.{name}" if prefix else name) + suffixes.get(name, "")
 
 
 def names(space: Space) -> set[str]:
     """Every parameter of the space, those under choices included."""
-    found = set(space)
-    for domain in space.values():
+    return {name for name, _ in _all(space)}
+
+
+def names_under_options(space: Space) -> set[str]:
+    """``name@option`` for each option that a parameter stands under."""
+    return {
+        f"{name}@{option}"
+        for _, domain in _all(space)
+        if isinstance(domain, Choice)
+        for option, children in domain.options.items()
+        for name in names(children)
+    }
+
+
+def _all(space: Space) -> Iterator[tuple[str, Domain]]:
+    for name, domain in space.items():
+        yield name, domain
         if isinstance(domain, Choice):
             for children in domain.options.values():
-                found |= names(children)
-    return found
+                yield from _all(children)
 
 
 def replace(space: Space, name: str, domain: Domain) -> Space:
-    """The space with ``name`` set to another domain, wherever it stands.
+    """The space with ``name`` set to another domain wherever it stands, ``name@option`` under that option only.
 
     Fixing a choice to one of its values keeps the parameters under that value and drops the others.
     Raises KeyError where the space has no such parameter, ValueError where the value is no option.
     """
-    if name not in names(space):
+    leaf, *under = name.split("@")
+    if not _stands(space, leaf, under):
         raise KeyError(name)
+    return _replaced(space, leaf, under, domain)
+
+
+def _stands(space: Space, leaf: str, under: list[str]) -> bool:
+    return any(
+        (name == leaf and not under)
+        or (
+            isinstance(old, Choice)
+            and any(_stands(sub, leaf, _below(option, under)) for option, sub in old.options.items())
+        )
+        for name, old in space.items()
+    )
+
+
+def _replaced(space: Space, leaf: str, under: list[str], domain: Domain) -> Space:
     replaced: dict[str, Domain] = {}
-    for key, old in space.items():
-        if key == name:
-            replaced[key] = domain
+    for name, old in space.items():
+        if name == leaf and not under:
+            replaced[name] = domain
             if isinstance(old, Choice) and isinstance(domain, Fixed):
                 if domain.value is None or domain.value not in old.options:
                     raise ValueError(
-                        f"{domain.value!r} is no option{nearest(str(domain.value), map(str, old.options))}"
+                        f"{domain.value!r} is no option{nearest(domain.value, map(str, old.options))}"
                     )
                 replaced |= old.options[domain.value]
         elif isinstance(old, Choice):
             options = {
-                option: replace(children, name, domain) if name in names(children) else children
-                for option, children in old.options.items()
+                option: _replaced(sub, leaf, _below(option, under), domain)
+                for option, sub in old.options.items()
             }
-            replaced[key] = Choice(options, old.default)
+            replaced[name] = Choice(options, old.default)
         else:
-            replaced[key] = old
+            replaced[name] = old
     return replaced
 
 
-def nearest(word: str, known: Any) -> str:
-    """``; did you mean 'x'?`` or the list of what is known."""
-    known = sorted(known)
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.55)
-    return f"; did you mean {match[0]!r}?" if match else f"; known: {', '.join(known)}"
+def _below(option: Scalar, under: list[str]) -> list[str]:
+    """The options that are still to be met beneath this one."""
+    return under[1:] if under[:1] == [str(option)] else under
+
+
+def check_names(space: Space, path: str) -> None:
+    """Raises ValueError where a name stands in two places that can exist at once."""
+    seen: set[str] = set()
+    for name, domain in space.items():
+        below: set[str] = set()
+        if isinstance(domain, Choice):
+            for children in domain.options.values():
+                check_names(children, path)
+                below |= names(children)
+        twice = ({name} & below) | (({name} | below) & seen)
+        if twice:
+            raise ValueError(f"{path}: {min(twice)} stands in two places; rename one")
+        seen |= {name} | below
 
 
 def parse_space(value: object, path: str) -> Space:
@@ -192,12 +291,7 @@ def parse_space(value: object, path: str) -> Space:
     if not isinstance(value, Mapping):
         raise ValueError(f"{path}: expected a mapping of parameters to domains, got {value!r}")
     space = {str(name): parse_domain(domain, f"{path}.{name}") for name, domain in value.items()}
-    seen: set[str] = set()
-    for name, domain in space.items():
-        own = names({name: domain})
-        if own & seen:
-            raise ValueError(f"{path}: {min(own & seen)} stands in two places; rename one")
-        seen |= own
+    check_names(space, path)
     return space
 
 
@@ -283,11 +377,6 @@ def _parse_choice(value: Mapping[Any, Any], path: str) -> Domain:
         raise ValueError(f"{path}.choice: expected a list of values or a mapping of values to parameters")
     if not options:
         raise ValueError(f"{path}.choice: is empty; give at least one value")
-    seen: dict[str, Domain] = {}
-    for option, children in options.items():
-        for name, domain in children.items():
-            if seen.setdefault(name, domain) != domain:
-                raise ValueError(f"{path}.choice.{option}.{name}: has another domain under another option")
     default = value.get("default", next(iter(options)))
     if default not in list(options):
         raise ValueError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from dmlstudy import bundled
+from dmlstudy.naming import nearest
 from dmlstudy.records import (
     BatchConfig,
     DataConfig,
@@ -27,7 +28,7 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.studies import space as spaces
-from dmlstudy.studies.space import Domain, Space, nearest
+from dmlstudy.studies.space import Choice, Domain, Fixed, Space
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -42,7 +43,13 @@ SECTIONS: dict[str, type[Record]] = {
     "batch": BatchConfig,
     "training": TrainingConfig,
 }
-"""Sections of a family or study file that are searched beside ``loss``, with the record each one fills."""
+"""Sections of a family or study file with the record each one fills."""
+
+NAMED = ("loss", "regularizer")
+"""Sections with a name and its parameters; the name may be a choice whose options bring the parameters."""
+
+NO_REGULARIZER = "none"
+"""The name under which nothing is added to the loss."""
 
 
 class SpecError(ValueError):
@@ -84,6 +91,7 @@ class StudyFile(Record):
     embedder: dict[str, Any] = {}
     batch: dict[str, Any] = {}
     training: dict[str, Any] = {}
+    regularizer: Annotated[dict[str, Any], Field(description="if given, that of every family")] = {}
     families: Annotated[dict[Name, FamilyEntry], Field(min_length=1)]
     search: SearchConfig = SearchConfig()
     protocol: ProtocolConfig = ProtocolConfig()
@@ -91,14 +99,13 @@ class StudyFile(Record):
 
 
 class Family:
-    """A competitor of the study: its loss and the space of everything searched with it."""
+    """A competitor of the study: a loss or a choice of losses, and everything searched with it."""
 
-    def __init__(self, name: str, loss: str, paper: str, space: Space) -> None:
+    def __init__(self, name: str, paper: str, space: Space) -> None:
         self.name = name
-        self.loss = loss
         self.paper = paper
         self.space = space
-        """Full names (``loss.p``, ``training.lr``) to domains."""
+        """Full names (``loss.name``, ``loss.p``, ``training.lr``) to domains."""
 
     def sample(self, trial: spaces.Suggester) -> dict[str, Scalar | None]:
         """Full names to values, each drawn as ``<family>/<full name>``."""
@@ -115,20 +122,23 @@ class Family:
             point |= spaces.defaults(space, f"{self.name}/{section}")
         return point
 
+    def corners(self) -> list[dict[str, Scalar]]:
+        """The default point, and points with one parameter at an edge, once for each place it stands in."""
+        point = self.default_point()
+        changes = [
+            change
+            for section, space in self._sections().items()
+            for change in spaces.corners(space, f"{self.name}/{section}")
+        ]
+        return [point] + [point | change for change in changes]
+
     def tree(self) -> list[str]:
         """The space as indented lines, for people."""
-        lines: list[str] = []
-        for section, space in self._sections().items():
-            for name, domain in space.items():
-                lines += domain.lines(f"{section}.{name}")
-        return lines
+        return tree(self.space)
 
     def _sections(self) -> dict[str, Space]:
-        sections: dict[str, dict[str, Domain]] = {}
-        for full_name, domain in self.space.items():
-            section, _, name = full_name.partition(".")
-            sections.setdefault(section, {})[name] = domain
-        return dict(sections)
+        sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.space)
+        return {section: _section(self.space, section) for section in sections}
 
 
 class StudySpec:
@@ -178,16 +188,7 @@ class StudySpec:
 
         A parameter that exists only under a choice is at its edges where the choice is made.
         """
-        values: list[dict[str, Scalar | None]] = []
-        points = [family.default_point()]
-        turned: set[str] = set()
-        while points:
-            point = points.pop(0)
-            corners = _Corners(point)
-            values.append(family.sample(corners))
-            points += [{**point, name: edge} for name, edge in corners.edges if name not in turned]
-            turned |= {name for name, _ in corners.edges}
-        return values
+        return [family.sample(_Answers(point)) for point in family.corners()]
 
     def trial_config(
         self,
@@ -198,8 +199,8 @@ class StudySpec:
         seed: int | None = None,
         path: str = "",
     ) -> TrialConfig:
-        """The configuration of one trial from full names (``loss.p``, ``training.lr``) and values."""
-        sections: dict[str, dict[str, Scalar | None]] = {name: {} for name in ("loss", *SECTIONS)}
+        """The configuration of one trial from full names (``loss.name``, ``training.lr``) and values."""
+        sections: dict[str, dict[str, Scalar | None]] = {name: {} for name in (*NAMED, *SECTIONS)}
         for full_name, value in values.items():
             section, _, name = full_name.partition(".")
             sections[section][name] = value
@@ -208,12 +209,13 @@ class StudySpec:
             for name, record in SECTIONS.items()
         }
         protocol = self.file.protocol
-        loss_params = {name: value for name, value in sections["loss"].items() if value is not None}
+        regularizer = sections["regularizer"].get("name", NO_REGULARIZER)
         return TrialConfig(
             family=family.name,
             phase=phase,
             data=self.file.data,
-            loss=LossConfig(name=family.loss, params=loss_params),
+            loss=_named(sections["loss"]),
+            regularizer=None if regularizer == NO_REGULARIZER else _named(sections["regularizer"]),
             num_folds=protocol.num_folds,
             seed=self.file.search.seed if seed is None else seed,
             recall_at=protocol.recall_at,
@@ -238,107 +240,160 @@ def family_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(bundled.folder("search_spaces").glob("*.yaml"))}
 
 
-def read_family(space_name: str, path: str) -> tuple[str, str, Space]:
-    """(loss name, paper, full names to domains) of a search-space file, by name or by path."""
+def read_family(space_name: str, path: str) -> tuple[str, Space]:
+    """(paper, full names to domains) of a search-space file, by name or by path; raises SpecError."""
     known = family_files()
     file = known.get(space_name) or Path(space_name)
     if file.suffix not in (".yaml", ".yml"):
         raise SpecError(f"{path}.space: no family {space_name!r}{nearest(space_name, known)}")
     raw = dict(_read_yaml(file, f"named by {path}.space; `dmlstudy families` lists the ready ones"))
-    where = file.name
     paper = str(raw.pop("paper", ""))
-    loss = raw.pop("loss", None)
-    if not isinstance(loss, Mapping) or "name" not in loss:
-        raise SpecError(f"{where}: loss: expected a mapping with the key name")
-    sections = {"loss": {key: value for key, value in loss.items() if key != "name"}} | raw
-    return str(loss["name"]), paper, _read_sections(sections, where)
+    return paper, _read_sections({"loss": raw.pop("loss", None)} | raw, file.name)
+
+
+def tree(space: Space) -> list[str]:
+    """The space of a family as indented lines, for people."""
+    return [line for full_name, domain in space.items() for line in domain.lines(full_name)]
+
+
+def parameters(space: Space) -> list[str]:
+    """What a family's loss and regulariser have for parameters: a line for each name they can have."""
+    lines: list[str] = []
+    for section, sign in (("loss", ""), ("regularizer", "+ ")):
+        within = _section(space, section)
+        name = within.pop("name", None)
+        if isinstance(name, Choice):
+            lines += [_line(f"{sign}{option}", [*own, *within]) for option, own in name.options.items()]
+        elif isinstance(name, Fixed):
+            lines.append(", ".join(within) if section == "loss" else _line(f"{sign}{name.value}", within))
+    return lines
+
+
+def _line(title: str, items: Iterable[str]) -> str:
+    return f"{title}: {', '.join(items)}".removesuffix(": ")
+
+
+def _section(space: Space, section: str) -> dict[str, Domain]:
+    """The part of a family's space that stands in one section, without the section's name."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix): domain for name, domain in space.items() if name.startswith(prefix)}
+
+
+def _named(values: Mapping[str, Scalar | None]) -> LossConfig:
+    params = {name: value for name, value in values.items() if name != "name" and value is not None}
+    return LossConfig(name=str(values["name"]), params=params)
 
 
 def _read_sections(sections: Mapping[str, Any], where: str) -> Space:
     space: dict[str, Domain] = {}
     for section, mapping in sections.items():
-        if section != "loss" and section not in SECTIONS:
+        if section not in NAMED and section not in SECTIONS:
             raise SpecError(
-                f"{where}: {section}: unknown key{nearest(section, ('loss', 'paper', *SECTIONS))}"
+                f"{where}: {section}: unknown key{nearest(section, (*NAMED, 'paper', *SECTIONS))}"
             )
-        try:
-            domains = spaces.parse_space(mapping, f"{where}: {section}" if where else section)
-        except ValueError as error:
-            raise SpecError(str(error)) from None
+        path = f"{where}: {section}" if where else section
+        domains = _read_named(mapping, path) if section in NAMED else _read_space(mapping, path)
         if section in SECTIONS:
             for name in spaces.names(domains):
                 known = SECTIONS[section].model_fields
                 if name not in known:
-                    prefix = f"{where}: " if where else ""
-                    raise SpecError(f"{prefix}{section}.{name}: unknown key{nearest(name, known)}")
+                    raise SpecError(f"{path}.{name}: unknown key{nearest(name, known)}")
         space |= {f"{section}.{name}": domain for name, domain in domains.items()}
     return space
 
 
+def _read_space(mapping: object, path: str) -> Space:
+    try:
+        return spaces.parse_space(mapping, path)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+
+
+def _read_named(mapping: object, path: str) -> Space:
+    if not isinstance(mapping, Mapping) or "name" not in mapping:
+        raise SpecError(f"{path}: expected a mapping with the key name")
+    space = _read_space(mapping, path)
+    _check_name(space["name"], path)
+    return space
+
+
+def _check_name(name: Domain, path: str) -> None:
+    values = [name.value] if isinstance(name, Fixed) else name.edges
+    if not all(isinstance(value, str) for value in values):
+        raise SpecError(f"{path}.name: expected a name or a choice of names")
+
+
 def _family(name: str, entry: FamilyEntry, file: StudyFile, path: str) -> Family:
-    loss, paper, space = read_family(entry.space, path)
+    paper, space = read_family(entry.space, path)
     own = {section: getattr(file, section) for section in SECTIONS}
     space = {**space, **_read_sections(own, "")}
+    if file.regularizer:
+        space = _with_section(space, "regularizer", _read_named(file.regularizer, "regularizer"))
     for full_name, value in entry.override.items():
         where = f"{path}.override.{full_name}"
+        if full_name == "regularizer":
+            space = _with_section(space, "regularizer", _read_named(value, where))
+            continue
         section, _, leaf = full_name.partition(".")
-        if section not in ("loss", *SECTIONS) or not leaf:
+        if section not in (*NAMED, *SECTIONS) or not leaf:
             raise SpecError(f"{where}: expected section.parameter, as in loss.weighting or training.lr")
-        try:
-            domain = spaces.parse_domain(value, where)
-        except ValueError as error:
-            raise SpecError(str(error)) from None
-        within = {key.partition(".")[2]: dom for key, dom in space.items() if key.startswith(f"{section}.")}
-        if leaf in spaces.names(within):
-            try:
-                within = dict(spaces.replace(within, leaf, domain))
-            except ValueError as error:
-                raise SpecError(f"{where}: {error}") from None
-        elif section in SECTIONS and leaf in SECTIONS[section].model_fields:
-            within[leaf] = domain
-        elif section == "loss":
-            raise SpecError(f"{where}: unknown parameter{nearest(leaf, spaces.names(within))}")
-        else:
-            raise SpecError(f"{where}: unknown parameter{nearest(leaf, SECTIONS[section].model_fields)}")
-        space = {key: dom for key, dom in space.items() if not key.startswith(f"{section}.")}
-        space |= {f"{section}.{key}": dom for key, dom in within.items()}
-    return Family(name, loss, paper, space)
+        within = _overridden(_section(space, section), section, leaf, value, where)
+        space = _with_section(space, section, within)
+    if space.get("regularizer.name") == Fixed(NO_REGULARIZER):
+        space = _with_section(space, "regularizer", {})
+    return Family(name, paper, space)
+
+
+def _overridden(within: Space, section: str, name: str, value: object, where: str) -> Space:
+    """A section with the parameter ``name`` or ``name@option`` replaced, or added where its record has it."""
+    if section == "regularizer" and not within:
+        raise SpecError(f"{where}: the family has no regularizer; override regularizer: {{name: ...}} first")
+    try:
+        domain = spaces.parse_domain(value, where)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    try:
+        changed = spaces.replace(within, name, domain)
+    except ValueError as error:
+        raise SpecError(f"{where}: {error}") from None
+    except KeyError:
+        known: Iterable[str] = spaces.names(within)
+        if "@" in name:
+            known = spaces.names_under_options(within) or known
+        elif section in SECTIONS:
+            known = SECTIONS[section].model_fields
+        if section in NAMED or name not in known:
+            raise SpecError(f"{where}: unknown parameter{nearest(name, known)}") from None
+        changed = {**within, name: domain}
+    try:
+        spaces.check_names(changed, where)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    if section in NAMED:
+        _check_name(changed["name"], where.rpartition(".")[0])
+    return changed
+
+
+def _with_section(space: Space, section: str, within: Space) -> Space:
+    """A family's space with one section replaced."""
+    others = {name: domain for name, domain in space.items() if not name.startswith(f"{section}.")}
+    return others | {f"{section}.{name}": domain for name, domain in within.items()}
 
 
 class _Answers:
-    """A suggester that answers with a given point, and with the first option or the low bound elsewhere."""
+    """A suggester that answers with a given point of the space."""
 
     def __init__(self, point: Mapping[str, Scalar]) -> None:
         self.point = point
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        return float(self.point.get(name, low))
+        return float(self.point[name])
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self.point.get(name, low))
+        return int(self.point[name])
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        return self.point.get(name, choices[0])
-
-
-class _Corners:
-    """A suggester that answers as ``_Answers`` and notes the values at the edges of each domain."""
-
-    def __init__(self, point: Mapping[str, Scalar]) -> None:
-        self.point = point
-        self.edges: list[tuple[str, Scalar]] = []
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        self.edges += [(name, low), (name, high)]
-        return float(self.point.get(name, low))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        self.edges += [(name, low), (name, high)]
-        return int(self.point.get(name, low))
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        self.edges += [(name, choice) for choice in choices]
-        return self.point.get(name, choices[0])
+        return self.point[name]
 
 
 def default_values(family: Family) -> dict[str, Scalar | None]:

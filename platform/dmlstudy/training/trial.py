@@ -22,7 +22,8 @@ from dmlstudy import data, distributed, embedders, retrieval
 from dmlstudy.data import ImageSet, PKBatches, ZeroShotData
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum
-from dmlstudy.records import TrainingConfig, TrialConfig, TrialReport, TrialResult
+from dmlstudy.losses.memory import CrossBatchMemory
+from dmlstudy.records import LossConfig, TrainingConfig, TrialConfig, TrialReport, TrialResult
 
 NUM_EXAMPLES = 8
 """Test images whose embeddings are kept with a saved embedder, as proof of what it computed in training."""
@@ -119,14 +120,21 @@ def _spread(scores: list[dict[str, float]], objective: str) -> dict[str, float]:
 class _Step(nn.Module):
     """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare."""
 
-    def __init__(self, embedder: embedders.Embedder, loss: Loss) -> None:
+    def __init__(self, embedder: embedders.Embedder, loss: Loss, memory: CrossBatchMemory | None) -> None:
         super().__init__()
         self.embedder = embedder
         self.loss = loss
+        # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
+        self.memory = (memory,)
 
     def forward(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
-        anchors = Embeddings(self.embedder(images_NHWC), y_N, id_N)
-        total, count = self.loss(anchors, distributed.gather(anchors))
+        z_ND, structure_ND = self.embedder.embed_with_structure(images_NHWC)
+        anchors = Embeddings(z_ND, y_N, id_N, structure_ND)
+        references = distributed.gather(anchors)
+        (memory,) = self.memory
+        if memory is not None:
+            references = memory.references(references)
+        total, count = self.loss(anchors, references, distributed.world())
         return total, count
 
 
@@ -141,6 +149,7 @@ class _Learner:
         self.images_NHWC = train.images_NHWC
         self.labels_N = labels_N.astype(np.int64)
         _, height, width, channels = train.images_NHWC.shape
+        regularizer = config.regularizer
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,
@@ -149,16 +158,19 @@ class _Learner:
             freeze_bn=config.embedder.freeze_bn,
             in_channels=channels,
             image_size=(height, width),
+            structure=_structure_head(regularizer),
             seed=self.seed,
         ).to(device)
+        batch = config.batch
         loss = catalogue.build(
             config.loss.name,
             config.loss.params,
+            regularizer=(regularizer.name, regularizer.params) if regularizer else None,
+            memory=batch.memory_size > 0,
             num_classes=len(present),
             dim=config.embedder.dim,
             seed=self.seed,
         ).to(device)
-        batch = config.batch
         self.batches = PKBatches(
             self.labels_N,
             len(present) if batch.classes == "all" else batch.classes,
@@ -166,7 +178,12 @@ class _Learner:
             batch.per_epoch,
             self.seed,
         )
-        step = _Step(self.embedder, loss)
+        memory = (
+            CrossBatchMemory(batch.memory_size, config.embedder.dim, batch.memory_warmup).to(device)
+            if batch.memory_size
+            else None
+        )
+        step = _Step(self.embedder, loss, memory)
         self.optimizer = _optimizer(config.training, self.embedder, loss)
         self.step = distributed.data_parallel(step)
         self.num_epochs = 0
@@ -186,7 +203,10 @@ class _Learner:
             images_NHWC = torch.from_numpy(self.images_NHWC[local]).to(self.device)
             y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
             id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
-            total, count = self.step(images_NHWC, y_N, id_N)
+            try:
+                total, count = self.step(images_NHWC, y_N, id_N)
+            except ValueError as error:  # a loss refuses what it is given, on every rank at once
+                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
             objective, mean = distributed.scaled_for_mean(LossSum(total, count))
             if not math.isfinite(mean):
                 raise TrialFailed(f"loss is {mean} in epoch {epoch + 1}, batch {number + 1}")
@@ -215,10 +235,20 @@ def _derived_seed(seed: int, stream: int) -> int:
     return int(np.random.SeedSequence([seed, stream]).generate_state(1)[0])
 
 
+def _structure_head(regularizer: LossConfig | None) -> str:
+    """The structure head a regulariser trains: its preset, or none."""
+    if regularizer is None or regularizer.name != "structure":
+        return "none"
+    return str((catalogue.parameters_of("structure") | regularizer.params)["preset"])
+
+
 def _optimizer(training: TrainingConfig, embedder: embedders.Embedder, loss: Loss) -> torch.optim.Optimizer:
+    heads = list(embedder.head.parameters())
+    if embedder.structure_head is not None:
+        heads += embedder.structure_head.parameters()
     groups = [
         {"params": list(embedder.backbone.parameters()), "lr": training.lr},
-        {"params": list(embedder.head.parameters()), "lr": training.lr * training.head_lr_mult},
+        {"params": heads, "lr": training.lr * training.head_lr_mult},
         {
             "params": list(loss.parameters()),
             "lr": training.lr * training.loss_lr_mult,

@@ -1,0 +1,257 @@
+"""Losses against learned proxies: ProxyNCA, ProxyNCA++, Proxy-Anchor, SoftTriple, ArcFace and CosFace.
+
+Shapes: B anchors on this rank, M references (the global batch), D embedding size, C classes, K centres of
+one class. Embeddings z are unit vectors; proxies are learned, start uniform on the sphere from ``seed``
+alone, and are normalised in the forward pass. Everything is computed in float32 at least.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dmlstudy.losses.distances import SQUARED_FLOOR, squared_euclidean
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, check_classes, per_anchor
+from dmlstudy.losses.parameters import above, at_least
+
+
+class _ProxyLoss(Loss):
+    """A loss with learned vectors for each class; a subclass says what ``_terms`` are in full precision."""
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.num_classes = int(at_least("num_classes", num_classes, 1))
+        self.dim = int(at_least("dim", dim, 1))
+
+    def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        """``_terms`` in float32 at least; ValueError for labels beyond the classes or another size D."""
+        check_classes(anchors.y_N, self.num_classes)
+        if references is not anchors:
+            check_classes(references.y_N, self.num_classes)
+        if anchors.z_ND.shape[1] != self.dim:
+            raise ValueError(
+                f"embeddings have size {anchors.z_ND.shape[1]}, proxies {self.dim}; "
+                "build the loss with dim = the embedder's size"
+            )
+        tensors = (anchors.z_ND, references.z_ND, *self.parameters())
+        dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+        with torch.autocast(anchors.z_ND.device.type, enabled=False):
+            return self._terms(
+                anchors._replace(z_ND=anchors.z_ND.to(dtype)),
+                references._replace(z_ND=references.z_ND.to(dtype)),
+                world,
+            )
+
+    @abstractmethod
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        """The loss's ``terms`` for embeddings of one dtype, the dtype to compute in."""
+
+
+class ProxyNCA(_ProxyLoss):
+    """ProxyNCA: own proxy against the sum over all others (Movshovitz-Attias et al. 2017, Eq. 4).
+
+    L_i = -log( e^{-d(z_i,p_y)/T} / sum_{c != y} e^{-d(z_i,p_c)/T} ), d = ||z - p||^2, T = ``temperature``.
+    The own proxy is not in the denominator, so L_i may be negative. With one class there is no
+    denominator: the term is 0, with zero gradients. References are not looked at. The count is the number
+    of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(self, num_classes: int, dim: int, temperature: float = 1.0, seed: int = 0) -> None:
+        super().__init__(num_classes, dim)
+        self.temperature = above("temperature", temperature, 0)
+        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        d_BC = squared_euclidean(anchors.z_ND, _normalized(self.proxies_CD, anchors)) / self.temperature
+        if self.num_classes == 1:
+            return per_anchor(0 * d_BC.sum(), anchors)
+        own_BC = _own(anchors, self.num_classes)
+        others_B = (-d_BC).masked_fill(own_BC, -math.inf).logsumexp(1)
+        return per_anchor(d_BC[own_BC].sum() + others_B.sum(), anchors)
+
+
+class ProxyNCAPlusPlus(_ProxyLoss):
+    """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6; METHODS 6).
+
+    L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``. With one class L_i = 0.
+    References are not looked at. The count is the number of anchors. Raises ValueError unless T > 0,
+    labels lie in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(self, num_classes: int, dim: int, temperature: float = 1 / 9, seed: int = 0) -> None:
+        super().__init__(num_classes, dim)
+        self.temperature = above("temperature", temperature, 0)
+        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        d_BC = squared_euclidean(anchors.z_ND, _normalized(self.proxies_CD, anchors))
+        return _cross_entropy(-d_BC / self.temperature, anchors)
+
+
+class ProxyAnchor(_ProxyLoss):
+    """Proxy-Anchor: each proxy pulls its images and pushes all others (Kim et al. 2020, Eq. 4; METHODS 6).
+
+    L = (1/|C+|) sum_{c in C+} log(1 + sum_{y_j = c} e^{-alpha (S_cj - delta)})
+      + (1/C) sum_c log(1 + sum_{y_j != c} e^{alpha (S_cj + delta)}), S_cj = p_c.z_j, C+ the classes with an
+    image among the references. It is a sum over proxies, not anchors: each rank takes its share of the
+    proxies against all references and counts that share, so all ranks together count 1. An empty set gives
+    log 1 = 0, an empty batch or share a zero. Raises ValueError unless alpha > 0, delta >= -1, labels lie
+    in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(
+        self, num_classes: int, dim: int, alpha: float = 32.0, delta: float = 0.1, seed: int = 0
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.alpha = above("alpha", alpha, 0)
+        self.delta = at_least("delta", delta, -1)
+        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        share = world.share(self.num_classes)
+        s_CM = _normalized(self.proxies_CD[share], references) @ references.z_ND.T
+        classes_C = torch.arange(self.num_classes, device=s_CM.device)[share]
+        positive_CM = classes_C[:, None] == references.y_N
+        pull_C = _log_one_plus_sum_exp(-self.alpha * (s_CM - self.delta), positive_CM)
+        push_C = _log_one_plus_sum_exp(self.alpha * (s_CM + self.delta), ~positive_CM)
+        num_present = _own(references, self.num_classes).any(0).sum().clamp(min=1)
+        total = pull_C.sum() / num_present + push_C.sum() / self.num_classes
+        on_the_graph = anchors.z_ND[:0].sum()
+        return LossSum(total + on_the_graph, total.new_tensor(len(classes_C) / self.num_classes))
+
+
+class SoftTriple(_ProxyLoss):
+    """SoftTriple: classification with several centres per class (Qian et al. 2019, Eq. 7-9; METHODS 6).
+
+    S_ic = sum_k softmax_k(z_i.w_ck / gamma) z_i.w_ck, K = ``centers``;
+    L_i = -log( e^{scale (S_iy - margin)} / (e^{scale (S_iy - margin)} + sum_{c != y} e^{scale S_ic}) )
+        + tau / (C K (K-1)) sum_c sum_{t > s} sqrt(2 + 1e-5 - 2 w_cs.w_ct), as in the authors' code.
+    The second part, 0 for K = 1, draws a class's centres together. It is the same in every anchor's term,
+    so it enters the mean once at any number of ranks. With one class only it remains; without anchors the
+    sum is 0. References are not looked at. The count is the number of anchors. Raises ValueError unless
+    scale, gamma > 0, tau, margin >= 0, K >= 1, labels lie in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        scale: float = 20.0,
+        gamma: float = 0.1,
+        tau: float = 0.2,
+        margin: float = 0.01,
+        centers: int = 10,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.scale = above("scale", scale, 0)
+        self.gamma = above("gamma", gamma, 0)
+        self.tau = at_least("tau", tau, 0)
+        self.margin = at_least("margin", margin, 0)
+        centers = int(at_least("centers", centers, 1))
+        self.centers_CKD = _unit_vectors(seed, self.num_classes, centers, self.dim)
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        w_CKD = _normalized(self.centers_CKD, anchors)
+        s_BCK = (anchors.z_ND @ w_CKD.flatten(0, 1).T).view(-1, *w_CKD.shape[:2])
+        s_BC = ((s_BCK / self.gamma).softmax(2) * s_BCK).sum(2)
+        own_B1 = anchors.y_N[:, None]
+        logits_BC = (self.scale * s_BC).scatter(
+            1, own_B1, self.scale * (s_BC.gather(1, own_B1) - self.margin)
+        )
+        total, count = _cross_entropy(logits_BC, anchors)
+        return LossSum(total + count * self.tau * self._spread(w_CKD), count)
+
+    def _spread(self, w_CKD: Tensor) -> Tensor:
+        """Half the mean distance of two centres of one class, smoothed at 0; 0 for one centre."""
+        num_classes, num_centers, _ = w_CKD.shape
+        d_CKK = (2 + 1e-5 - 2 * (w_CKD @ w_CKD.mT)).clamp(min=SQUARED_FLOOR).sqrt()
+        return d_CKK.triu(1).sum() / max(1, num_classes * num_centers * (num_centers - 1))
+
+
+class ArcFace(_ProxyLoss):
+    """ArcFace: cross-entropy of scaled cosines, the own angle widened by a margin (Deng et al. 2019, Eq. 3).
+
+    L_i = -log softmax_c(scale S'_ic) at c = y_i; S'_ic = cos(theta_ic) = z_i.p_c for c != y_i and
+    S'_iy = cos(theta_iy + m) = S cos m - sqrt(1 - S^2) sin m, m = ``margin`` in degrees. Where
+    theta_iy + m > 180 degrees, cos would rise again; there S'_iy = S - m sin m (m in radians), the usual
+    continuation: it goes on falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12;
+    below, its gradient is zero, not infinite. With one class L_i = 0. References are not looked at. The
+    count is the number of anchors. Raises ValueError unless 0 <= m <= 90 (beyond 133 the step would go
+    up), scale > 0, labels lie in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(
+        self, num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.0, seed: int = 0
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.margin = at_least("margin", margin, 0)
+        if margin > 90:
+            raise ValueError(f"margin={margin} must be an angle of at most 90 degrees; 28.6 is usual")
+        self.scale = above("scale", scale, 0)
+        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        m = math.radians(self.margin)
+        own_B1 = anchors.y_N[:, None]
+        logits_BC = anchors.z_ND @ (self.scale * _normalized(self.proxies_CD, anchors)).T
+        cos_B1 = logits_BC.gather(1, own_B1) / self.scale
+        sin_B1 = ((1 - cos_B1) * (1 + cos_B1)).clamp(min=SQUARED_FLOOR).sqrt()
+        widened_B1 = cos_B1 * math.cos(m) - sin_B1 * math.sin(m)
+        widened_B1 = torch.where(cos_B1 >= -math.cos(m), widened_B1, cos_B1 - m * math.sin(m))
+        return _cross_entropy(logits_BC.scatter(1, own_B1, self.scale * widened_B1), anchors)
+
+
+class CosFace(_ProxyLoss):
+    """CosFace: cross-entropy of scaled cosines, the own one lowered by a margin (Wang et al. 2018, Eq. 4).
+
+    L_i = -log softmax_c(scale (z_i.p_c - margin [c = y_i])) at c = y_i. With one class L_i = 0. References
+    are not looked at. The count is the number of anchors. Raises ValueError unless margin >= 0, scale > 0,
+    labels lie in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(
+        self, num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.0, seed: int = 0
+    ) -> None:
+        super().__init__(num_classes, dim)
+        self.margin = at_least("margin", margin, 0)
+        self.scale = above("scale", scale, 0)
+        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        logits_BC = anchors.z_ND @ (self.scale * _normalized(self.proxies_CD, anchors)).T
+        own_B1 = anchors.y_N[:, None]
+        lowered_B1 = logits_BC.gather(1, own_B1) - self.scale * self.margin
+        return _cross_entropy(logits_BC.scatter(1, own_B1, lowered_B1), anchors)
+
+
+def _unit_vectors(seed: int, *shape: int) -> nn.Parameter:
+    """A parameter of vectors drawn uniformly on the unit sphere, from the seed alone."""
+    vectors = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return nn.Parameter(functional.normalize(vectors, dim=-1))
+
+
+def _normalized(proxies: Tensor, embeddings: Embeddings) -> Tensor:
+    """The proxies as unit vectors, in the embeddings' dtype."""
+    return functional.normalize(proxies.to(embeddings.z_ND.dtype), dim=-1)
+
+
+def _own(embeddings: Embeddings, num_classes: int) -> Tensor:
+    """Which of the classes is each row's own, (N, C)."""
+    return functional.one_hot(embeddings.y_N, num_classes).bool()
+
+
+def _cross_entropy(logits_BC: Tensor, anchors: Embeddings) -> LossSum:
+    """Sum over the anchors of -log softmax_c at the own class, and their number."""
+    return per_anchor(functional.cross_entropy(logits_BC, anchors.y_N, reduction="sum"), anchors)
+
+
+def _log_one_plus_sum_exp(logits_CM: Tensor, chosen_CM: Tensor) -> Tensor:
+    """log(1 + sum_{chosen} e^logit) per row, without overflow; 0 where nothing is chosen."""
+    zeros_C1 = logits_CM.new_zeros(logits_CM.shape[0], 1)
+    return torch.cat([zeros_C1, logits_CM.masked_fill(~chosen_CM, -math.inf)], dim=1).logsumexp(1)

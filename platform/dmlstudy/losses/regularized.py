@@ -1,0 +1,41 @@
+"""A loss and a regulariser together, each with its own mean over the global batch."""
+
+from __future__ import annotations
+
+import torch
+
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.parameters import at_least
+
+
+class Regularized(Loss):
+    """L = L_base + weight * L_regularizer (CGML Eq. 4, NASA Eq. 13).
+
+    Each of the two is its own sum over all ranks by its own count Z, at least 1: the total is
+    base.total + weight * regularizer.total * Z_base / Z_regularizer, and the count is the base's. The base
+    sees all references; the regulariser sees the batch alone, without the rows of a memory behind it.
+    Where the base has no terms at all, the regulariser remains. Raises ValueError unless weight >= 0.
+    """
+
+    def __init__(self, base: Loss, regularizer: Loss, weight: float) -> None:
+        super().__init__()
+        self.base = base
+        self.regularizer = regularizer
+        self.weight = at_least("weight", weight, 0)
+
+    @property
+    def accepts_memory(self) -> bool:  # type: ignore[override]  # what is a class's elsewhere is the base's here
+        """Whether the base accepts references of earlier batches."""
+        return self.base.accepts_memory
+
+    def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        """The base's sum and the regulariser's, brought to the base's count."""
+        batch = references
+        if self.accepts_memory:
+            num_anchors = anchors.z_ND.new_tensor(len(anchors.z_ND), dtype=torch.float64)
+            batch = references.rows(slice(0, int(world.sum(num_anchors))))
+        base = self.base(anchors, references, world)
+        regularizer = self.regularizer(anchors, batch, world)
+        counts_2 = world.sum(torch.stack([base.count.double(), regularizer.count.double()])).clamp(min=1)
+        scale = (self.weight * counts_2[0] / counts_2[1]).to(regularizer.total.dtype)
+        return LossSum(base.total + scale * regularizer.total, base.count)

@@ -1,0 +1,335 @@
+"""Memory-flat losses: a few anchors at a time against all references, with value and gradient in one sweep.
+
+A loss is one number, so its gradient can be had while its value is computed: for each tile of T anchors the
+distances to the M references are formed, the loss's terms and their slopes taken, and the slopes turned into
+gradients of embeddings at once. Only (B + M) x D numbers stay for backward, which merely scales them; a
+tile is never formed twice. The peak is O(T x M), T chosen from a memory budget.
+
+Rows and references are first put in the order of (label, id). Then the references of a tile's own classes
+stand side by side, the band, and what concerns positives is done on T x Q instead of T x M; and nothing a
+loss computes depends on the order in which the batch came, or on the number of ranks.
+
+Shapes: B anchors on this rank, M references, D embedding size, T anchors in a tile, Q references in its band.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dmlstudy.losses.distances import Distance, full_precision
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+
+BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
+"""What the arrays of one tile may take, by kind of device: on a CPU they should stay near its caches."""
+
+LIVE_ARRAYS = 10
+"""How many T x M arrays a tile's terms hold at once, at most."""
+
+
+class Side(NamedTuple):
+    """Pairs of one sign: distances from T anchors to some references, and which of them are such pairs."""
+
+    d: Tensor
+    chosen: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tile: some anchors, their distances to all references, and their candidate pairs.
+
+    ``positive`` spans the band's Q references only, ``negative`` all M. Both hold the same distances.
+    """
+
+    d_TM: Tensor
+    band: slice
+    y_T: Tensor
+    id_T: Tensor
+    y_Q: Tensor
+    id_Q: Tensor
+    salt: Tensor
+    dim: int
+
+    @property
+    def positive(self) -> Side:
+        """pos(i) = {j : y_j = y_i, id_j != id_i}, within the band (T, Q)."""
+        same_TQ = (self.y_T[:, None] == self.y_Q) & (self.id_T[:, None] != self.id_Q)
+        return Side(self.d_TM[:, self.band], same_TQ)
+
+    @property
+    def negative(self) -> Side:
+        """neg(i) = {k : y_k != y_i}, (T, M)."""
+        chosen_TM = torch.ones(self.d_TM.shape, dtype=torch.bool, device=self.d_TM.device)
+        chosen_TM[:, self.band] = self.y_T[:, None] != self.y_Q
+        return Side(self.d_TM, chosen_TM)
+
+
+class RowTerms(NamedTuple):
+    """Sum of a tile's terms, their number, and the slopes of the sum by each distance.
+
+    ``band_slope_TQ`` is added to the band's columns of ``slope_TM``; without slopes nothing flows back.
+    ``parameter_slopes`` are those by the loss's parameters, one for each.
+    """
+
+    total: Tensor
+    count: Tensor | float  # type: ignore[assignment]  # hides tuple.count
+    slope_TM: Tensor
+    band_slope_TQ: Tensor | None = None
+    parameter_slopes: Sequence[Tensor] = ()
+
+
+class TiledLoss(Loss):
+    """A loss over pairs that goes tile by tile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_warned = False
+
+    def layout(self, anchors: Embeddings, references: Embeddings, element_size: int) -> Layout:
+        """The batch's tiles; warns, once, of a batch without positive pairs."""
+        layout = Layout(anchors, references, element_size)
+        if layout.has_no_positive and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "a batch holds no two images of one class, so there is no positive pair; training goes on and "
+                "this is said once. Draw several images per class (batch.images_per_class)",
+                stacklevel=5,
+            )
+        return layout
+
+
+class RowLoss(TiledLoss):
+    """A loss whose term of an anchor is a function of its row of distances: L_i = f(d_i., pos(i), neg(i)).
+
+    A subclass says what the terms and their slopes by the distances are, in closed form.
+    """
+
+    accepts_memory = True
+
+    def __init__(self, distance: Distance) -> None:
+        super().__init__()
+        self.distance = distance
+
+    @abstractmethod
+    def rows(self, rows: Rows) -> RowTerms:
+        """Sum of the tile's terms, their number and the slopes by its distances; ``rows.d_TM`` stays as it is."""
+
+    def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        """Sum over the anchors, tile by tile, and the number of terms."""
+        z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
+        layout = self.layout(anchors, references, z_MD.element_size())
+        return in_one_sweep(
+            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), wanted),
+            [z_BD, z_MD, *self.parameters()],
+        )
+
+    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, wanted: bool) -> Swept:
+        z_BD, z_MD = z_BD[layout.anchor_order_B], z_MD[layout.reference_order_M]
+        left_BF, right_MF = self.distance.left(z_BD), self.distance.right(z_MD)
+        left_gradient_BF, right_gradient_MF = torch.zeros_like(left_BF), torch.zeros_like(right_MF)
+        gradients = [torch.zeros_like(parameter) for parameter in self.parameters()]
+        total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
+        for tile, band in layout.tiles:
+            rows = layout.rows(self.distance.of(left_BF[tile] @ right_MF.T), tile, band, z_BD.shape[1])
+            terms = self.rows(rows)
+            total += terms.total
+            count += terms.count
+            if not wanted:
+                continue
+            for gradient, slope in zip(gradients, terms.parameter_slopes, strict=True):
+                gradient += slope
+            slope_TM = terms.slope_TM
+            if terms.band_slope_TQ is not None:
+                slope_TM[:, band] += terms.band_slope_TQ
+            slope_TM = self.distance.product_slope(slope_TM, rows.d_TM)
+            left_gradient_BF[tile] = slope_TM @ right_MF
+            right_gradient_MF.addmm_(slope_TM.T, left_BF[tile])
+        gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
+        gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF, z_BD)
+        gradient_MD[layout.reference_order_M] = self.distance.right_gradient(right_gradient_MF, z_MD)
+        return total, count, [gradient_BD, gradient_MD, *gradients]
+
+
+class Layout:
+    """Anchors and references in the order of (label, id), and the tiles of anchors with their bands."""
+
+    def __init__(self, anchors: Embeddings, references: Embeddings, element_size: int) -> None:
+        self.anchor_order_B, self.reference_order_M = in_order(anchors), in_order(references)
+        self._anchors = (anchors.y_N[self.anchor_order_B], anchors.id_N[self.anchor_order_B])
+        y_M, id_M = references.y_N[self.reference_order_M], references.id_N[self.reference_order_M]
+        self._references = (y_M, id_M)
+        self.salt = references.id_N.sum()
+        num_anchors, num_references = len(anchors.y_N), len(references.y_N)
+        height = tile_height(num_references, element_size, anchors.y_N.device)
+        starts = range(0, num_anchors, height)
+        y_B = self._anchors[0]
+        firsts = y_B[::height].contiguous()
+        lasts = torch.cat([y_B[height - 1 :: height], y_B[-1:]])[: len(firsts)].contiguous()
+        has_positive = ((y_M[1:] == y_M[:-1]) & (id_M[1:] != id_M[:-1])).any()
+        lows, highs = torch.searchsorted(y_M, firsts), torch.searchsorted(y_M, lasts, right=True)
+        *bounds, any_positive = torch.cat(
+            [lows, highs, has_positive[None]]
+        ).tolist()  # the one wait for a GPU
+        self.has_no_positive = num_references > 0 and not any_positive
+        self.tiles = [
+            (slice(start, min(start + height, num_anchors)), slice(low, high))
+            for start, low, high in zip(starts, bounds[: len(firsts)], bounds[len(firsts) :], strict=True)
+        ]
+
+    def rows(self, d_TM: Tensor, tile: slice, band: slice, dim: int) -> Rows:
+        """The tile's anchors with their distances."""
+        (y_B, id_B), (y_M, id_M) = self._anchors, self._references
+        return Rows(d_TM, band, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim)
+
+
+def in_order(embeddings: Embeddings) -> Tensor:
+    """The permutation that sorts by label, and by id within a label."""
+    by_id_N = embeddings.id_N.argsort(stable=True)
+    return by_id_N[embeddings.y_N[by_id_N].argsort(stable=True)]
+
+
+def tile_height(num_columns: int, element_size: int, device: torch.device) -> int:
+    """How many rows of so many columns the memory budget of one tile allows; one at least."""
+    return max(1, BUDGET_BYTES[device.type] // max(1, LIVE_ARRAYS * num_columns * element_size))
+
+
+Swept: TypeAlias = tuple[Tensor, Tensor, list[Tensor]]
+"""Sum, number of terms, and the sum's gradient by each leaf."""
+
+
+def in_one_sweep(sweep: Callable[[bool], Swept], leaves: Sequence[Tensor]) -> LossSum:
+    """The sum and count that ``sweep`` finds, with the gradients it found at the same time.
+
+    ``sweep`` is told whether gradients are wanted. Only first derivatives exist.
+    """
+    wanted = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+    return LossSum(*_OneSweep.apply(sweep, wanted, *leaves))
+
+
+Pieces: TypeAlias = Iterator[tuple[Tensor, Tensor | float]]
+
+
+def in_tiles(
+    pieces: Callable[[list[Tensor], list[Tensor]], Pieces],
+    rows: Sequence[Tensor],
+    shared: Sequence[Tensor],
+    *,
+    num_columns: int,
+) -> LossSum:
+    """A sum over rows, a tile of them at a time, with gradients by autograd inside each tile.
+
+    ``pieces(tile's rows, shared)`` yields (sum, count) one after the other; the graph of a piece is gone before
+    the next is asked for. ``rows`` are cut along their first dimension; a tile's terms should hold no more than
+    ``LIVE_ARRAYS`` arrays of (tile, num_columns). Gradients flow to the floating ones of rows and shared.
+    """
+    parts = [*rows, *shared]
+
+    def sweep(wanted: bool) -> Swept:
+        gradients = [torch.zeros_like(x) for x in parts]
+        total, count = rows[0].new_zeros(()), rows[0].new_zeros(())
+        for tile in _cut(rows[0], num_columns):
+            with torch.set_grad_enabled(wanted):
+                own, common = [_leaf(x[tile]) for x in rows], [_leaf(x) for x in shared]
+                for sum_of_terms, number in pieces(own, common):
+                    total += sum_of_terms.detach()
+                    count += number
+                    if wanted:
+                        slopes = _gradients(sum_of_terms, [*own, *common])
+                        _accumulate(gradients, slopes, tile, len(rows))
+        return total, count, gradients
+
+    return in_one_sweep(sweep, parts)
+
+
+def row_values(
+    function: Callable[[list[Tensor], list[Tensor]], Tensor],
+    rows: Sequence[Tensor],
+    shared: Sequence[Tensor],
+    *,
+    num_columns: int,
+) -> Tensor:
+    """One value per row, (B,), a tile of rows at a time; each tile is formed again in backward.
+
+    For what is no sum over rows but is needed as a vector, such as a row's log-sum-exp that other ranks ask for.
+    """
+    value_B: Tensor = _Recomputed.apply(function, len(rows), num_columns, *rows, *shared)
+    return value_B
+
+
+class _OneSweep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, sweep: Callable[[bool], Swept], wanted: bool, *leaves: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(leaves[0].device.type, enabled=False):
+            total, count, gradients = sweep(wanted)
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(count)
+        return total, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_only_floating([gradient * factor for gradient in ctx.saved_tensors])
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Any, num_rows: int, num_columns: int, *parts: Tensor) -> Tensor:
+        ctx.function, ctx.num_rows, ctx.num_columns = function, num_rows, num_columns
+        ctx.save_for_backward(*parts)
+        rows, shared = list(parts[:num_rows]), list(parts[num_rows:])
+        values = rows[0].new_zeros(len(rows[0]))
+        with torch.autocast(values.device.type, enabled=False):
+            for tile in _cut(rows[0], num_columns):
+                values[tile] = function([x[tile] for x in rows], shared)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor_B: Tensor) -> tuple[Tensor | None, ...]:
+        parts: list[Tensor] = list(ctx.saved_tensors)
+        rows, shared = parts[: ctx.num_rows], parts[ctx.num_rows :]
+        gradients = [torch.zeros_like(x) for x in parts]
+        with torch.autocast(factor_B.device.type, enabled=False):
+            for tile in _cut(rows[0], ctx.num_columns):
+                with torch.enable_grad():
+                    own, common = [_leaf(x[tile]) for x in rows], [_leaf(x) for x in shared]
+                    weighted = (ctx.function(own, common) * factor_B[tile]).sum()
+                _accumulate(gradients, _gradients(weighted, [*own, *common]), tile, len(rows))
+        return None, None, None, *_only_floating(gradients)
+
+
+def _cut(x: Tensor, num_columns: int) -> Iterator[slice]:
+    height = tile_height(num_columns, x.element_size(), x.device)
+    for start in range(0, len(x), height):
+        yield slice(start, min(start + height, len(x)))
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(torch.is_grad_enabled() and x.is_floating_point())
+
+
+def _gradients(total: Tensor, targets: Sequence[Tensor]) -> list[Tensor]:
+    """The sum's gradient by each target, zeros where it does not depend on one."""
+    reached = [x for x in targets if x.requires_grad] if total.requires_grad else []
+    found = iter(torch.autograd.grad(total, reached, allow_unused=True)) if reached else iter(())
+    slopes = [next(found) if x.requires_grad and total.requires_grad else None for x in targets]
+    return [torch.zeros_like(x) if slope is None else slope for x, slope in zip(targets, slopes, strict=True)]
+
+
+def _accumulate(gradients: list[Tensor], slopes: list[Tensor], tile: slice, num_rows: int) -> None:
+    for number, (gradient, slope) in enumerate(zip(gradients, slopes, strict=True)):
+        part = gradient[tile] if number < num_rows else gradient
+        part += slope
+
+
+def _only_floating(gradients: list[Tensor]) -> list[Tensor | None]:
+    return [gradient if gradient.is_floating_point() else None for gradient in gradients]

@@ -1,0 +1,80 @@
+"""The triplet loss with the usual ways to choose triplets.
+
+Shapes: T anchors in a tile, M references, Q references in the tile's band, P most positives of any anchor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dmlstudy.losses.distances import DISTANCES
+from dmlstudy.losses.general import Triplets
+from dmlstudy.losses.mining import Draw, distance_weighted, keep_all
+from dmlstudy.losses.parameters import at_least, choice
+from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
+
+
+class Triplet(RowLoss):
+    """Triplet loss, a mean over the triplets (GPW Eq. 14; METHODS 3.1, 4.6).
+
+    [D_ij - D_ik + m]_+ over j in pos(i), k in neg(i), m = ``margin``. Mining 'all' takes all triplets,
+    'semi_hard' those with D_ij < D_ik (Schroff et al. 2015), 'batch_hard' each anchor's farthest positive with
+    its nearest negative (Hermans et al. 2017); their count is the number of terms above 0. 'distance_weighted'
+    takes one negative for each positive pair, drawn with probability ~ 1/q(D) (``mining.distance_weighted``,
+    from ``seed``), and counts all of its triplets, as NASA does. Without triplets both sum and count are 0.
+    Raises ValueError unless margin >= 0, and for unknown names.
+    """
+
+    def __init__(
+        self, margin: float = 0.2, mining: str = "all", distance: str = "euclidean", seed: int = 0
+    ) -> None:
+        super().__init__(choice("distance", distance, DISTANCES))
+        self.margin = at_least("margin", margin, 0)
+        modes = ("all", "semi_hard", "batch_hard", "distance_weighted")
+        self.mining = choice("mining", mining, {mode: mode for mode in modes})
+        self.squared = distance == "squared_euclidean"
+        self.seed = seed
+
+    def rows(self, rows: Rows) -> RowTerms:
+        """Sum over the tile's triplets, and the number that counts."""
+        if self.mining == "batch_hard":
+            return self._one_negative_each(rows, _hardest(rows), only_positive=True)
+        if self.mining == "distance_weighted":
+            d_TM = rows.d_TM.sqrt() if self.squared else rows.d_TM
+            draw = distance_weighted(rows, self.seed, d_TM)
+            return self._one_negative_each(rows, draw, only_positive=False)
+        triplets = Triplets(rows, keep_all, self.margin, self.mining == "semi_hard")
+        slopes = triplets.slopes()
+        total, count = rows.d_TM.new_zeros(()), rows.d_TM.new_zeros(())
+        for place_T1, excess_TM, chosen_TM in triplets:
+            total += excess_TM.mul_(chosen_TM).sum()
+            one_TM = excess_TM.sign_()
+            count += one_TM.sum()
+            slopes.add(place_T1, one_TM)
+        return RowTerms(total, count, slopes.slope_TM, slopes.band_slope_TQ)
+
+    def _one_negative_each(self, rows: Rows, draw: Draw, only_positive: bool) -> RowTerms:
+        d_TP = rows.positive.d.gather(1, draw.place_TP)
+        excess_TP = (d_TP + self.margin - rows.d_TM.gather(1, draw.column_TP)).clamp_(min=0)
+        total = excess_TP.mul_(draw.drawn_TP).sum()
+        one_TP = excess_TP.sign_()
+        return RowTerms(
+            total,
+            one_TP.sum() if only_positive else draw.drawn_TP.sum(),
+            torch.zeros_like(rows.d_TM).scatter_add_(1, draw.column_TP, -one_TP),
+            torch.zeros_like(rows.positive.d).scatter_(1, draw.place_TP, one_TP),
+        )
+
+
+def _hardest(rows: Rows) -> Draw:
+    """Each anchor's farthest positive and nearest negative, of equally far ones the first."""
+    positive, negative = rows.positive, rows.negative
+    if positive.d.shape[1] == 0:
+        none_T0 = torch.zeros(positive.d.shape, dtype=torch.int64, device=positive.d.device)
+        return Draw(none_T0, positive.chosen, none_T0, positive.chosen)
+    d_T1, place_T1 = positive.d.masked_fill(~positive.chosen, -math.inf).max(1, keepdim=True)
+    nearest_T1, column_T1 = negative.d.masked_fill(~negative.chosen, math.inf).min(1, keepdim=True)
+    real_T1 = d_T1 > -math.inf
+    return Draw(place_T1, real_T1, column_T1, real_T1 & (nearest_T1 < math.inf))

@@ -1,0 +1,220 @@
+"""The law of the training step, checked: any number of ranks gives the gradient of one process.
+
+A study may run its trials on 1, 2 or 64 workers and must find the same optimum. So every loss that can be named,
+with regularisers and memory, is taken through one training step by all ranks together, on equal and on ragged
+shares of a global batch, and through the same step by one process alone; then value and gradients are compared,
+of the encoder and of the loss's own parameters, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dmlstudy import distributed
+from dmlstudy.losses import catalogue
+from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
+from dmlstudy.losses.memory import CrossBatchMemory
+from dmlstudy.records import Scalar
+
+NUM_CLASSES, DIM, NUM_IMAGES = 4, 5, 24
+TOLERANCE = 1e-9
+"""Largest relative error, of the value and of each gradient, that counts as equal in float64."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss with parameters under which a batch of random embeddings exercises it."""
+
+    name: str
+    loss: str
+    params: dict[str, Scalar]
+    regularizer: tuple[str, dict[str, Scalar]] | None = None
+    memory_size: int = 0
+
+
+def _cases() -> dict[str, Case]:
+    plain: dict[str, dict[str, Scalar]] = {
+        "pair_weighting": {"negative_margin": 1.5, "mining": "threshold+margin", "alpha": 1.0},
+        "triplet_weighting": {"margin": 0.3, "alpha": 10.0},
+        "contrastive": {"negative_margin": 1.5},
+        "arcface": {"scale": 4.0},
+        "cosface": {"scale": 4.0},
+        "circle": {"gamma": 8.0},
+        "proxy_anchor": {"alpha": 8.0},
+    }
+    variants: list[tuple[str, dict[str, Scalar]]] = [
+        ("pair_weighting", {"negative_margin": 1.5, "weighting": "power", "detach_weights": False}),
+        ("pair_weighting", {"negative_margin": 1.5, "mining": "threshold+batch_hard", "normalize": "none"}),
+        ("triplet_weighting", {"margin": 0.5, "mining": "semi_hard+margin", "detach_weights": False}),
+        ("triplet", {"margin": 0.5, "mining": "distance_weighted"}),
+        ("margin", {"mining": "distance_weighted", "nu": 0.01}),
+        ("multi_similarity_distance", {"version": "v2"}),
+        ("n_pair", {"positive": "all"}),
+    ]
+    regularizers: list[tuple[str, dict[str, Scalar]]] = [
+        ("graph_consistency", {"weight": 1.0}),
+        ("graph_consistency", {"weight": 1.0, "term": "gc", "sigma_mode": "median", "draw": "two_draws"}),
+        ("structure", {"weight": 1.0}),
+        ("structure", {"weight": 1.0, "preset": "paper", "eta_source": "adaptive"}),
+        ("distance_levels", {"weight": 1.0}),
+    ]
+    cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
+    cases += [Case(_named(name, params), name, params) for name, params in variants]
+    base = plain["contrastive"]
+    cases += [
+        Case(f"contrastive + {_named(name, {k: v for k, v in params.items() if k != 'weight'})}",
+             "contrastive", base, (name, params))
+        for name, params in regularizers
+    ]  # fmt: skip
+    cases += [
+        Case("proxy_nca_pp + graph_consistency", "proxy_nca_pp", {}, regularizers[0]),
+        Case("contrastive, memory", "contrastive", base, memory_size=30),
+        Case("contrastive + structure, memory", "contrastive", base, regularizers[2], memory_size=30),
+    ]
+    return {case.name: case for case in cases}
+
+
+def _named(name: str, params: dict[str, Scalar]) -> str:
+    return " ".join([name, *(f"{key}={value}" for key, value in params.items())])
+
+
+CASES: dict[str, Case] = _cases()
+"""Every catalogue entry, the variants that take another path through the code, and the combinations."""
+
+
+class Outcome(NamedTuple):
+    """What a training step leaves: the global mean loss, and each parameter's gradient."""
+
+    value: float
+    gradients: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How the step of all ranks compares with that of one process, the worst over shares and parameters."""
+
+    case: str
+    value: float
+    value_error: float
+    cosine: float
+    norm_ratio: float
+    error: float
+
+    @property
+    def is_exact(self) -> bool:
+        return self.value_error <= TOLERANCE and self.error <= TOLERANCE
+
+
+class Step(nn.Module):
+    """A small encoder with a structure head, and the loss, wrapped together as in training."""
+
+    def __init__(self, case: Case, gather: Callable[[Embeddings], Embeddings], world: World) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, DIM))
+        has_structure = case.regularizer is not None and case.regularizer[0] == "structure"
+        self.structure = nn.Linear(6, DIM) if has_structure else None
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        self.loss = catalogue.build(
+            case.loss,
+            case.params,
+            regularizer=case.regularizer,
+            memory=case.memory_size > 0,
+            num_classes=NUM_CLASSES,
+            dim=DIM,
+        )
+        self.gather = gather
+        self.world = world
+        # Hidden from data parallel, which would send it to the other ranks before every step.
+        self.memory = (CrossBatchMemory(case.memory_size, DIM),) if case.memory_size else ()
+
+    def forward(self, x: Tensor, y: Tensor, ids: Tensor) -> LossSum:
+        omega = None if self.structure is None else 0.5 + torch.sigmoid(self.structure(x))
+        anchors = Embeddings(functional.normalize(self.encoder(x)), y, ids, omega)
+        references = self.gather(anchors)
+        for memory in self.memory:
+            references = memory.references(references)
+        return self.loss(anchors, references, self.world)
+
+
+def check(case: Case, device: torch.device | str = "cpu") -> Finding:
+    """Compare the ranks' step with one process's; every rank must call this, and gets the same answer."""
+    truth = _step(case, [slice(None)], Step(case, lambda batch: batch, ALONE), device, alone=True)
+    worst = Finding(case.name, truth.value, 0.0, 1.0, 1.0, 0.0)
+    for share in (_equal_share(), _ragged_share()):
+        step = Step(case, distributed.gather, distributed.world())
+        worst = _worse(worst, _step(case, [share], step, device, alone=False), truth)
+    return worst
+
+
+def _step(case: Case, shares: list[slice], step: Step, device: torch.device | str, *, alone: bool) -> Outcome:
+    """One training step, after another batch that fills the memory where there is one."""
+    step = step.double().to(device)
+    module = step if alone else distributed.data_parallel(step)
+    (share,) = shares
+    if case.memory_size:
+        with torch.no_grad():
+            step(*(part[share].to(device) for part in global_batch(1)))
+    loss: LossSum = LossSum(*module(*(part[share].to(device) for part in global_batch(0))))
+    if alone:
+        objective = loss.total / loss.count.clamp(min=1)
+        value = objective.item()
+    else:
+        objective, value = distributed.scaled_for_mean(loss)
+    objective.backward()  # type: ignore[no-untyped-call]
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in step.named_parameters()
+    }
+    return Outcome(value, gradients)
+
+
+def _worse(worst: Finding, found: Outcome, truth: Outcome) -> Finding:
+    value_error = abs(found.value - truth.value) / max(abs(truth.value), 1e-300)
+    cosines, ratios, errors = [worst.cosine], [worst.norm_ratio], [worst.error]
+    for name, wanted in truth.gradients.items():
+        size, got = float(wanted.norm()), found.gradients[name]
+        if size == 0 and not got.any():
+            continue
+        ratios.append(float(got.norm()) / size if size else math.inf)
+        cosines.append(float((got * wanted).sum() / (got.norm() * size).clamp(min=1e-300)))
+        errors.append(float((got - wanted).norm()) / size if size else math.inf)
+    return Finding(
+        worst.case,
+        worst.value,
+        max(worst.value_error, value_error),
+        min(cosines),
+        max(ratios, key=lambda ratio: abs(ratio - 1)),
+        max(errors),
+    )
+
+
+def global_batch(number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, labels and ids: six images per class, one of them drawn twice, spread over the ranks."""
+    x = torch.randn(NUM_IMAGES, 6, generator=torch.Generator().manual_seed(1 + number), dtype=torch.float64)
+    y = torch.arange(NUM_IMAGES) % NUM_CLASSES
+    ids = torch.arange(NUM_IMAGES) + 2**53 + 10 * number
+    x[11], ids[11] = x[3], ids[3]
+    return x, y, ids
+
+
+def _equal_share() -> slice:
+    return distributed.own_slice(NUM_IMAGES)
+
+
+def _ragged_share() -> slice:
+    """The later a rank, the more rows it has; with three ranks and more the first has none."""
+    rank, world_size = distributed.rank(), distributed.world_size()
+    first = 1 if world_size < 3 else 0
+    total = sum(range(first, world_size + first))
+    ends = [NUM_IMAGES * sum(range(first, r + first)) // total for r in range(world_size + 1)]
+    return slice(ends[rank], ends[rank + 1])

@@ -1,0 +1,270 @@
+"""Time and memory of the losses, against pytorch-metric-learning on the same tensors, in one run.
+
+    .venv/bin/python tests/benchmarks/losses.py                      the whole table, about 20 minutes on 2 cores
+    .venv/bin/python tests/benchmarks/losses.py contrastive --sizes 1024
+
+Each cell is one forward and backward of N unit vectors of size D, 4 per class. Both sides run in one process by
+turns, ours first in one round and theirs first in the next, and the median of 7 rounds after a warm-up is
+shown. Peak memory is what one call adds to the resident memory of a fresh process. Where the library has the
+same definition, the two values must agree to 1e-3, or the run fails. A side that needs more than the limits of
+time or memory is not run, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning import miners
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dmlstudy.losses import catalogue
+from dmlstudy.losses.interface import Embeddings
+from dmlstudy.records import Scalar
+
+PER_CLASS = 4
+ROUNDS = 7
+LIMIT_SECONDS, LIMIT_GIB = 60, 14
+Theirs = Callable[[int, int], Callable[[Tensor, Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One of our losses, and what a user of the library would write for it; None: the library has none."""
+
+    loss: str
+    params: dict[str, Scalar]
+    theirs: Theirs | None
+    same_value: bool = False
+
+
+def plain(loss: Callable[..., Tensor]) -> Theirs:
+    return lambda num_classes, dim: loss
+
+
+def mined(loss: Callable[..., Tensor], miner: Callable[[Tensor, Tensor], object]) -> Theirs:
+    return lambda num_classes, dim: lambda z, y: loss(z, y, miner(z, y))
+
+
+def proxied(kind: type[nn.Module], **params: float) -> Theirs:
+    return lambda num_classes, dim: kind(num_classes=num_classes, embedding_size=dim, **params)
+
+
+CONTESTS: dict[str, Contest] = {
+    "contrastive": Contest("contrastive", {}, plain(pml.ContrastiveLoss(0, 0.8))),
+    "multi-similarity + miner": Contest(
+        "multi_similarity",
+        {},
+        mined(pml.MultiSimilarityLoss(2, 50, 0.5), miners.MultiSimilarityMiner(0.1)),
+        True,
+    ),
+    "triplet, all": Contest("triplet", {}, plain(pml.TripletMarginLoss(0.2)), True),
+    "triplet, semi-hard": Contest(
+        "triplet",
+        {"mining": "semi_hard"},
+        mined(pml.TripletMarginLoss(0.2), miners.TripletMarginMiner(0.2, "semihard")),
+        True,
+    ),
+    "triplet, batch-hard": Contest(
+        "triplet", {"mining": "batch_hard"}, mined(pml.TripletMarginLoss(0.2), miners.BatchHardMiner()), True
+    ),
+    "lifted structure": Contest("lifted_structure", {}, plain(pml.LiftedStructureLoss(1, 0)), True),
+    "generalized lifted": Contest(
+        "generalized_lifted_structure", {}, plain(pml.GeneralizedLiftedStructureLoss(1, 0))
+    ),
+    "margin": Contest("margin", {}, plain(pml.MarginLoss(0.2, 0, 1.2))),
+    "ranked list": Contest("ranked_list", {}, plain(pml.RankedListLoss(0.4, Tn=10, alpha=1.2))),
+    "circle": Contest("circle", {}, plain(pml.CircleLoss(0.4, 80)), True),
+    "angular": Contest("angular", {}, plain(pml.AngularLoss(40))),
+    "n-pair": Contest("n_pair", {}, plain(pml.NPairsLoss())),
+    "proxy-NCA++": Contest("proxy_nca_pp", {}, proxied(pml.ProxyNCALoss, softmax_scale=9)),
+    "proxy-anchor": Contest("proxy_anchor", {}, proxied(pml.ProxyAnchorLoss)),
+    "soft-triple": Contest("soft_triple", {}, proxied(pml.SoftTripleLoss)),
+    "arcface": Contest("arcface", {}, proxied(pml.ArcFaceLoss)),
+    "cosface": Contest("cosface", {}, proxied(pml.CosFaceLoss)),
+    "pair weighting, exponential": Contest("pair_weighting", {"beta": 10.0}, None),
+    "pair weighting, power": Contest("pair_weighting", {"weighting": "power", "p": 1.0, "q": 5.0}, None),
+    "triplet weighting, exponential": Contest("triplet_weighting", {}, None),
+    "triplet weighting, power": Contest("triplet_weighting", {"weighting": "power"}, None),
+    "binomial deviance": Contest("binomial_deviance", {}, None),
+    "multi-similarity, distance form": Contest("multi_similarity_distance", {}, None),
+}
+
+
+def batch(n: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors in loose clusters, in random order: some pairs beyond every margin, most within none."""
+    generator = torch.Generator().manual_seed(0)
+    y_N = (torch.arange(n) // PER_CLASS)[torch.randperm(n, generator=generator)]
+    centres = torch.randn(n // PER_CLASS, dim, generator=generator)
+    z_ND = centres[y_N] + torch.randn(n, dim, generator=generator)
+    return functional.normalize(z_ND).requires_grad_(), y_N
+
+
+def call(contest: Contest, side: str, z_ND: Tensor, y_N: Tensor) -> Callable[[], float]:
+    """One forward and backward of that side; returns the value."""
+    num_classes, dim = int(y_N.max()) + 1, z_ND.shape[1]
+    if side == "ours":
+        ours = catalogue.build(contest.loss, contest.params, num_classes=num_classes, dim=dim)
+        embeddings = Embeddings(z_ND, y_N, torch.arange(len(y_N)))
+
+        def step() -> float:
+            total, count = ours(embeddings)
+            value = total / count.clamp(min=1)
+            value.backward()
+            return value.item()
+
+        return step
+    assert contest.theirs is not None
+    theirs = contest.theirs(num_classes, dim)
+
+    def their_step() -> float:
+        value = theirs(z_ND, y_N)
+        value.backward()
+        return value.item()
+
+    return their_step
+
+
+def peak(name: str, side: str, n: int, dim: int) -> dict[str, float]:
+    """MiB that one call adds, and its seconds; for a process that does nothing else."""
+    z_ND, y_N = batch(n, dim)
+    call(CONTESTS[name], side, *batch(64, dim))()  # what libraries allocate once
+    step = call(CONTESTS[name], side, z_ND, y_N)
+    before = resident("VmRSS")
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")
+    started = time.perf_counter()
+    step()
+    return {"seconds": time.perf_counter() - started, "mib": resident("VmHWM") - before}
+
+
+def resident(field: str) -> float:
+    with open("/proc/self/status") as status:
+        (line,) = [line for line in status if line.startswith(field)]
+    return int(line.split()[1]) / 1024
+
+
+def peak_of_fresh_process(name: str, side: str, n: int, dim: int) -> dict[str, float] | str:
+    """What ``peak`` says in a process of its own, or why it could not."""
+
+    def limit() -> None:
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (LIMIT_GIB * 2**30, most))
+
+    command = [sys.executable, __file__, "--peak", name, side, str(n), str(dim)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_SECONDS + 30, preexec_fn=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"over {LIMIT_SECONDS} s"
+    if done.returncode == 0:
+        answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return answer if answer["seconds"] <= LIMIT_SECONDS else f"over {LIMIT_SECONDS} s"
+    if done.returncode < 0 or "alloc" in done.stderr or "emory" in done.stderr:
+        return f"over {LIMIT_GIB} GiB"
+    raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+
+
+def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Median seconds of each side, by turns."""
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    for number in range(rounds + 1):
+        order = list(steps) if number % 2 else list(reversed(steps))
+        for side in order:
+            started = time.perf_counter()
+            steps[side]()
+            if number:
+                times[side].append(time.perf_counter() - started)
+    return {side: statistics.median(seconds) for side, seconds in times.items()}
+
+
+def rows(names: list[str], sizes: list[int], dims: list[int], rounds: int) -> Iterator[list[str]]:
+    for name in names:
+        contest = CONTESTS[name]
+        for n in sizes:
+            for dim in dims:
+                sides = ["ours"] if contest.theirs is None else ["ours", "theirs"]
+                peaks = {side: peak_of_fresh_process(name, side, n, dim) for side in sides}
+                z_ND, y_N = batch(n, dim)
+                steps = {
+                    side: call(contest, side, z_ND, y_N) for side in sides if not isinstance(peaks[side], str)
+                }
+                values = {side: step() for side, step in steps.items()}
+                if contest.same_value and len(values) == 2:
+                    gap = abs(values["ours"] - values["theirs"]) / abs(values["theirs"])
+                    if gap > 1e-3:
+                        raise SystemExit(
+                            f"{name}, N={n}, D={dim}: values {values} differ; nothing is compared"
+                        )
+                yield [name, str(n), str(dim), *cells(medians(steps, rounds), peaks)]
+
+
+def cells(seconds: dict[str, float], peaks: dict[str, dict[str, float] | str]) -> list[str]:
+    def cell(side: str) -> tuple[str, str]:
+        if side not in peaks:
+            return "-", "-"
+        found = peaks[side]
+        if isinstance(found, str):
+            return found, found
+        return f"{1e3 * seconds[side]:.1f}", f"{found['mib']:.0f}"
+
+    (our_ms, our_mib), (their_ms, their_mib) = cell("ours"), cell("theirs")
+    faster = f"{seconds['theirs'] / seconds['ours']:.1f}x" if len(seconds) == 2 else "-"
+    leaner = "-"
+    theirs = peaks.get("theirs")
+    if isinstance(theirs, dict) and isinstance(peaks["ours"], dict):
+        leaner = f"{theirs['mib'] / max(1.0, peaks['ours']['mib']):.1f}x"
+    return [our_ms, their_ms, faster, our_mib, their_mib, leaner]
+
+
+HEAD = ["loss", "N", "D", "ms", "PML ms", "faster", "MiB", "PML MiB", "leaner"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"default: all of {', '.join(CONTESTS)}")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024, 4096], metavar="N")
+    parser.add_argument("--dims", type=int, nargs="+", default=[128, 512], metavar="D")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--peak", nargs=4, metavar=("NAME", "SIDE", "N", "D"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        name, side, n, dim = options.peak
+        print(json.dumps(peak(name, side, int(n), int(dim))))
+        return
+    names = options.names or list(CONTESTS)
+    for name in names:
+        if name not in CONTESTS:
+            parser.error(f"no contest {name!r}; choose from {', '.join(CONTESTS)}")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, {cpu_name()}\n"
+    )
+    print("| " + " | ".join(HEAD) + " |")
+    print("|" + "|".join(["---", *["---:"] * (len(HEAD) - 1)]) + "|")
+    for row in rows(names, options.sizes, options.dims, options.rounds):
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+def cpu_name() -> str:
+    with open("/proc/cpuinfo") as info:
+        models = [line.split(":")[1].strip() for line in info if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+if __name__ == "__main__":
+    main()
