@@ -403,6 +403,13 @@ def _show_leaderboard(board: Leaderboard) -> None:
         + (f"\nregistered as {board.model} @champion" if board.model else ""),
         highlight=False,
     )
+    if board.comparisons:
+        console.print(
+            f"\ntest {objective}, paired by seed (95% over all {len(board.comparisons)} pairs together, Holm):",
+            highlight=False,
+        )
+    for comparison in board.comparisons:
+        console.print(f"  {escape(str(comparison))}", highlight=False)
 
 
 if __name__ == "__main__":

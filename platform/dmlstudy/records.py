@@ -108,6 +108,7 @@ class TrialConfig(Record):
     loss: LossConfig
     regularizer: Annotated[LossConfig | None, Field(description="added to the loss; none: nothing is")] = None
     num_folds: Annotated[int, Field(ge=1, description="1: one held-out fold")] = 1
+    fold_models: Annotated[bool, Field(description="a verdict trial trains a model per fold as well")] = False
     seed: int = 0
     recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)
     objective: str = "map_at_r"

@@ -5,26 +5,25 @@
 
 Each cell is one forward and backward of N unit vectors of size D, 4 per class. Both sides run in one process by
 turns, ours first in one round and theirs first in the next, and the median of 7 rounds after a warm-up is
-shown. Peak memory is what one call adds to the resident memory of a fresh process. Where the library has the
-same definition, the two values must agree to 1e-3, or the run fails. A side that needs more than the limits of
-time or memory is not run, and the table says so.
+shown. Peak memory is what one call adds to the resident memory of a process forked for it alone. Where the
+library has the same definition, the two values must agree to 1e-3, or the run fails. A side that needs more
+than the limits of time or memory is not run, and the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import os
 import platform
-import resource
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytorch_metric_learning as library
 import torch
+from fresh import Found, cost_in_fresh_process
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
 from torch import Tensor, nn
@@ -81,6 +80,7 @@ CONTESTS: dict[str, Contest] = {
         "triplet", {"mining": "batch_hard"}, mined(pml.TripletMarginLoss(0.2), miners.BatchHardMiner()), True
     ),
     "lifted structure": Contest("lifted_structure", {}, plain(pml.LiftedStructureLoss(1, 0)), True),
+    "lifted structure, GPW form": Contest("lifted_structure_gpw", {}, None),
     "generalized lifted": Contest(
         "generalized_lifted_structure", {}, plain(pml.GeneralizedLiftedStructureLoss(1, 0))
     ),
@@ -88,7 +88,10 @@ CONTESTS: dict[str, Contest] = {
     "ranked list": Contest("ranked_list", {}, plain(pml.RankedListLoss(0.4, Tn=10, alpha=1.2))),
     "circle": Contest("circle", {}, plain(pml.CircleLoss(0.4, 80)), True),
     "angular": Contest("angular", {}, plain(pml.AngularLoss(40))),
-    "n-pair": Contest("n_pair", {}, plain(pml.NPairsLoss())),
+    "n-pair, one pair per class": Contest(
+        "n_pair", {"positive": "one_per_class", "l2": 0.0}, plain(pml.NPairsLoss())
+    ),
+    "n-pair, all": Contest("n_pair", {}, None),
     "proxy-NCA++": Contest("proxy_nca_pp", {}, proxied(pml.ProxyNCALoss, softmax_scale=9)),
     "proxy-anchor": Contest("proxy_anchor", {}, proxied(pml.ProxyAnchorLoss)),
     "soft-triple": Contest("soft_triple", {}, proxied(pml.SoftTripleLoss)),
@@ -104,11 +107,15 @@ CONTESTS: dict[str, Contest] = {
 
 
 def batch(n: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors in loose clusters, in random order: some pairs beyond every margin, most within none."""
+    """Unit vectors in loose clusters, in random order, of 16 intrinsic dimensions whatever D is.
+
+    So distances spread as those of trained embeddings do, and some pairs lie beyond every margin at every D.
+    """
     generator = torch.Generator().manual_seed(0)
     y_N = (torch.arange(n) // PER_CLASS)[torch.randperm(n, generator=generator)]
-    centres = torch.randn(n // PER_CLASS, dim, generator=generator)
-    z_ND = centres[y_N] + torch.randn(n, dim, generator=generator)
+    centres = torch.randn(n // PER_CLASS, 16, generator=generator)
+    latent = centres[y_N] + 0.8 * torch.randn(n, 16, generator=generator)
+    z_ND = latent @ torch.randn(16, dim, generator=generator)
     return functional.normalize(z_ND).requires_grad_(), y_N
 
 
@@ -137,45 +144,16 @@ def call(contest: Contest, side: str, z_ND: Tensor, y_N: Tensor) -> Callable[[],
     return their_step
 
 
-def peak(name: str, side: str, n: int, dim: int) -> dict[str, float]:
-    """MiB that one call adds, and its seconds; for a process that does nothing else."""
-    z_ND, y_N = batch(n, dim)
-    call(CONTESTS[name], side, *batch(64, dim))()  # what libraries allocate once
-    step = call(CONTESTS[name], side, z_ND, y_N)
-    before = resident("VmRSS")
-    with open("/proc/self/clear_refs", "w") as refs:
-        refs.write("5")
-    started = time.perf_counter()
-    step()
-    return {"seconds": time.perf_counter() - started, "mib": resident("VmHWM") - before}
+def prepare(name: str, side: str, n: int, dim: int) -> Callable[[], float]:
+    """The call whose memory is measured; what libraries allocate at their first call is behind."""
+    call(CONTESTS[name], side, *batch(64, dim))()
+    return call(CONTESTS[name], side, *batch(n, dim))
 
 
-def resident(field: str) -> float:
-    with open("/proc/self/status") as status:
-        (line,) = [line for line in status if line.startswith(field)]
-    return int(line.split()[1]) / 1024
-
-
-def peak_of_fresh_process(name: str, side: str, n: int, dim: int) -> dict[str, float] | str:
-    """What ``peak`` says in a process of its own, or why it could not."""
-
-    def limit() -> None:
-        most = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (LIMIT_GIB * 2**30, most))
-
-    command = [sys.executable, __file__, "--peak", name, side, str(n), str(dim)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_SECONDS + 30, preexec_fn=limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"over {LIMIT_SECONDS} s"
-    if done.returncode == 0:
-        answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return answer if answer["seconds"] <= LIMIT_SECONDS else f"over {LIMIT_SECONDS} s"
-    if done.returncode < 0 or "alloc" in done.stderr or "emory" in done.stderr:
-        return f"over {LIMIT_GIB} GiB"
-    raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+def cost(name: str, side: str, n: int, dim: int) -> Found:
+    return cost_in_fresh_process(
+        functools.partial(prepare, name, side, n, dim), most_seconds=LIMIT_SECONDS, most_gib=LIMIT_GIB
+    )
 
 
 def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
@@ -191,42 +169,38 @@ def medians(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, flo
     return {side: statistics.median(seconds) for side, seconds in times.items()}
 
 
-def rows(names: list[str], sizes: list[int], dims: list[int], rounds: int) -> Iterator[list[str]]:
-    for name in names:
-        contest = CONTESTS[name]
-        for n in sizes:
-            for dim in dims:
-                sides = ["ours"] if contest.theirs is None else ["ours", "theirs"]
-                peaks = {side: peak_of_fresh_process(name, side, n, dim) for side in sides}
-                z_ND, y_N = batch(n, dim)
-                steps = {
-                    side: call(contest, side, z_ND, y_N) for side in sides if not isinstance(peaks[side], str)
-                }
-                values = {side: step() for side, step in steps.items()}
-                if contest.same_value and len(values) == 2:
-                    gap = abs(values["ours"] - values["theirs"]) / abs(values["theirs"])
-                    if gap > 1e-3:
-                        raise SystemExit(
-                            f"{name}, N={n}, D={dim}: values {values} differ; nothing is compared"
-                        )
-                yield [name, str(n), str(dim), *cells(medians(steps, rounds), peaks)]
+def sides_of(contest: Contest) -> list[str]:
+    return ["ours"] if contest.theirs is None else ["ours", "theirs"]
 
 
-def cells(seconds: dict[str, float], peaks: dict[str, dict[str, float] | str]) -> list[str]:
+def row(name: str, n: int, dim: int, peaks: dict[str, Found], rounds: int) -> list[str]:
+    """One line of the table; the sides that could be run are timed."""
+    z_ND, y_N = batch(n, dim)
+    contest = CONTESTS[name]
+    steps = {side: call(contest, side, z_ND, y_N) for side in peaks if not isinstance(peaks[side], str)}
+    values = {side: step() for side, step in steps.items()}
+    if contest.same_value and len(values) == 2:
+        gap = abs(values["ours"] - values["theirs"])
+        if not abs(values["theirs"]) > 0 or gap > 1e-3 * abs(values["theirs"]):
+            raise SystemExit(f"{name}, N={n}, D={dim}: values {values} differ; nothing is compared")
+    return [name, str(n), str(dim), *cells(medians(steps, rounds), peaks)]
+
+
+def cells(seconds: dict[str, float], peaks: dict[str, Found]) -> list[str]:
     def cell(side: str) -> tuple[str, str]:
         if side not in peaks:
             return "-", "-"
         found = peaks[side]
         if isinstance(found, str):
             return found, found
-        return f"{1e3 * seconds[side]:.1f}", f"{found['mib']:.0f}"
+        return f"{1e3 * seconds[side]:.1f}", f"{found[1]:.0f}"
 
     (our_ms, our_mib), (their_ms, their_mib) = cell("ours"), cell("theirs")
     faster = f"{seconds['theirs'] / seconds['ours']:.1f}x" if len(seconds) == 2 else "-"
     leaner = "-"
-    theirs = peaks.get("theirs")
-    if isinstance(theirs, dict) and isinstance(peaks["ours"], dict):
-        leaner = f"{theirs['mib'] / max(1.0, peaks['ours']['mib']):.1f}x"
+    ours, theirs = peaks["ours"], peaks.get("theirs")
+    if isinstance(theirs, tuple) and isinstance(ours, tuple):
+        leaner = f"{theirs[1] / max(1.0, ours[1]):.1f}x"
     return [our_ms, their_ms, faster, our_mib, their_mib, leaner]
 
 
@@ -241,23 +215,22 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024, 4096], metavar="N")
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 512], metavar="D")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--peak", nargs=4, metavar=("NAME", "SIDE", "N", "D"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.peak:
-        name, side, n, dim = options.peak
-        print(json.dumps(peak(name, side, int(n), int(dim))))
-        return
     names = options.names or list(CONTESTS)
     for name in names:
         if name not in CONTESTS:
             parser.error(f"no contest {name!r}; choose from {', '.join(CONTESTS)}")
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} cores, {cpu_name()}\n"
-    )
+    grid = [(name, n, dim) for name in names for n in options.sizes for dim in options.dims]
+    peaks = {
+        (name, n, dim): {side: cost(name, side, n, dim) for side in sides_of(CONTESTS[name])}
+        for name, n, dim in grid
+    }
+    machine = f"{torch.get_num_threads()} threads, {os.cpu_count()} cores, {cpu_name()}"
+    print(f"torch {torch.__version__}, pytorch-metric-learning {library.__version__}, {machine}\n")
     print("| " + " | ".join(HEAD) + " |")
     print("|" + "|".join(["---", *["---:"] * (len(HEAD) - 1)]) + "|")
-    for row in rows(names, options.sizes, options.dims, options.rounds):
-        print("| " + " | ".join(row) + " |", flush=True)
+    for place in grid:
+        print("| " + " | ".join(row(*place, peaks[place], options.rounds)) + " |", flush=True)
 
 
 def cpu_name() -> str:

@@ -99,7 +99,7 @@ def test_a_regularizer_is_added_with_its_weight() -> None:
 @pytest.mark.parametrize(
     ("regularizer", "message"),
     [
-        (("graph", {}), "regularizer='graph' is unknown; did you mean"),
+        (("graph_consistancy", {}), "is unknown; did you mean 'graph_consistency'"),
         (("structure", {"tt": 1.0}), "regularizer 'structure' has no parameter 'tt'"),
         (("structure", {"t": "3"}), "regularizer 'structure': t='3' must be of type number"),
         (

@@ -52,7 +52,7 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
     "multi_similarity_distance": [{"alpha": 60.0, "beta": 80.0}, {"alpha": 60.0, "version": "v2"}],
     "binomial_deviance": [{"alpha": 60.0, "negative_weight": 50.0}],
     "margin": [{"mining": "distance_weighted"}, {"nu": 0.01}],
-    "n_pair": [{"scale": 100.0}, {"positive": "all"}],
+    "n_pair": [{"scale": 100.0}, {"positive": "all"}, {"positive": "one_per_class"}],
     "ranked_list": [{"negative_temperature": 60.0, "positive_temperature": 60.0}],
     "circle": [{"gamma": 1000.0}],
     "angular": [{"angle": 89.0}],

@@ -114,6 +114,15 @@ def test_rows_without_a_search_or_without_a_verdict(board: Leaderboard) -> None:
     assert (broken.validation, broken.num_failed, broken.test) == (None, 1, {})
 
 
+def test_families_are_compared_on_the_seeds_they_share(board: Leaderboard) -> None:
+    pairs = {(c.first, c.second): c for c in board.comparisons}
+    assert pairs.keys() == {("modest", "lucky"), ("modest", "untrained"), ("lucky", "untrained")}
+    against_lucky = pairs["modest", "lucky"]
+    assert against_lucky.num_seeds == 2
+    assert against_lucky.effect == pytest.approx(-0.3)
+    assert against_lucky.outcome == "worse"  # by the same on both seeds
+
+
 def test_a_study_that_has_just_begun(store: Store) -> None:
     tracker = StudyTracker(store, "begun", {})
     tracker.start_trial("x", config("a", "search", 0, 1e-3), 0)

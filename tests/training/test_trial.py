@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,7 +178,10 @@ def test_a_stop_passes_through() -> None:
 @pytest.mark.parametrize("loss", ["pair_weighting", "margin", "proxy_nca"])
 def test_a_diverging_trial_says_where(optimizer: str, loss: str) -> None:
     raw = config(loss={"name": loss}, training__lr=1e36, training__optimizer=optimizer)
-    assert failing_trial(raw) == "loss is nan in epoch 1, batch 2"
+    said = failing_trial(raw)
+    assert re.fullmatch(
+        r"epoch 1, batch 2: rank 0: the embeddings of \d+ of \d+ images are not finite, .*", said
+    )
 
 
 def test_diverging_in_the_last_batch_is_a_failure_too() -> None:
@@ -225,6 +229,36 @@ def test_a_verdict_leaves_an_embedder_that_scores_as_it_said(tmp_path: Path) -> 
     extra = json.loads((tmp_path / "embedder" / "embedder.json").read_text())["extra"]
     assert extra["config"] == TrialConfig.model_validate(raw).model_dump(mode="json")
     assert extra["development_fingerprint"] == data.load("digits").development.fingerprint()
+
+
+def test_fold_models_are_scored_one_by_one_and_concatenated(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+    trained: list[int] = []
+    evaluate, batches = retrieval.evaluate, data.PKBatches.__init__
+
+    def listening(z_ND: Any, labels_N: Any, recall_at: Any) -> dict[str, float]:
+        embedded.append(z_ND)
+        return evaluate(z_ND, labels_N, recall_at)
+
+    def noting(self: Any, labels_N: Any, *arguments: Any) -> None:
+        trained.append(len(labels_N))
+        batches(self, labels_N, *arguments)
+
+    monkeypatch.setattr(retrieval, "evaluate", listening)
+    monkeypatch.setattr(data.PKBatches, "__init__", noting)
+    reports, result = trial(config(phase="verdict", seed=3, fold_models=True))
+    assert [report["step"] for report in reports] == [1, 2, 3, 4, 5, 6]
+    development, test = data.load("digits").development, data.load("digits").test
+    folds = data.class_disjoint_folds(development.labels_N, 2, 3)
+    assert trained == [len(fold.train_indices) for fold in folds] + [len(development.labels_N)]
+    first, second, together, full = embedded
+    assert first.shape == second.shape == full.shape
+    np.testing.assert_allclose(together @ together.T, (first @ first.T + second @ second.T) / 2, atol=1e-5)
+    scores = [evaluate(z_ND, test.labels_N, (1, 4))["map_at_r"] for z_ND in embedded]
+    assert result["test_separate_map_at_r"] == pytest.approx((scores[0] + scores[1]) / 2)
+    assert result["test_concatenated_map_at_r"] == scores[2]
+    assert result["test_map_at_r"] == scores[3]
+    assert result["test_map_at_r"] == trial(config(phase="verdict", seed=3))[1]["test_map_at_r"]
 
 
 def test_a_verdict_depends_on_its_seed_and_nothing_else(tmp_path: Path) -> None:
@@ -281,7 +315,9 @@ def test_two_processes_find_what_one_finds(changes: dict[str, Any], pool: GlooPo
 def test_two_processes_fail_alike(pool: GlooPool) -> None:
     raw = config(training__lr=1e36, training__optimizer="sgd")
     answers = pool.run(2, failing_trial, raw)
-    assert answers[0] == answers[1] == failing_trial(raw)
+    assert answers[0] == answers[1]
+    assert answers[0].startswith("epoch 1, batch 2: rank 0: the embeddings of 8 of 8 images are not finite")
+    assert failing_trial(raw).startswith("epoch 1, batch 2: rank 0: the embeddings of 16 of 16 images")
     last = config(training__lr=1e36, training__optimizer="sgd", training__epochs=1, batch__per_epoch=1)
     answers = pool.run(2, failing_trial, last)
     assert answers[0] == answers[1] == failing_trial(last)

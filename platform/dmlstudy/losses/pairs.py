@@ -34,6 +34,7 @@ from dmlstudy.losses.tiles import (
     Swept,
     TiledLoss,
     in_one_sweep,
+    in_order,
     in_tiles,
     row_values,
 )
@@ -291,23 +292,30 @@ class Circle(RowLoss):
 
 
 class NPair(RowLoss):
-    """N-pair loss over all negatives of the batch (Sohn 2016, Eq. 6, 10; CGML Eq. 6, METHODS 3.1, A-C7).
+    """N-pair loss (Sohn 2016, Eq. 6, 10; GPW Eq. 15; CGML Eq. 6, METHODS 3.1, 6, A-C7).
 
     L_i = log(1 + sum_{neg(i)} e^{scale (S_ik - S_ij)}) + l2 ||z_i||^2, S = z_i.z_j and j the nearest
     positive ('nearest', of equally near ones the first by label and id), or the mean of the logarithms over all
-    positives ('all'). ``l2`` holds the norms of embeddings that are not normalised. The count is the number of
-    anchors; without a positive or a negative the logarithm is 0. Raises ValueError unless scale > 0, l2 >= 0,
-    and for an unknown ``positive``.
+    positives ('all'), against all negatives of the batch. With 'one_per_class' (Sohn's own form) only the first
+    two images of a class, by id, take part: the first is the anchor, the second its positive and the negative of
+    all other classes' anchors. ``l2`` holds the norms of embeddings that are not normalised. The count is the
+    number of anchors; without a positive or a negative the logarithm is 0. Raises ValueError unless scale > 0,
+    l2 >= 0, and for an unknown ``positive``.
     """
 
     def __init__(self, scale: float = 10.0, l2: float = 0.0005, positive: str = "nearest") -> None:
         super().__init__(cosine)
         self.scale = above("scale", scale, 0)
         self.l2 = at_least("l2", l2, 0)
-        self.nearest = choice("positive", positive, {"nearest": True, "all": False})
+        modes = ("nearest", "all", "one_per_class")
+        self.positive = choice("positive", positive, {mode: mode for mode in modes})
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum of L_i over the anchors, and their number."""
+        if self.positive == "one_per_class":
+            first_C, second_C = first_two_of_each_class(references)
+            anchors = references.rows(first_C[world.share(len(first_C))])
+            references = references.rows(second_C)
         total, count = super().terms(anchors, references, world)
         (z_BD,) = full_precision(anchors.z_ND)
         return LossSum(total + self.l2 * z_BD.square().sum(), count)
@@ -316,7 +324,7 @@ class NPair(RowLoss):
         """Sum of the logarithms over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         push = log_sum_exp(negative.d * -self.scale, negative.chosen)
-        chosen_TQ = only_nearest(positive) if self.nearest else positive.chosen
+        chosen_TQ = only_nearest(positive) if self.positive == "nearest" else positive.chosen
         share_TQ = chosen_TQ.to(positive.d.dtype)
         share_TQ /= share_TQ.sum(1, keepdim=True).clamp_(min=1)
         logits_TQ = (positive.d * self.scale).add_(push.log_T1)
@@ -468,6 +476,21 @@ class Angular(TiledLoss):
         gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
         gradient_BD[layout.anchor_order_B], gradient_MD[layout.reference_order_M] = slope_BD, slope_MD
         return total, count, [gradient_BD, gradient_MD]
+
+
+def first_two_of_each_class(embeddings: Embeddings) -> tuple[Tensor, Tensor]:
+    """Rows of the first image of each class and of its next one, by id; classes with one image are left out."""
+    order_N = in_order(embeddings)
+    y_N, id_N = embeddings.y_N[order_N], embeddings.id_N[order_N]
+    is_first_N = torch.ones_like(y_N, dtype=torch.bool)
+    is_first_N[1:] = y_N[1:] != y_N[:-1]
+    other_image_N = torch.zeros_like(is_first_N)
+    other_image_N[1:] = (y_N[1:] == y_N[:-1]) & (id_N[1:] != id_N[:-1])
+    place_N = torch.arange(len(y_N), device=y_N.device)
+    start_N = torch.where(is_first_N, place_N, 0).cummax(0).values  # where each row's class starts
+    seen_N = other_image_N.cumsum(0)
+    is_second_N = other_image_N & (seen_N - seen_N[start_N] == 1)
+    return order_N[start_N[is_second_N]], order_N[is_second_N]
 
 
 LINEAR = 50.0

@@ -18,6 +18,7 @@ from torch.nn import functional
 from dmlstudy.losses.distances import SQUARED_FLOOR, squared_euclidean
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, check_classes, per_anchor
 from dmlstudy.losses.parameters import above, at_least
+from dmlstudy.losses.tiles import Swept, in_one_sweep, tile_height
 
 
 class _ProxyLoss(Loss):
@@ -158,14 +159,37 @@ class SoftTriple(_ProxyLoss):
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         w_CKD = _normalized(self.centers_CKD, anchors)
-        s_BCK = (anchors.z_ND @ w_CKD.flatten(0, 1).T).view(-1, *w_CKD.shape[:2])
-        s_BC = ((s_BCK / self.gamma).softmax(2) * s_BCK).sum(2)
-        own_B1 = anchors.y_N[:, None]
-        logits_BC = (self.scale * s_BC).scatter(
-            1, own_B1, self.scale * (s_BC.gather(1, own_B1) - self.margin)
+        z_BD, w_ED = anchors.z_ND, w_CKD.flatten(0, 1)
+        total, count = in_one_sweep(
+            lambda wanted: self._sweep(z_BD.detach(), w_ED.detach(), anchors.y_N, wanted), [z_BD, w_ED]
         )
-        total, count = _cross_entropy(logits_BC, anchors)
         return LossSum(total + count * self.tau * self._spread(w_CKD), count)
+
+    def _sweep(self, z_BD: Tensor, w_ED: Tensor, y_B: Tensor, wanted: bool) -> Swept:
+        """Cross-entropy of the anchors in tiles, with slopes in closed form; E = C K centres, class by class."""
+        slope_BD, slope_ED = torch.zeros_like(z_BD), torch.zeros_like(w_ED)
+        total = z_BD.new_zeros(())
+        # Each tile adds to all of slope_ED, so a very low one would do little else.
+        height = max(128, tile_height(len(w_ED), z_BD.element_size(), z_BD.device))
+        for start in range(0, len(z_BD), height):
+            z_TD, own_T1 = z_BD[start : start + height], y_B[start : start + height, None]
+            s_TCK = (z_TD @ w_ED.T).view(len(z_TD), self.num_classes, -1)
+            share_TCK = (s_TCK / self.gamma).softmax(2)
+            s_TC = (share_TCK * s_TCK).sum(2)
+            logits_TC = self.scale * s_TC
+            logits_TC.scatter_add_(1, own_T1, logits_TC.new_full(own_T1.shape, -self.scale * self.margin))
+            log_p_TC = logits_TC.log_softmax(1)
+            total -= log_p_TC.gather(1, own_T1).sum()
+            if not wanted:
+                continue
+            slope_TC = log_p_TC.exp_()
+            slope_TC.scatter_add_(1, own_T1, -torch.ones_like(slope_TC[:, :1])).mul_(self.scale)
+            # dS_ic / ds_ick = share (1 + (s - S) / gamma)
+            slope_TCK = s_TCK.sub_(s_TC[:, :, None]).div_(self.gamma).add_(1).mul_(share_TCK)
+            slope_TE = slope_TCK.mul_(slope_TC[:, :, None]).flatten(1)
+            slope_BD[start : start + height] = slope_TE @ w_ED
+            slope_ED.addmm_(slope_TE.T, z_TD)
+        return total, total.new_tensor(float(len(z_BD))), [slope_BD, slope_ED]
 
     def _spread(self, w_CKD: Tensor) -> Tensor:
         """Half the mean distance of two centres of one class, smoothed at 0; 0 for one centre."""

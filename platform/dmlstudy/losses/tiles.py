@@ -166,21 +166,23 @@ class Layout:
         y_M, id_M = references.y_N[self.reference_order_M], references.id_N[self.reference_order_M]
         self._references = (y_M, id_M)
         self.salt = references.id_N.sum()
-        num_anchors, num_references = len(anchors.y_N), len(references.y_N)
-        height = tile_height(num_references, element_size, anchors.y_N.device)
+        y_B, id_B = self._anchors
+        num_anchors, num_references = len(y_B), len(y_M)
+        height = tile_height(num_references, element_size, y_B.device)
         starts = range(0, num_anchors, height)
-        y_B = self._anchors[0]
-        firsts = y_B[::height].contiguous()
-        lasts = torch.cat([y_B[height - 1 :: height], y_B[-1:]])[: len(firsts)].contiguous()
-        has_positive = ((y_M[1:] == y_M[:-1]) & (id_M[1:] != id_M[:-1])).any()
-        lows, highs = torch.searchsorted(y_M, firsts), torch.searchsorted(y_M, lasts, right=True)
-        *bounds, any_positive = torch.cat(
-            [lows, highs, has_positive[None]]
-        ).tolist()  # the one wait for a GPU
-        self.has_no_positive = num_references > 0 and not any_positive
+        lows_B, highs_B = torch.searchsorted(y_M, y_B), torch.searchsorted(y_M, y_B, right=True)
+        last_of_tile = [min(start + height, num_anchors) - 1 for start in starts]
+        two_images = ((y_M[1:] == y_M[:-1]) & (id_M[1:] != id_M[:-1])).any()
+        asked = [lows_B[::height], highs_B[last_of_tile], two_images[None]]
+        if num_references:  # ids are in order within a class: another image than i's is its first or its last
+            first_B, last_B = id_M[lows_B.clamp(max=num_references - 1)], id_M[(highs_B - 1).clamp(min=0)]
+            asked += [((lows_B < highs_B) & ((first_B != id_B) | (last_B != id_B))).any()[None]]
+        answers = torch.cat(asked).tolist()  # the one wait for a GPU
+        self.has_no_positive = num_references > 0 and not any(answers[2 * len(starts) :])
+        bounds = answers[: 2 * len(starts)]
         self.tiles = [
             (slice(start, min(start + height, num_anchors)), slice(low, high))
-            for start, low, high in zip(starts, bounds[: len(firsts)], bounds[len(firsts) :], strict=True)
+            for start, low, high in zip(starts, bounds[: len(starts)], bounds[len(starts) :], strict=True)
         ]
 
     def rows(self, d_TM: Tensor, tile: slice, band: slice, dim: int) -> Rows:

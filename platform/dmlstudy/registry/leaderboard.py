@@ -11,6 +11,7 @@ from scipy.special import stdtrit
 
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
+from dmlstudy.registry.comparison import Comparison, compare
 from dmlstudy.registry.store import Store
 
 
@@ -68,6 +69,8 @@ class Leaderboard(Record):
     winner: str | None
     model: str | None
     rows: list[Row]
+    comparisons: list[Comparison]
+    """Every pair of rows that was judged, by the objective on the test classes."""
 
 
 def leaderboard(store: Store, study: str) -> Leaderboard:
@@ -82,6 +85,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
         families.setdefault(run.data.tags["family"], []).append(run)
     rows = [_row(family, own, objective) for family, own in families.items()]
     rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
+    scores = {row.family: _scores_by_seed(families[row.family], f"test_{objective}") for row in rows}
     return Leaderboard(
         study=study,
         objective=objective,
@@ -89,6 +93,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
         winner=parent.data.tags.get("winner"),
         model=parent.data.tags.get("model"),
         rows=rows,
+        comparisons=compare({family: by_seed for family, by_seed in scores.items() if by_seed}),
     )
 
 
@@ -112,11 +117,7 @@ def _row(family: str, runs: list[Any], objective: str) -> Row:
     }
     scored = [run for run in by_status["finished"] if objective in run.data.metrics]
     best = max(scored, key=lambda run: run.data.metrics[objective], default=None)
-    judged = [
-        run
-        for run in runs
-        if run.data.tags["dmlstudy_kind"] == "verdict" and run.data.tags["status"] == "finished"
-    ]
+    judged = _judged(runs)
     names = [name for name in (judged[0].data.metrics if judged else {}) if name.startswith("test_")]
     return Row(
         family=family,
@@ -129,3 +130,19 @@ def _row(family: str, runs: list[Any], objective: str) -> Row:
         params=dict(best.data.params) if best else {},
         test={name: Estimate.of([run.data.metrics[name] for run in judged]) for name in names},
     )
+
+
+def _judged(runs: list[Any]) -> list[Any]:
+    return [
+        run
+        for run in runs
+        if run.data.tags["dmlstudy_kind"] == "verdict" and run.data.tags["status"] == "finished"
+    ]
+
+
+def _scores_by_seed(runs: list[Any], metric: str) -> dict[int, float]:
+    return {
+        int(run.data.tags["seed"]): run.data.metrics[metric]
+        for run in _judged(runs)
+        if metric in run.data.metrics
+    }

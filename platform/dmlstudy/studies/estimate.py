@@ -59,5 +59,8 @@ def _family_seconds(spec: StudySpec, dataset: ZeroShotData, name: str) -> float:
     per_trial = sum(
         epochs * (len(fold.train_indices) + len(fold.validation_indices) / 3) / rate for fold in folds
     )
-    per_verdict = (epochs * len(labels_N) + len(dataset.test.labels_N) / 3) / rate
+    verdict_parts = [len(labels_N)]
+    if protocol.fold_models and protocol.num_folds > 1:
+        verdict_parts += [len(fold.train_indices) for fold in folds]
+    per_verdict = sum(epochs * part + len(dataset.test.labels_N) / 3 for part in verdict_parts) / rate
     return spec.file.search.trials_per_family * per_trial + protocol.verdict_seeds * per_verdict

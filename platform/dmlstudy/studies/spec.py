@@ -71,6 +71,9 @@ class ProtocolConfig(Record):
 
     num_folds: PositiveInt = 4
     verdict_seeds: PositiveInt = 5
+    fold_models: Annotated[
+        bool, Field(description="judge a model per fold as well: separately, and concatenated")
+    ] = True
     objective: str = "map_at_r"
     recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)
 
@@ -217,6 +220,7 @@ class StudySpec:
             loss=_named(sections["loss"]),
             regularizer=None if regularizer == NO_REGULARIZER else _named(sections["regularizer"]),
             num_folds=protocol.num_folds,
+            fold_models=protocol.fold_models and protocol.num_folds > 1,
             seed=self.file.search.seed if seed is None else seed,
             recall_at=protocol.recall_at,
             objective=protocol.objective,

@@ -57,6 +57,7 @@ def _cases() -> dict[str, Case]:
         ("margin", {"mining": "distance_weighted", "nu": 0.01}),
         ("multi_similarity_distance", {"version": "v2"}),
         ("n_pair", {"positive": "all"}),
+        ("n_pair", {"positive": "one_per_class"}),
     ]
     regularizers: list[tuple[str, dict[str, Scalar]]] = [
         ("graph_consistency", {"weight": 1.0}),

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dmlstudy import data, distributed, embedders, retrieval
@@ -47,7 +48,10 @@ def run_trial(
     Phase ``search``: for each class-disjoint fold of the development classes, train from scratch and
     evaluate on the fold's validation classes after every epoch. The reported objective after epoch e of
     fold f is the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
-    Phase ``verdict``: train on all development classes and evaluate once, at the end, on the test classes.
+    Phase ``verdict``: train on all development classes and evaluate once, at the end, on the test classes. With
+    ``fold_models`` a model is trained for each fold as well, and scored on the test classes twice: each by itself
+    ('test_separate_', the mean over folds), and all together as one embedding, the concatenation
+    ('test_concatenated_').
 
     Rank 0 writes the embedder of a verdict trial to ``save_to``. Raises TrialFailed when the loss or an
     embedding stops being finite, and lets TrialStopped from ``report`` pass.
@@ -86,22 +90,41 @@ def _cross_validate(
 def _verdict(
     config: TrialConfig, dataset: ZeroShotData, report: Report, device: torch.device, save_to: Path | None
 ) -> TrialResult:
-    learner = _Learner(config, dataset.development, device, stream=0)
-    for epoch in range(config.training.epochs):
-        report(TrialReport(step=epoch + 1, metrics=learner.train_epoch(epoch)))
-    scores = learner.evaluate(dataset.test, config.recall_at)
+    development, test = dataset.development, dataset.test
+    folds = (
+        data.class_disjoint_folds(development.labels_N, config.num_folds, config.seed)
+        if config.fold_models
+        else []
+    )
+    metrics: dict[str, float] = {}
+    fold_embeddings: list[NDArray[np.float32]] = []
+    for number, fold in enumerate(folds):
+        learner = _Learner(config, development.select(fold.train_indices), device, stream=number + 1)
+        _train(learner, config, report, first_step=number * config.training.epochs)
+        fold_embeddings.append(learner.embed(test))
+    if folds:
+        separate = [retrieval.evaluate(z_ND, test.labels_N, config.recall_at) for z_ND in fold_embeddings]
+        together_NE = np.concatenate(fold_embeddings, axis=1) / math.sqrt(len(folds))
+        ensemble = retrieval.evaluate(together_NE, test.labels_N, config.recall_at)
+        metrics |= {f"test_separate_{name}": score for name, score in _mean(separate).items()}
+        metrics |= {f"test_concatenated_{name}": score for name, score in ensemble.items()}
+    learner = _Learner(config, development, device, stream=0)
+    _train(learner, config, report, first_step=len(folds) * config.training.epochs)
+    metrics |= {f"test_{name}": score for name, score in learner.evaluate(test, config.recall_at).items()}
     if save_to is not None and distributed.rank() == 0:
         provenance: dict[str, Any] = {
             "family": config.family,
             "trained_on": dataset.name,
-            "development_fingerprint": dataset.development.fingerprint(),
+            "development_fingerprint": development.fingerprint(),
             "config": config.model_dump(mode="json"),
         }
-        embedders.save(learner.embedder, save_to, provenance, dataset.test.images_NHWC[:NUM_EXAMPLES])
-    return TrialResult(
-        metrics={f"test_{name}": score for name, score in scores.items()},
-        embedder_folder=None if save_to is None else str(save_to),
-    )
+        embedders.save(learner.embedder, save_to, provenance, test.images_NHWC[:NUM_EXAMPLES])
+    return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
+
+
+def _train(learner: _Learner, config: TrialConfig, report: Report, *, first_step: int) -> None:
+    for epoch in range(config.training.epochs):
+        report(TrialReport(step=first_step + epoch + 1, metrics=learner.train_epoch(epoch)))
 
 
 def _mean(scores: list[dict[str, float]]) -> dict[str, float]:
@@ -209,7 +232,7 @@ class _Learner:
                 raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
             objective, mean = distributed.scaled_for_mean(LossSum(total, count))
             if not math.isfinite(mean):
-                raise TrialFailed(f"loss is {mean} in epoch {epoch + 1}, batch {number + 1}")
+                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: the loss is {mean}")
             self.optimizer.zero_grad(set_to_none=True)
             objective.backward()  # type: ignore[no-untyped-call]
             if backbone_frozen:
@@ -222,13 +245,19 @@ class _Learner:
         return {"train_loss": statistics.fmean(losses), "images_per_second": num_images / elapsed}
 
     def evaluate(self, images: ImageSet, recall_at: tuple[int, ...]) -> dict[str, float]:
-        """Retrieval within ``images``, embedded in shares by the ranks; equal on each rank."""
+        """Retrieval within ``images``; equal on each rank."""
+        return retrieval.evaluate(self.embed(images), images.labels_N, recall_at)
+
+    def embed(self, images: ImageSet) -> NDArray[np.float32]:
+        """Embeddings of the images, found in shares by the ranks; all of them on each rank."""
         share = distributed.own_slice(len(images.labels_N))
         local_ND = embedders.embed(self.embedder, images.images_NHWC[share], device=self.device)
-        z_ND = distributed.gather_rows(torch.from_numpy(local_ND).to(self.device)).cpu().numpy()
+        z_ND: NDArray[np.float32] = (
+            distributed.gather_rows(torch.from_numpy(local_ND).to(self.device)).cpu().numpy()
+        )
         if not np.isfinite(z_ND).all():
             raise TrialFailed(f"embeddings are not finite after epoch {self.num_epochs}")
-        return retrieval.evaluate(z_ND, images.labels_N, recall_at)
+        return z_ND
 
 
 def _derived_seed(seed: int, stream: int) -> int:
