@@ -40,6 +40,7 @@ def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
     trials = [TRIAL_LINE.fullmatch(line.rstrip()) for line in lines if f"/{NUM_TRIALS} " in line]
     assert [match and int(match[1]) for match in trials] == list(range(1, NUM_TRIALS + 1)), submitted.shown
     told = ("job ", "digits:", "starting the workers", "* best", "test:", "trials:", "registered", "models:")
+    told += ("test map_at_r, paired by seed", *(f"  {name} " for name in FAMILIES))
     table = (" family", *(f" {name}" for name in FAMILIES), " untrained")
     ours = [
         line
