@@ -16,6 +16,7 @@ import torch
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners, reducers
+from small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,35 +36,9 @@ from dmlstudy.losses.pairs import (
     RankedList,
 )
 
-NUM_CLASSES, DIM = 5, 4
-INTERLEAVED, BY_CLASS = [*range(10)], [0, 2, 5, 9, 1, 6, 3, 8, 7, 4]
+NUM_CLASSES = 5
+BY_CLASS = [0, 2, 5, 9, 1, 6, 3, 8, 7, 4]
 Reference = Callable[[Embeddings, Embeddings, Loss], tuple[Tensor, float]]
-
-
-def embeddings(order: list[int] = INTERLEAVED) -> Embeddings:
-    """Ten unit vectors of four classes, one class a singleton, and one image drawn twice, not quite alike."""
-    generator = torch.Generator().manual_seed(0)
-    y_N = torch.tensor([0, 1, 0, 1, 2, 0, 1, 2, 4, 1])
-    id_N = torch.tensor([10, 21, 12, 13, 14, 15, 16, 9, 18, 13])
-    z_ND = torch.randn(10, DIM, dtype=torch.float64, generator=generator)
-    z_ND[9] = z_ND[3] + 0.1 * z_ND[9]
-    z_ND += 1.2 * functional.one_hot(y_N % DIM, DIM)
-    return Embeddings(functional.normalize(z_ND)[order].requires_grad_(), y_N[order], id_N[order])
-
-
-def balanced(num_classes: int = 3, per_class: int = 3) -> Embeddings:
-    """A batch that pytorch-metric-learning sees as we do: no image twice, no singleton."""
-    generator = torch.Generator().manual_seed(1)
-    y_N = torch.arange(num_classes).repeat(per_class)
-    z_ND = torch.randn(len(y_N), DIM, dtype=torch.float64, generator=generator)
-    z_ND += functional.one_hot(y_N % DIM, DIM)
-    return Embeddings(functional.normalize(z_ND).requires_grad_(), y_N, torch.arange(len(y_N)))
-
-
-def pair_sets(anchors: Embeddings, references: Embeddings, i: int) -> tuple[list[int], list[int]]:
-    same = [j for j in range(len(references.y_N)) if references.y_N[j] == anchors.y_N[i]]
-    others = [k for k in range(len(references.y_N)) if references.y_N[k] != anchors.y_N[i]]
-    return [j for j in same if references.id_N[j] != anchors.id_N[i]], others
 
 
 def d(a: Tensor, b: Tensor) -> Tensor:
@@ -265,23 +240,14 @@ def build(name: str) -> Loss:
     return loss
 
 
-def part(batch: Embeddings, rows: slice) -> Embeddings:
-    return batch.rows(rows)
-
-
-def assert_same(got: tuple[Tensor, ...], wanted: tuple[Tensor, ...], tolerance: float) -> None:
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("order", [INTERLEAVED, BY_CLASS], ids=["interleaved", "by class"])
 @pytest.mark.parametrize("rows", [slice(None), slice(2, 7)], ids=["own batch", "other references"])
 @each_case
 def test_value_and_gradient_equal_the_formula_s_loops(name: str, rows: slice, order: list[int]) -> None:
     loss, batch = build(name), embeddings(order)
     leaves = [batch.z_ND, *loss.parameters()]
-    total, count = loss(part(batch, rows), batch)
-    expected, expected_count = CASES[name][0](part(batch, rows), batch, loss)
+    total, count = loss(batch.rows(rows), batch)
+    expected, expected_count = CASES[name][0](batch.rows(rows), batch, loss)
     assert expected.item() != 0, "the case selects nothing and proves nothing"
     assert count.item() == expected_count
     assert not count.requires_grad
@@ -345,7 +311,7 @@ def test_ranks_change_nothing(name: str) -> None:
 
     def run(rank: int) -> tuple[Tensor, Tensor]:
         ranks_own = copy.copy(loss)  # shares the parameters, as ranks' copies have equal ones
-        return ranks_own(part(batch, shares[rank]), batch, Rank(meeting, rank))
+        return ranks_own(batch.rows(shares[rank]), batch, Rank(meeting, rank))
 
     with ThreadPoolExecutor(len(shares)) as pool:
         sums = list(pool.map(run, range(len(shares))))

@@ -13,6 +13,7 @@ import torch
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
+from small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,35 +25,10 @@ from dmlstudy.losses.pairs import Margin
 from dmlstudy.losses.tiles import Layout
 from dmlstudy.losses.triplets import Triplet
 
-NUM_CLASSES, DIM = 5, 4
-INTERLEAVED, BY_CLASS = [*range(10)], [0, 5, 2, 3, 6, 1, 9, 8, 7, 4]
+NUM_CLASSES = 5
+BY_CLASS = [0, 5, 2, 3, 6, 1, 9, 8, 7, 4]
 Draws = dict[tuple[int, int], int]
 """The row of the negative by (row of the anchor, row of the positive), rows numbered by ``row_number``."""
-
-
-def embeddings(order: list[int] = INTERLEAVED, spread: float = 1.0) -> Embeddings:
-    """Ten unit vectors of four classes, one class a singleton, and one image drawn twice, not quite alike."""
-    generator = torch.Generator().manual_seed(0)
-    y_N = torch.tensor([0, 1, 0, 1, 2, 0, 1, 2, 4, 1])
-    id_N = torch.tensor([10, 21, 12, 13, 14, 15, 16, 9, 18, 13])
-    z_ND = torch.randn(10, DIM, dtype=torch.float64, generator=generator)
-    z_ND[9] = z_ND[3] + 0.1 * z_ND[9]
-    z_ND = spread * z_ND + 1.2 * functional.one_hot(y_N % DIM, DIM)
-    return Embeddings(functional.normalize(z_ND)[order].requires_grad_(), y_N[order], id_N[order])
-
-
-def balanced() -> Embeddings:
-    """A batch that pytorch-metric-learning sees as we do: no image twice, no singleton."""
-    generator = torch.Generator().manual_seed(1)
-    y_N = torch.arange(3).repeat(3)
-    z_ND = torch.randn(9, DIM, dtype=torch.float64, generator=generator) + functional.one_hot(y_N, DIM)
-    return Embeddings(functional.normalize(z_ND).requires_grad_(), y_N, torch.arange(9))
-
-
-def pair_sets(anchors: Embeddings, references: Embeddings, i: int) -> tuple[list[int], list[int]]:
-    same = [j for j in range(len(references.y_N)) if references.y_N[j] == anchors.y_N[i]]
-    others = [k for k in range(len(references.y_N)) if references.y_N[k] != anchors.y_N[i]]
-    return [j for j in same if references.id_N[j] != anchors.id_N[i]], others
 
 
 def draws(anchors: Embeddings, references: Embeddings, seed: int) -> Draws:
@@ -134,11 +110,6 @@ each_case = pytest.mark.parametrize("name", list(CASES))
 
 def build(name: str) -> Loss:
     return CASES[name]().double()
-
-
-def assert_same(got: tuple[Tensor, ...], wanted: tuple[Tensor, ...], tolerance: float) -> None:
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("order", [INTERLEAVED, BY_CLASS], ids=["interleaved", "by class"])
