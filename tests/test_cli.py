@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import sys
@@ -12,11 +13,12 @@ from rich.console import Console
 from typer.main import get_command
 
 from dmlstudy import cli
+from dmlstudy.registry.store import Store
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
-    "embed", "ui", "selfcheck",
+    "embed", "ui", "selfcheck", "resume",
 }  # fmt: skip
 
 
@@ -93,6 +95,12 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         (["status", "nope", *at_store], r"no study 'nope'"),
         (["logs", "nope", *at_store], r"no study 'nope'"),
         (["stop", "nope", *at_store], r"no study 'nope'"),
+        (["stop", *at_store], r"name a study of the store .*: none yet"),
+        (["stop", "nope", "--trial", "3", *at_store], r"no study 'nope'"),
+        (["stop", "--job", "j", "--trial", "3", *at_store], r"leave --job away.* sees the store's folder"),
+        (["logs", "nope", "--trial", "3", *at_store], r"no study 'nope'"),
+        (["logs", "--job", "j", "--trial", "3", *at_store], r"leave --job away"),
+        (["resume", "nope", *at_store], r"no study 'nope'"),
         (["models", *at_store], r"no studies in the store"),
         (["pull", "nope", "--to", tmp_path / "to", *at_store], r"no studies in the store"),
         (["embed", "nope", file, "-o", tmp_path / "o.parquet", *at_store], r"no studies in the store"),
@@ -106,6 +114,25 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         assert said.startswith("error: "), said
         assert re.search(message, said), said
     assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_the_status_of_a_study_closely_and_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    store = Store(tmp_path)
+    spec = {"families": {"red": {"space": "contrastive"}}}
+    store.write_state("s", "running", spec=spec, started=0.0, num_search_trials=4, num_verdict_trials=2)
+    assert call(monkeypatch, "status", "s", "--store", tmp_path) == 0
+    shown = capfd.readouterr().out
+    assert re.search(r"^ s +interrupted +0 \+ 0 judged +0 +0 +6 +none yet ", shown, re.MULTILINE), shown
+    assert "s: its process is gone; `dmlstudy resume s` goes on\n" in shown
+    assert re.search(r"^ red +4 +0 +0 +0 +0 +0 *$", shown, re.MULTILINE), shown
+    assert call(monkeypatch, "status", "--json", "--store", tmp_path) == 0
+    (status,) = json.loads(capfd.readouterr().out)
+    assert (status["study"], status["num_left"], status["running"]) == ("s", 6, [])
+    assert call(monkeypatch, "stop", "s", "--trial", "0", "--store", tmp_path) == 2
+    assert "its process is gone; `dmlstudy resume s` goes on" in capfd.readouterr().err
 
 
 def test_the_families_with_their_papers_and_parameters(

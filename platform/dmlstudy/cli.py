@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -16,6 +17,7 @@ from rich.tree import Tree
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
     from dmlstudy.registry.store import Store
+    from dmlstudy.studies.spec import StudySpec
 
 app = typer.Typer(
     help="Hyperparameter studies for deep metric learning on Ray: run, compare, register, pull, use.",
@@ -71,26 +73,26 @@ def run(
     """Run a study to its verdict; run it again to continue one that was interrupted."""
     from dmlstudy.studies import spec as specs
 
-    study = specs.load(spec, name=name)
-    from dmlstudy.studies.progress import terminal
-    from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
+    _run(specs.load(spec, name=name), _store(store, tracking_uri), address)
 
-    place = _store(store, tracking_uri)
-    width = None if console.is_terminal else WIDTH
-    try:
-        with terminal() as stream:
-            tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
-            board = run_study(study, place, address=address, tell=tell)
-    except StudyInterrupted:
-        console.print("interrupted; what was finished is kept, the same command goes on from there")
-        raise typer.Exit(130) from None
-    except StudyFailed as error:
-        console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(1) from None
-    _show_leaderboard(board)
-    console.print(
-        f"models: dmlstudy models   MLflow's page: dmlstudy ui   dmlstudy logs {study.name} --engine"
-    )
+
+@app.command(epilog="Example: `dmlstudy resume digits`")
+def resume(
+    study: Annotated[str, typer.Argument(help="A study of the store that was interrupted or has crashed.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+    address: Annotated[
+        Optional[str],
+        typer.Option(
+            "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
+        ),
+    ] = None,
+) -> None:
+    """Go on with a study as the store keeps it; no study file is needed. A finished one is only shown."""
+    from dmlstudy.studies import control
+
+    spec, place = control.resume(_store(store, tracking_uri), study)
+    _run(spec, place, address)
 
 
 @app.command(
@@ -124,59 +126,97 @@ def submit(
     console.print(f"follow it: dmlstudy logs --job {job} --address {address} -f", highlight=False)
 
 
-@app.command(epilog="Examples: `dmlstudy status` · `dmlstudy status digits`")
+@app.command(
+    epilog="Examples: `dmlstudy status` · `dmlstudy status digits` · `dmlstudy status digits --json`"
+)
 def status(
-    study: Annotated[Optional[str], typer.Argument(help="A study; default: all of the store's.")] = None,
+    study: Annotated[
+        Optional[str], typer.Argument(help="A study, to see it closely; default: all of the store's.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON: one study, or a list of all.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
     address: AddressOption = None,
     job: JobOption = None,
 ) -> None:
-    """What studies are doing: state, trials by state, best so far, time."""
+    """What studies are doing: trials by state and family, best so far, throughput, estimated end."""
     from dmlstudy.studies import control
 
     if job:
         console.print(control.job_status(job, address), highlight=False)
         return
-    table = Table(box=None)
-    for column in ("study", "state", "finished", "stopped early", "failed", "left", "best", "time"):
-        table.add_column(column)
-    for row in control.status(_store(store, tracking_uri), study):
-        table.add_row(*map(escape, row))
-    console.print(table)
+    found = control.statuses(_store(store, tracking_uri), study)
+    if json:
+        texts = [one.model_dump_json(indent=1) for one in found]
+        print(texts[0] if study else f"[{', '.join(texts)}]")
+        return
+    _show_table(
+        ("study", "state", "finished", "stopped early", "failed", "left", "best", "time"),
+        [control.status_row(one) for one in found],
+    )
+    for one in found:
+        for note in one.notes:
+            console.print(f"{one.study}: {escape(note)}", highlight=False, soft_wrap=True)
+    if study:
+        console.print()
+        _show_table(
+            ("family", "waiting", "running", "finished", "stopped early", "failed", "judged", "best"),
+            control.family_rows(found[0]),
+        )
+        for line in control.status_lines(found[0]):
+            console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-@app.command(epilog="Examples: `dmlstudy logs digits` · `dmlstudy logs digits --engine`")
+@app.command(
+    epilog="Examples: `dmlstudy logs digits` · `dmlstudy logs digits --trial 5` · `dmlstudy logs digits --engine`"
+)
 def logs(
     study: Annotated[Optional[str], typer.Argument(help="A study of the store.")] = None,
+    trial: Annotated[
+        Optional[int], typer.Option("--trial", help="What is known of the trial with this number.")
+    ] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="The engines' log instead of the progress.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the study ends.")] = False,
     store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
     address: AddressOption = None,
     job: JobOption = None,
 ) -> None:
-    """A study's progress lines, or what the engines said."""
+    """A study's progress lines, what the engines said, or all about one trial."""
     from dmlstudy.studies import control
 
-    if job:
+    if trial is not None:
+        _only_in_a_store(job, "what is known of a trial")
+        for line in control.trial_log(_store(store, tracking_uri), study, trial):
+            print(line)
+    elif job:
         control.job_logs(job, address, sys.stdout.write, follow=follow)
     else:
         control.logs(_store(store), study, sys.stdout.write, engine=engine, follow=follow)
 
 
-@app.command(epilog="Example: `dmlstudy stop digits`")
+@app.command(epilog="Examples: `dmlstudy stop digits` · `dmlstudy stop digits --trial 5`")
 def stop(
     study: Annotated[Optional[str], typer.Argument(help="A study of the store.")] = None,
+    trial: Annotated[
+        Optional[int], typer.Option("--trial", help="End only the running trial with this number.")
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     address: AddressOption = None,
     job: JobOption = None,
 ) -> None:
-    """End a running study; what is finished is kept, and `run` goes on from there."""
+    """End a running study, or one running trial of it; what is finished is kept, and `resume` goes on."""
     from dmlstudy.studies import control
 
-    message = control.stop_job(job, address) if job else control.stop(_store(store), study)
+    if trial is not None:
+        _only_in_a_store(job, "a trial is ended through its study's folder; it")
+        message = control.stop_trial(_store(store), study, trial)
+    elif job:
+        message = control.stop_job(job, address)
+    else:
+        message = control.stop(_store(store), study)
     console.print(message, highlight=False)
 
 
@@ -378,6 +418,47 @@ def _store(root: Path, tracking_uri: str | None = None) -> Store:
     from dmlstudy.registry.store import Store
 
     return Store(root.absolute(), tracking_uri)
+
+
+def _run(study: StudySpec, place: Store, address: str | None) -> None:
+    """Run a study, or what is left of it, with its progress on the terminal."""
+    from dmlstudy.studies.progress import terminal
+    from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
+
+    width = None if console.is_terminal else WIDTH
+    try:
+        with terminal() as stream:
+            tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
+            board = run_study(study, place, address=address, tell=tell)
+    except StudyInterrupted:
+        console.print(
+            f"interrupted; what was finished is kept, `dmlstudy resume {study.name}` goes on from there"
+        )
+        raise typer.Exit(130) from None
+    except StudyFailed as error:
+        console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    _show_leaderboard(board)
+    console.print(
+        f"models: dmlstudy models   MLflow's page: dmlstudy ui   dmlstudy logs {study.name} --engine"
+    )
+
+
+def _only_in_a_store(job: str | None, what: str) -> None:
+    if job:
+        raise ValueError(
+            f"{what} is in the store, which a job's cluster alone does not give: leave --job away, name the"
+            " study and --store, on a machine that sees the store's folder"
+        )
+
+
+def _show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
 
 
 def _show_leaderboard(board: Leaderboard) -> None:

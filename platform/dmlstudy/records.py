@@ -87,6 +87,23 @@ class ResourcesConfig(Record):
     cpus_per_worker: PositiveFloat = 1
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0
     max_concurrent_trials: PositiveInt | None = None
+    isolation: Annotated[
+        Literal["gang", "process"],
+        Field(description="workers serve one trial after another, or are started afresh for each"),
+    ] = "gang"
+    recycle_after: Annotated[
+        int, Field(ge=0, description="trials after which workers are started afresh; 0: never")
+    ] = 100
+    recycle_growth_mib: Annotated[
+        PositiveInt,
+        Field(description="as soon as a trial's workers together hold this much more than after their first"),
+    ] = 2048
+    silence_limit_s: Annotated[
+        PositiveFloat, Field(description="a trial that reports nothing for this long is failed")
+    ] = 1800
+    retries: Annotated[
+        int, Field(ge=0, description="how often a trial goes on with fresh workers after a worker was lost")
+    ] = 1
 
 
 class LossConfig(Record):

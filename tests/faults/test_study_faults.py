@@ -29,6 +29,7 @@ families:
   sound: {space: multi_similarity}
 search: {trials_per_family: 3}
 protocol: {num_folds: 1, verdict_seeds: 1}
+resources: {retries: 0}
 """
 
 

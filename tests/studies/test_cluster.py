@@ -1,18 +1,63 @@
-"""How many workers a cluster holds, and the error where it holds too few for one trial."""
+"""How many workers a cluster holds, the error where it holds too few, and the files that describe clusters."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
+import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.studies.cluster import ClusterError, check_room, num_workers_held
+from dmlstudy.studies.cluster import (
+    ClusterError,
+    check_capacity,
+    check_room,
+    concurrency,
+    num_workers_held,
+    unreachable,
+)
+from dmlstudy.studies.spec import StudyFile
 
+ROOT = Path(__file__).resolve().parents[2]
 Nodes = list[dict[str, float]]
+
+RAY_JOB_FIELDS = {
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    "entrypoint",
+    "jobId",
+    "metadata",
+    "rayClusterSpec",
+    "runtimeEnvYAML",
+    "shutdownAfterJobFinishes",
+    "submissionMode",
+    "submitterConfig",
+    "submitterPodTemplate",
+    "suspend",
+    "ttlSecondsAfterFinished",
+}
+RAY_CLUSTER_FIELDS = {
+    "authOptions",
+    "autoscalerOptions",
+    "enableInTreeAutoscaling",
+    "headGroupSpec",
+    "rayVersion",
+    "workerGroupSpecs",
+}
+WORKER_GROUP_FIELDS = {
+    "groupName",
+    "idleTimeoutSeconds",
+    "maxReplicas",
+    "minReplicas",
+    "numOfHosts",
+    "rayStartParams",
+    "replicas",
+    "template",
+}
 
 
 @pytest.mark.parametrize(
@@ -94,10 +139,83 @@ def test_too_little_room_is_named_with_the_mend(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("workers", "at_most", "nodes", "ceiling", "at_once"),
+    [
+        (2, None, [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}], {}, 1),  # a trial may span nodes
+        (1, None, [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}], {}, 3),
+        (1, 2, [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}], {}, 2),
+        (2, None, [{"CPU": 0.0}], {"CPU": 16}, 8),  # nothing there yet: as far as it may scale
+        (2, None, [{"CPU": 0.0}, {"CPU": 16.0}], {"CPU": 16}, 8),  # there already: not counted twice
+    ],
+)
+def test_trials_at_once(
+    workers: int,
+    at_most: int | None,
+    nodes: Nodes,
+    ceiling: dict[str, int],
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = SimpleNamespace(get_max_resources_from_cluster_config=lambda: ceiling)
+    monkeypatch.setattr("ray._private.state.state", state)
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": node} for node in nodes])
+    resources = ResourcesConfig(workers=workers, max_concurrent_trials=at_most)
+    check_capacity(resources)
+    assert concurrency(resources) == at_once
+
+
+def test_a_missing_token_is_named() -> None:
+    error = unreachable("http://10.0.0.1:8265", ray.exceptions.AuthenticationError("401"))
+    assert "asks for a token" in str(error)
+    assert str(unreachable("h:1", OSError("down\nmore"))) == "no Ray cluster at h:1: down"
+
+
 def test_cluster_yaml_is_one_that_ray_accepts() -> None:
     """Ray's own validator takes the file, and refuses it with a key it does not know."""
-    path = Path(__file__).resolve().parents[2] / "cluster.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     validate_config(prepare_config(dict(config)))
     with pytest.raises(jsonschema.ValidationError, match="bogus"):
         validate_config(prepare_config({**config, "bogus": 1}))
+
+
+def test_cluster_yaml_has_spot_workers_an_on_demand_head_and_this_package() -> None:
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    head = config["available_node_types"][config["head_node_type"]]
+    workers = [
+        kind for name, kind in config["available_node_types"].items() if name != config["head_node_type"]
+    ]
+    assert "InstanceMarketOptions" not in head["node_config"]
+    assert head["resources"] == {"CPU": 0}, "the head takes no trials"
+    assert workers
+    assert all(kind["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"} for kind in workers)
+    assert all(kind["min_workers"] < kind["max_workers"] <= config["max_workers"] for kind in workers)
+    assert any("pip install" in line and "~/dmlstudy" in line for line in config["setup_commands"])
+    assert config["file_mounts"]["~/dmlstudy"] == "."
+
+
+def test_rayjob_yaml_says_what_kuberay_documents() -> None:
+    """The fields of KubeRay's reference, and nothing else; no Kubernetes is asked."""
+    study, job = yaml.safe_load_all((ROOT / "jobs" / "rayjob.yaml").read_text())
+    StudyFile.model_validate(yaml.safe_load(study["data"]["study.yaml"]))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    assert set(spec) <= RAY_JOB_FIELDS
+    assert spec["entrypoint"].split()[:3] == ["dmlstudy", "run", "/etc/dmlstudy/study.yaml"]
+    cluster = spec["rayClusterSpec"]
+    assert set(cluster) <= RAY_CLUSTER_FIELDS
+    assert cluster["rayVersion"] == ray.__version__
+    assert cluster["authOptions"] == {"mode": "token"}
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert set(head) <= {"rayStartParams", "template", "serviceType", "headService", "enableIngress"}
+    assert set(workers) <= WORKER_GROUP_FIELDS
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    assert head["rayStartParams"]["num-cpus"] == "0", "the head takes no trials"
+    for group, capacity in ((head, "on-demand"), (workers, "spot")):
+        pod = group["template"]["spec"]
+        assert pod["nodeSelector"] == {"karpenter.sh/capacity-type": capacity}
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert int(workers["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) > 0

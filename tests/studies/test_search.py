@@ -1,11 +1,9 @@
-"""The search without Ray: a small simulator plays Tune, trial by trial and epoch by epoch."""
+"""The search without Ray: what is asked, what is stopped, what the storage knows, and what an interruption costs."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,129 +11,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
+from tune_simulator import EPOCHS, STEPS, Score, Tune, by_number, hill, in_memory, on_disk, study
 
 from dmlstudy.records import TrialConfig
-from dmlstudy.studies import spec
-from dmlstudy.studies.search import UNTRAINED, StudySearch, metrics_of
-from dmlstudy.studies.spec import StudySpec
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-Score = Callable[[TrialConfig, int], float]
-"""What a trial scores after an epoch; an exception is a failure."""
-
-EPOCHS, FOLDS = 4, 2
-STEPS = EPOCHS * FOLDS
-
-
-def study(**changes: Any) -> StudySpec:
-    override = {"loss.negative_margin": {"float": [0.3, 1.5], "default": 0.6}, "batch.classes": "all"}
-    override |= {"batch.images_per_class": 4, "training.head_lr_mult": 1}
-    raw: dict[str, Any] = {
-        "name": "simulated",
-        "data": {"name": "digits"},
-        "training": {"epochs": EPOCHS},
-        "families": {name: {"space": "contrastive", "override": override} for name in ("red", "blue")},
-        "search": {"trials_per_family": 8, "reduction_factor": 2, "seed": 5},
-        "protocol": {"num_folds": FOLDS, "verdict_seeds": 2},
-    }
-    for name, value in changes.items():
-        section, _, key = name.partition("__")
-        if key:
-            raw[section] = {**raw[section], key: value}
-        else:
-            raw[section] = value
-    return spec.parse(raw)
-
-
-def hill(config: TrialConfig, step: int) -> float:
-    """Best at margin 1.1 and lr 1e-5; learning curves of different families cross."""
-    margin = float(config.loss.params["negative_margin"])
-    quality = 0.9 - (margin - 1.1) ** 2 - 0.02 * math.log10(config.training.lr / 1e-5) ** 2
-    return quality * (1 - math.exp(-step / (2 if config.family == "red" else 4)))
-
-
-class Tune:
-    """Does with a search as Tune would: up to ``at_once`` trials, which advance in an order of their own."""
-
-    def __init__(self, search: StudySearch, score: Score = hill, at_once: int = 1, seed: int = 0) -> None:
-        self.search = search
-        self.score = score
-        self.at_once = at_once
-        self.order = random.Random(seed)
-        self.running: dict[str, tuple[TrialConfig, int]] = {}
-        self.started: list[tuple[int | None, TrialConfig]] = []
-        self.num_steps = 0
-        self.is_over = False
-
-    def run(self, num_steps: int | None = None) -> Tune:
-        """Play until the search is over, or for this many epochs of any trial."""
-        while not self.is_over and (num_steps is None or self.num_steps < num_steps):
-            self._fill()
-            if not self.running:
-                assert self.is_over, "the search waits for a trial, but none is running"
-                break
-            self._advance(self.order.choice(sorted(self.running)))
-        return self
-
-    def _fill(self) -> None:
-        while len(self.running) < self.at_once:
-            trial_id = f"t{len(self.started)}"
-            answer = self.search.suggest(trial_id)
-            if answer == Searcher.FINISHED:
-                self.is_over = not self.running
-                return
-            if answer is None:
-                return
-            assert isinstance(answer, Mapping)
-            config = TrialConfig.model_validate(answer["trial"])
-            assert self.search.assignments[trial_id].config == config
-            self.started.append((self.search.assignments[trial_id].number, config))
-            self.running[trial_id] = (config, 0)
-
-    def _advance(self, trial_id: str) -> None:
-        config, step = self.running[trial_id]
-        self.num_steps += 1
-        is_verdict = config.phase == "verdict"
-        num_steps = config.training.epochs if is_verdict else STEPS
-        name = "test_map_at_r" if is_verdict else "map_at_r"
-        try:
-            if step == num_steps:
-                self._end(trial_id, {f"metrics/{name}": self.score(config, step), "done": True})
-                return
-            score = self.score(config, step + 1)
-        except Exception as error:
-            self.search.assignments[trial_id].reason = str(error)
-            del self.running[trial_id]
-            self.search.on_trial_complete(trial_id, None, error=True)
-            self.search.commit(trial_id)
-            return
-        self.running[trial_id] = (config, step + 1)
-        metrics = {"step": step + 1.0} | ({"train_loss": score} if is_verdict else {name: score})
-        result = {f"metrics/{key}": value for key, value in metrics.items()} | {"done": False}
-        self.search.on_trial_result(trial_id, result)
-        if self.search.observe(trial_id, metrics_of(result)):
-            self._end(trial_id, result | {"done": True})
-
-    def _end(self, trial_id: str, result: dict[str, Any]) -> None:
-        del self.running[trial_id]
-        self.search.on_trial_complete(trial_id, result)
-        self.search.on_trial_complete(trial_id, result)  # Tune may say so twice
-        self.search.commit(trial_id)
-
-
-def in_memory(found: StudySpec, verdicts: set[tuple[str, int]] | None = None) -> StudySearch:
-    return StudySearch(found, optuna.storages.InMemoryStorage(), verdicts or set())
-
-
-def on_disk(found: StudySpec, folder: Path, verdicts: set[tuple[str, int]] | None = None) -> StudySearch:
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'optuna.db'}")
-    return StudySearch(found, storage, verdicts or set())
-
-
-def by_number(search: StudySearch) -> list[tuple[int, str, dict[str, Any], dict[int, float]]]:
-    """What the storage knows of each trial of the search."""
-    return [(t.number, t.state.name, t.params, t.intermediate_values) for t in search.study.trials]
+from dmlstudy.studies.search import UNTRAINED, metrics_of
 
 
 def test_metrics_of_a_result() -> None:

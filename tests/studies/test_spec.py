@@ -306,7 +306,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "sampler",
         study(search__sampler="grid"),
-        "search.sampler: input should be 'tpe' or 'random', got 'grid'",
+        "search.sampler: input should be 'tpe', 'gp', 'cma', 'qmc', 'random' or 'nsga2', got 'grid'",
     ),
     (
         "optimizer",

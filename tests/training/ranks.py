@@ -2,10 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
 
+from torch import nn
+
+from dmlstudy import distributed
+from dmlstudy.embedders.backbones import BACKBONES, Backbone
 from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.training import trial as training
 from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
+
+
+def batch_normed(in_channels: int, width: int, weights: str | None) -> Backbone:
+    """A small backbone with batch statistics."""
+    network = nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, stride=2),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+    )
+    return Backbone(network, 4 * width, in_channels, (0.5,) * in_channels, (0.5,) * in_channels)
+
+
+cast(dict[str, Any], BACKBONES)["batch_normed"] = batch_normed
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A trial of a second, changed at names such as ``training__epochs``."""
+    raw: dict[str, Any] = {
+        "family": "power",
+        "data": {"name": "digits"},
+        "embedder": {"dim": 8, "width": 4},
+        "batch": {"classes": "all", "images_per_class": 8, "per_epoch": 3},
+        "training": {"epochs": 2, "lr": 1e-2},
+        "loss": {"name": "pair_weighting", "params": {"weighting": "power", "q": 1.0}},
+        "num_folds": 2,
+        "seed": 0,
+        "recall_at": [1, 4],
+    }
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        raw[section] = {**raw[section], key: value} if key else value
+    return raw
+
+
+def steady(metrics: dict[str, float]) -> dict[str, float]:
+    """Without the number that depends on the machine's mood."""
+    return {name: value for name, value in metrics.items() if name != "images_per_second"}
 
 
 def trial(raw: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, float]]:
@@ -13,6 +62,10 @@ def trial(raw: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, float]
     reports: list[TrialReport] = []
     result = run_trial(TrialConfig.model_validate(raw), reports.append)
     return [{"step": report.step, **report.metrics} for report in reports], result.metrics
+
+
+def saving_trial(raw: dict[str, Any], folder: str) -> dict[str, float]:
+    return run_trial(TrialConfig.model_validate(raw), lambda report: None, save_to=Path(folder)).metrics
 
 
 def failing_trial(raw: dict[str, Any]) -> str:
@@ -37,3 +90,92 @@ def stopped_trial(raw: dict[str, Any]) -> int:
     except TrialStopped:
         return len(reports)
     return -1
+
+
+class Broken(Exception):
+    """Stands for a kill, on every rank at once."""
+
+
+def broken_trial(
+    raw: dict[str, Any], folder: str, where: str, interval: float = 0
+) -> tuple[list[dict[str, float]], dict[str, float], int]:
+    """A trial that breaks again and again, each attempt going on from what the one before has kept.
+
+    ``where``: 'report' breaks each attempt in its second report, before the state after it is kept; 'epoch' in its
+    second epoch, after the state of the first was kept. Returns the reports of all attempts, the result
+    and the number of attempts.
+    """
+    reports: list[dict[str, float]] = []
+    attempts = 0
+    result = None
+    train_epoch = training._Learner.train_epoch
+    while result is None:
+        attempts += 1
+        begun = made = 0
+
+        def report(given: TrialReport) -> None:
+            nonlocal made
+            made += 1
+            reports.append({"step": given.step, **given.metrics})
+            if where == "report" and made == 2:
+                raise Broken
+
+        def breaking(self: Any, epoch: int) -> dict[str, float]:
+            nonlocal begun
+            begun += 1
+            if where == "epoch" and begun == 2:
+                train_epoch(self, epoch)  # lost
+                raise Broken
+            return train_epoch(self, epoch)
+
+        with mock.patch.object(training._Learner, "train_epoch", breaking):
+            try:
+                result = run_trial(
+                    TrialConfig.model_validate(raw),
+                    report,
+                    checkpoint=Path(folder),
+                    min_seconds_between=interval,
+                )
+            except Broken:
+                continue
+    return reports, result.metrics, attempts
+
+
+def one_sided_trial(raw: dict[str, Any], folders: list[str]) -> tuple[list[int], list[str]]:
+    """Each rank looks into a folder of its own: the steps reported, and what was warned of."""
+    steps: list[int] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_trial(
+            TrialConfig.model_validate(raw),
+            lambda report: steps.append(report.step),
+            checkpoint=Path(folders[distributed.rank()]),
+        )
+    return steps, [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+
+
+def refused_trial(raw: dict[str, Any], folder: str) -> str:
+    try:
+        run_trial(TrialConfig.model_validate(raw), lambda report: None, checkpoint=Path(folder))
+    except ValueError as error:
+        return str(error)
+    return "not refused"
+
+
+def main() -> None:
+    """A trial in a process to be killed: every report is a line of a file, and so is the result."""
+    import torch
+
+    torch.set_num_threads(1)
+    raw, folder, log = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    with log.open("a", buffering=1) as file:
+
+        def report(given: TrialReport) -> None:
+            file.write(json.dumps({"step": given.step, **given.metrics}) + "\n")
+
+        result = run_trial(TrialConfig.model_validate(raw), report, checkpoint=folder, min_seconds_between=0)
+        file.write(json.dumps({"result": result.metrics}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,35 +14,11 @@ import numpy as np
 import pytest
 import torch
 from gloo_pool import GlooPool
-from ranks import failing_trial, stopped_trial, trial
+from ranks import config, failing_trial, saving_trial, steady, stopped_trial, trial
 
 from dmlstudy import data, embedders, retrieval
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
-
-
-def config(**changes: Any) -> dict[str, Any]:
-    """A trial of a second, changed at names such as ``training__epochs``."""
-    raw: dict[str, Any] = {
-        "family": "power",
-        "data": {"name": "digits"},
-        "embedder": {"dim": 8, "width": 4},
-        "batch": {"classes": "all", "images_per_class": 8, "per_epoch": 3},
-        "training": {"epochs": 2, "lr": 1e-2},
-        "loss": {"name": "pair_weighting", "params": {"weighting": "power", "q": 1.0}},
-        "num_folds": 2,
-        "seed": 0,
-        "recall_at": [1, 4],
-    }
-    for name, value in changes.items():
-        section, _, key = name.partition("__")
-        raw[section] = {**raw[section], key: value} if key else value
-    return raw
-
-
-def steady(metrics: dict[str, float]) -> dict[str, float]:
-    """Without the number that depends on the machine's mood."""
-    return {name: value for name, value in metrics.items() if name != "images_per_second"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,6 +108,50 @@ def test_the_same_configuration_gives_the_same_digits(
     reports, result = trial(config())
     assert [steady(report) for report in reports] == [steady(report) for report in plain[0]]
     assert result == plain[1]
+
+
+def test_a_trial_inherits_nothing_from_those_before_it() -> None:
+    """Weights, generators, batch statistics, memory queue: any order gives the same digits."""
+    statistics_of_batches = {"backbone": "batch_normed", "width": 4, "dim": 8, "freeze_bn": False}
+    trials = {
+        "memory": config(
+            loss={"name": "contrastive"}, batch__memory_size=100, embedder=statistics_of_batches
+        ),
+        "structure": config(
+            loss={"name": "proxy_nca"},
+            regularizer={"name": "structure", "params": {"weight": 0.5}},
+            embedder=statistics_of_batches,
+        ),
+        "levels": config(
+            loss={"name": "proxy_nca"}, regularizer={"name": "distance_levels"}, training__optimizer="sgd"
+        ),
+        "random": config(
+            loss={"name": "pml:TripletMarginLoss", "params": {"triplets_per_anchor": 2}}, training__lr=1e-3
+        ),
+        "verdict": config(phase="verdict", fold_models=True, embedder=statistics_of_batches),
+    }
+    names = list(trials)
+    seen: dict[str, list[Any]] = {name: [] for name in names}
+    for order in (names, names[::-1], [*names[2:], *names[:2]], ["random", "random", "memory", "memory"]):
+        for name in order:
+            reports, result = trial(trials[name])
+            seen[name].append(([steady(report) for report in reports], result))
+    for name in names:
+        assert len(seen[name]) >= 3
+        assert all(found == seen[name][0] for found in seen[name]), name
+
+
+def test_what_is_saved_scores_as_two_processes_said(pool: GlooPool, tmp_path: Path) -> None:
+    """Also where each rank has batch statistics of its own."""
+    raw = config(
+        phase="verdict", embedder={"backbone": "batch_normed", "width": 4, "dim": 8, "freeze_bn": False}
+    )
+    answers = pool.run(2, saving_trial, raw, str(tmp_path / "embedder"))
+    assert answers[0] == answers[1]
+    test = data.load("digits").test
+    z_ND = embedders.embed(embedders.load(tmp_path / "embedder"), test.images_NHWC)
+    scores = retrieval.evaluate(z_ND, test.labels_N, (1, 4))
+    assert answers[0] == pytest.approx({f"test_{name}": value for name, value in scores.items()}, abs=1e-6)
 
 
 def test_a_loss_with_random_proxies_gives_the_same_digits_again() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scipy.special import stdtrit
@@ -77,13 +77,21 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     """Read a study's leaderboard; raises StoreError where there is no such study."""
     client = tracking.connect(store)
     experiment_id = tracking.experiment_of(client, store, study)
-    runs = tracking.search_all(client, experiment_id, "")
-    parent = next(run for run in runs if run.data.tags.get("dmlstudy_kind") == "study")
+    parent = tracking.study_run(client, experiment_id)
     objective = parent.data.tags.get("objective", "map_at_r")
-    families: dict[str, list[Any]] = {}
-    for run in _last_of_each_trial(runs):
+    noted = tracking.noted_search(parent)
+    if noted is None:  # an older study, or one that has only begun: look at every run
+        runs = _last_of_each_trial(tracking.search_all(client, experiment_id, ""))
+        counts = _counted(runs)
+    else:
+        counts = {family: own["counts"] for family, own in noted.items()}
+        best = [client.get_run(own["best"]) for own in noted.values() if own["best"]]
+        judged = tracking.search_all(client, experiment_id, "tags.dmlstudy_kind = 'verdict'")
+        runs = _last_of_each_trial([*best, *judged])
+    families: dict[str, list[Any]] = {family: [] for family in counts}
+    for run in runs:
         families.setdefault(run.data.tags["family"], []).append(run)
-    rows = [_row(family, own, objective) for family, own in families.items()]
+    rows = [_row(family, own, counts.get(family, {}), objective) for family, own in families.items()]
     rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
     scores = {row.family: _scores_by_seed(families[row.family], f"test_{objective}") for row in rows}
     return Leaderboard(
@@ -97,7 +105,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     )
 
 
-def _last_of_each_trial(runs: list[Any]) -> list[Any]:
+def _last_of_each_trial(runs: Sequence[Any]) -> list[Any]:
     """The newest run of each trial: one that was begun twice, after a crash, counts once."""
     newest: dict[tuple[str, ...], Any] = {}
     for run in runs:
@@ -109,21 +117,34 @@ def _last_of_each_trial(runs: list[Any]) -> list[Any]:
     return list(newest.values())
 
 
-def _row(family: str, runs: list[Any], objective: str) -> Row:
-    search = [run for run in runs if run.data.tags["dmlstudy_kind"] == "search"]
-    by_status = {
-        status: [run for run in search if run.data.tags["status"] == status]
-        for status in ("finished", "pruned", "failed")
-    }
-    scored = [run for run in by_status["finished"] if objective in run.data.metrics]
+def _counted(runs: Sequence[Any]) -> dict[str, dict[str, int]]:
+    """Family to status to the number of its search trials."""
+    counts: dict[str, dict[str, int]] = {}
+    for run in runs:
+        tags = run.data.tags
+        own = counts.setdefault(tags["family"], {})
+        if tags["dmlstudy_kind"] == "search":
+            own[tags["status"]] = own.get(tags["status"], 0) + 1
+    return counts
+
+
+def _row(family: str, runs: Sequence[Any], counts: Mapping[str, int], objective: str) -> Row:
+    """``runs`` are the family's verdicts, and those of its search trials among which the best is."""
+    scored = [
+        run
+        for run in runs
+        if run.data.tags["dmlstudy_kind"] == "search"
+        and run.data.tags["status"] == "finished"
+        and objective in run.data.metrics
+    ]
     best = max(scored, key=lambda run: run.data.metrics[objective], default=None)
     judged = _judged(runs)
     names = [name for name in (judged[0].data.metrics if judged else {}) if name.startswith("test_")]
     return Row(
         family=family,
-        num_finished=len(by_status["finished"]),
-        num_pruned=len(by_status["pruned"]),
-        num_failed=len(by_status["failed"]),
+        num_finished=counts.get("finished", 0),
+        num_pruned=counts.get("pruned", 0),
+        num_failed=counts.get("failed", 0),
         num_judged=len(judged),
         validation=best.data.metrics[objective] if best else None,
         validation_stderr=best.data.metrics.get(f"{objective}_stderr") if best else None,
@@ -132,7 +153,7 @@ def _row(family: str, runs: list[Any], objective: str) -> Row:
     )
 
 
-def _judged(runs: list[Any]) -> list[Any]:
+def _judged(runs: Sequence[Any]) -> list[Any]:
     return [
         run
         for run in runs
@@ -140,7 +161,7 @@ def _judged(runs: list[Any]) -> list[Any]:
     ]
 
 
-def _scores_by_seed(runs: list[Any], metric: str) -> dict[int, float]:
+def _scores_by_seed(runs: Sequence[Any], metric: str) -> dict[int, float]:
     return {
         int(run.data.tags["seed"]): run.data.metrics[metric]
         for run in _judged(runs)

@@ -3,7 +3,7 @@
 <store>/mlflow.db          runs and registered models (or a tracking server instead)
 <store>/optuna.db          the searches, one Optuna study per study; optuna-dashboard opens it
 <store>/artifacts/         what runs and models keep
-<store>/studies/<name>/    study.json (what runs where), engine.log, Ray's own files
+<store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,9 @@ from urllib.parse import urlparse
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
+LOCK_PATIENCE_S = 0.5
+"""Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
+
 
 class StoreError(ValueError):
     """A store that is not there, cannot be written or has no such study or model; one line with the mend."""
@@ -31,10 +34,14 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of studies; ``tracking_uri`` names an MLflow server to use instead of the folder's database."""
+    """A folder of studies; ``server`` is an MLflow server to use instead of the folder's database.
+
+    A running study waits ``patience_s`` for a server that stopped answering; anything else fails at once.
+    """
 
     root: Path
     server: str | None = None
+    patience_s: float = 600.0
 
     @property
     def tracking_uri(self) -> str:
@@ -73,7 +80,11 @@ class Store:
         return sorted(path.parent.name for path in self.root.glob("studies/*/study.json"))
 
     def read_state(self, name: str) -> dict[str, Any]:
-        """What ``write_state`` wrote; raises StoreError where there is no such study."""
+        """What ``write_state`` wrote; raises StoreError where there is no such study.
+
+        Where the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and
+        ``updated`` is its last sign of life.
+        """
         path = self.study_folder(name) / "study.json"
         try:
             state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -83,23 +94,54 @@ class Store:
                 f"there are: {', '.join(known)}" if known else "it is empty; start one with `dmlstudy run`"
             )
             raise StoreError(f"no study {name!r} in the store {self.root}; {there}") from None
+        state["crashed"] = False
         if state["state"] == "running":
             with open(path.with_name("lock"), "a", encoding="utf-8") as file:
                 if _try_lock(file):  # nobody holds the study: its driver was killed
-                    state["state"] = "interrupted"
+                    state |= {"state": "interrupted", "crashed": True, "updated": self._last_sign(name)}
         return state
 
     def write_state(self, name: str, state: State, **details: Any) -> None:
-        """Record what the study is doing and which process does it, atomically."""
+        """Record what the study is doing and which process does it, atomically.
+
+        A new ``started`` begins a sitting; the seconds of the sittings before it add up in ``spent``.
+        """
         folder = self.study_folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "study.json"
         old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         new = old | details
+        if "started" in details:
+            end = self._last_sign(name) if old.get("state") == "running" else old.get("updated", 0.0)
+            sitting = max(0.0, end - old["started"]) if "started" in old else 0.0
+            new["spent"] = old.get("spent", 0.0) + sitting
         new |= {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
+        new |= {"cwd": os.getcwd(), "server": _without_password(self.server)}
         draft = folder / f".study.json.{os.getpid()}"
         draft.write_text(json.dumps(new, indent=1), encoding="utf-8")
         os.replace(draft, path)
+
+    def _last_sign(self, name: str) -> float:
+        """When a driver last wrote of its study (engines write into their log before a sitting begins)."""
+        files = ("study.json", "running.json", "progress.log")
+        paths = [self.study_folder(name) / file for file in files]
+        return max(path.stat().st_mtime for path in paths if path.exists())
+
+
+def seconds_spent(state: Mapping[str, Any]) -> float:
+    """Seconds that a study has run, over all its sittings, from what ``read_state`` says."""
+    if "started" not in state:
+        return 0.0
+    end = time.time() if state["state"] == "running" else state["updated"]
+    return float(state.get("spent", 0.0) + max(0.0, end - state["started"]))
+
+
+def _without_password(uri: str | None) -> str | None:
+    """A server's address as it may be written down."""
+    if uri is None or "@" not in urlparse(uri).netloc:
+        return uri
+    address = urlparse(uri)
+    return address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
 
 
 def knock_at_server(uri: str) -> None:
@@ -123,7 +165,10 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
     folder = store.study_folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w", encoding="utf-8") as file:
-        if not _try_lock(file):
+        end = time.monotonic() + LOCK_PATIENCE_S
+        while not (is_held := _try_lock(file)) and time.monotonic() < end:
+            time.sleep(0.05)
+        if not is_held:
             raise StoreError(f"study {name!r} is running already; see `dmlstudy status {name}`")
         try:
             yield
@@ -133,6 +178,14 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
                 for empty in (folder.parent, store.root):
                     with suppress(OSError):
                         empty.rmdir()
+
+
+@contextmanager
+def sole_maker(store: Store) -> Iterator[None]:
+    """Wait for and hold the store while tables are made in its databases, for two studies may begin at once."""
+    with open(store.root / ".making", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -1,27 +1,43 @@
 """Writing a study to MLflow: one experiment per study, a parent run, a nested run per trial.
 
-Only the study's driver writes, so runs end properly whatever happens to a worker.
+Only the study's driver writes, so runs end properly whatever happens to a worker. A server that goes away
+is waited for (``Patience``); what it cannot take in the end is a StoreError of one line.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
+import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import mlflow
+import requests
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry.store import Store, StoreError, knock_at_server
+from dmlstudy.registry.store import Store, StoreError, knock_at_server, sole_maker
 
 PARENT = "mlflow.parentRunId"
 RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 BATCH = 1000
+NOTE = "search"
+"""The tag of a study's run that says how its search trials ended, so that nobody must look at each."""
+STUDY_RUN = "study_run"
+"""The tag of an experiment that names the study's run."""
+NOTE_EVERY_S = 1.0
+MOST_IN_A_TAG = 5000
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
@@ -37,23 +53,126 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
         knock_at_server(store.server)
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
-        mlflow.set_tracking_uri(store.tracking_uri)
-        client = mlflow.MlflowClient(store.tracking_uri)
-        client.search_experiments(max_results=1)
+        with sole_maker(store) if create and store.server is None else contextlib.nullcontext():
+            mlflow.set_tracking_uri(store.tracking_uri)
+            client = mlflow.MlflowClient(store.tracking_uri)
+            client.search_experiments(max_results=1)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise StoreError(
-            f"the MLflow store {store.tracking_uri} does not answer ({reason}); check --store or --tracking-uri"
+            f"the MLflow store {store.tracking_uri} does not answer ({_first_line(error)});"
+            " check --store or --tracking-uri"
         ) from None
     return client
 
 
-class StudyTracker:
-    """The runs of one study; made anew it finds the ones of an earlier sitting again."""
+class Patience:
+    """Calls again what failed while the MLflow server was away, for at most ``store.patience_s`` an outage.
 
-    def __init__(self, store: Store, study: str, description: Mapping[str, Any]) -> None:
-        self.client = connect(store, create=True)
+    After an outage that lasted longer nothing is waited for any more, so that the study ends soon.
+    """
+
+    def __init__(self, store: Store, client: mlflow.MlflowClient, tell: Callable[[str], object]) -> None:
+        self._store = store
+        self._client = client
+        self._tell = tell
+        self._left_s = store.patience_s if store.server else 0.0
+        if store.server:  # its own retries take up to minutes, and say nothing
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns; raises StoreError where the store cannot take it."""
+        attempts = 5  # while the server answers other questions
+        while True:
+            try:
+                return call()
+            except (MlflowException, StoreError, OSError) as error:
+                if self._left_s and _is_outage(error) and attempts:
+                    attempts -= 1
+                    time.sleep(1)
+                    self._await_server(error)
+                    continue
+                if isinstance(error, StoreError):
+                    raise
+                raise StoreError(
+                    f"the MLflow store {self._store.tracking_uri} did not take a record:"
+                    f" {_first_line(error)}; mend it and run the study again, it goes on from there"
+                ) from error
+
+    def _await_server(self, error: Exception) -> None:
+        """Return when the server answers again; raise StoreError after too long."""
+        started, told = time.monotonic(), False
+        while not self._answers():
+            waited = time.monotonic() - started
+            if waited > self._left_s:
+                self._left_s = 0.0
+                raise StoreError(
+                    f"no MLflow server at {self._store.server} for {waited:.0f} s; when it is back,"
+                    " run the study again, it goes on from there"
+                ) from error
+            if not told:
+                self._tell(
+                    f"the MLflow server {self._store.server} does not answer; the study waits"
+                    f" up to {self._left_s:.0f} s for it"
+                )
+                told = True
+            time.sleep(1)
+        if told:
+            self._tell(f"the MLflow server is back after {time.monotonic() - started:.0f} s")
+
+    def _answers(self) -> bool:
+        assert self._store.server is not None
+        try:
+            knock_at_server(self._store.server)
+            self._client.search_experiments(max_results=1)
+        except (MlflowException, StoreError, OSError):
+            return False
+        return True
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether the server, or the database behind it, may only be away; a full disk here is not that."""
+    if isinstance(error, MlflowException):
+        return int(error.get_http_status_code()) >= 500  # type: ignore[no-untyped-call]
+    return isinstance(error, StoreError | requests.exceptions.RequestException | ConnectionError)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+class _PatientClient:
+    """An MLflow client whose every call goes through a ``Patience``."""
+
+    def __init__(self, client: mlflow.MlflowClient, patiently: Patience) -> None:
+        self._client = client
+        self._patiently = patiently
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return lambda *args, **kwargs: self._patiently(functools.partial(method, *args, **kwargs))
+
+
+class StudyTracker:
+    """The runs of one study; made anew it finds the ones of an earlier sitting again.
+
+    ``patiently`` is for calls of others to the same server; ``tell`` hears what is waited for.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        study: str,
+        description: Mapping[str, Any],
+        tell: Callable[[str], object] = _log.warning,
+    ) -> None:
+        client = connect(store, create=True)
+        self.patiently = Patience(store, client, tell)
+        self.client = cast(mlflow.MlflowClient, _PatientClient(client, self.patiently))
         self.study = study
+        self._run_ids: dict[int, str] = {}
+        self._noted: tuple[Mapping[str, Mapping[str, int]], Mapping[str, int]] | None = None
+        self._note_written = -math.inf
         experiment = self.client.get_experiment_by_name(study)
         if experiment is None:
             location = f"{store.artifacts}/{study}" if store.artifacts else None
@@ -69,6 +188,7 @@ class StudyTracker:
             tags = {"dmlstudy_kind": "study", "study": study}
             run = self.client.create_run(self.experiment_id, run_name=study, tags=tags)
             self.parent_id = run.info.run_id
+            self.client.set_experiment_tag(self.experiment_id, STUDY_RUN, self.parent_id)
             for name, text in description.items():
                 self.client.log_text(self.parent_id, text, name)
 
@@ -86,6 +206,8 @@ class StudyTracker:
         if number is not None:
             tags["trial_number"] = str(number)
         run = self.client.create_run(self.experiment_id, run_name=label, tags=tags)
+        if number is not None:
+            self._run_ids[number] = str(run.info.run_id)
         params = [Param(name, str(value)) for name, value in _flat_params(config).items()]
         self.client.log_batch(run.info.run_id, params=params)
         return str(run.info.run_id)
@@ -114,10 +236,45 @@ class StudyTracker:
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags)
         self.client.set_terminated(run_id, RUN_STATUS[status])
 
+    def note_search(self, counts: Mapping[str, Mapping[str, int]], best: Mapping[str, int]) -> None:
+        """Keep with the study's run how many search trials of each family ended how, and which is the best.
+
+        ``best`` are trial numbers. Written at most once a second while the study runs, and when it ends.
+        """
+        self._noted = (counts, best)
+        if time.monotonic() - self._note_written >= NOTE_EVERY_S:
+            self._write_note()
+
+    def _write_note(self) -> None:
+        if self._noted is None:
+            return
+        counts, best = self._noted
+        note = {
+            family: {"counts": dict(own), "best": self._run_of(best[family]) if family in best else None}
+            for family, own in counts.items()
+        }
+        text = json.dumps(note)
+        if len(text) <= MOST_IN_A_TAG:
+            self.client.set_tag(self.parent_id, NOTE, text)
+        self._noted, self._note_written = None, time.monotonic()
+
+    def _run_of(self, number: int) -> str | None:
+        """The finished run of a search trial, of this sitting or an earlier one."""
+        if number not in self._run_ids:
+            runs = self._search(
+                f"tags.dmlstudy_kind = 'search' and tags.status = 'finished' and tags.trial_number = '{number}'"
+            )
+            if not runs:
+                return None
+            self._run_ids[number] = runs[-1].info.run_id
+        return self._run_ids[number]
+
     def end_study(
         self, status: Literal["finished", "failed", "interrupted"], summary: Mapping[str, Any]
     ) -> None:
-        """Log the study's own numbers and tags, and end its run."""
+        """Log the study's own numbers and tags, and end its run, with what an outage has left open."""
+        self._write_note()
+        self._end_leftovers()
         now = int(time.time() * 1000)
         metrics = [Metric(k, v, now, 0) for k, v in summary.items() if isinstance(v, float)]
         tags = [RunTag(k, str(v)) for k, v in summary.items() if not isinstance(v, float)]
@@ -171,6 +328,20 @@ def search_all(client: mlflow.MlflowClient, experiment_id: str, filter_string: s
         token = page.token
         if not token:
             return found
+
+
+def noted_search(study_run: Any) -> dict[str, dict[str, Any]] | None:
+    """What ``StudyTracker.note_search`` kept with a study's run: family to ``counts`` and ``best``, a run id."""
+    text = study_run.data.tags.get(NOTE)
+    return json.loads(text) if text else None
+
+
+def study_run(client: mlflow.MlflowClient, experiment_id: str) -> Any:
+    """The run of a study itself."""
+    run_id = client.get_experiment(experiment_id).tags.get(STUDY_RUN)
+    if run_id:
+        return client.get_run(run_id)
+    return search_all(client, experiment_id, "tags.dmlstudy_kind = 'study'")[0]
 
 
 def experiment_of(client: mlflow.MlflowClient, store: Store, study: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,29 +33,56 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
         present_token()
     try:
         if address is None:
+            # The State API frees the placement group of a gang that died. Its processes would look for it,
+            # and give up where several Rays run on this machine; they inherit where it is.
+            port = _free_port()
+            os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
             ray.init(
                 address="local",
-                include_dashboard=True,  # the State API frees the placement group of a gang that died
+                include_dashboard=True,
                 dashboard_host="127.0.0.1",
+                dashboard_port=port,
                 log_to_driver=True,
                 logging_level=logging.WARNING,
             )
         else:
             ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ClusterError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
+    except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+        raise unreachable(address or "this machine", error) from None
     try:
         check_capacity(resources)
         yield
     finally:
         ray.shutdown()
+        if address is None:
+            os.environ.pop("RAY_API_SERVER_ADDRESS", None)
+
+
+def unreachable(address: str, error: Exception) -> ClusterError:
+    """What to say where Ray at the address did not take us."""
+    if isinstance(error, ray.exceptions.AuthenticationError) or "authentication token" in str(error).lower():
+        return ClusterError(
+            f"the Ray cluster at {address} asks for a token, and yours is missing or another:"
+            " put the cluster's into ~/.ray/auth_token (chmod 600) or RAY_AUTH_TOKEN"
+        )
+    return ClusterError(f"no Ray cluster at {address}: {first_line(error)}")
+
+
+def first_line(error: Exception) -> str:
+    """An error's message, or its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def present_token() -> None:
     """Speak to existing clusters with this user's Ray token where there is one, as ``ray start`` itself does."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _knock(address: str) -> None:
@@ -75,9 +103,9 @@ def concurrency(resources: ResourcesConfig) -> int:
     """How many trials run at once: as many as the cluster can hold, or fewer if the study says so.
 
     Tune reserves nothing for the workers of a trial, so this bound is what keeps trials from waiting for
-    each other's placement groups.
+    each other's placement groups. A cluster that scales counts at its largest, or it would never scale.
     """
-    at_once = num_workers_held(resources, _nodes()) // resources.workers
+    at_once = num_workers_held(resources, _nodes_at_most(resources)) // resources.workers
     return max(1, min(at_once, resources.max_concurrent_trials or at_once))
 
 
@@ -94,8 +122,7 @@ def num_workers_held(resources: ResourcesConfig, nodes: list[dict[str, float]]) 
 
 def check_capacity(resources: ResourcesConfig) -> None:
     """Raise ClusterError where the cluster can never hold one trial; one that scales up is believed."""
-    ceiling = ray._private.state.state.get_max_resources_from_cluster_config() or {}
-    check_room(resources, [*_nodes(), {kind: float(amount) for kind, amount in ceiling.items()}])
+    check_room(resources, _nodes_at_most(resources))
 
 
 def check_room(resources: ResourcesConfig, nodes: list[dict[str, float]]) -> None:
@@ -113,6 +140,13 @@ def check_room(resources: ResourcesConfig, nodes: list[dict[str, float]]) -> Non
             f" and {resources.gpus_per_worker:g} GPU each, but the cluster ({cpus:g} CPU, {gpus:g} GPU)"
             f" holds {held}; {mend}"
         )
+
+
+def _nodes_at_most(resources: ResourcesConfig) -> list[dict[str, float]]:
+    """The nodes there are, or what the autoscaler may start (Ray tells only its sum), if that holds more."""
+    ceiling = ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    at_most = [{kind: float(amount) for kind, amount in ceiling.items()}]
+    return max(_nodes(), at_most, key=lambda nodes: num_workers_held(resources, nodes))
 
 
 def _nodes() -> list[dict[str, float]]:

@@ -8,27 +8,40 @@ a ``Mailbox`` actor, since ``ray.train.report`` blocks to one report in two seco
     Tune driver -- step() --> GangTrainable -- next_reply --> Mailbox <-- reply -- rank 0
                                             -- post ------->         -- command -> every rank
 
-A trial that fails on every rank alike (its loss is no longer finite) leaves the gang in good order. After
-any other error the actor is not reused: Tune ends it, its workers die with it, and the next trial starts a
-fresh gang, so nothing broken is inherited.
+A trial that fails on every rank alike (its loss is no longer finite) leaves the gang in good order. After any
+other error, and after a silence longer than ``resources.silence_limit_s``, the gang is killed and the next
+trial gets a fresh one, so nothing broken is inherited. A trial that lost a worker through no fault of its own
+goes on with a fresh gang itself, ``resources.retries`` times. A gang is recycled, ended in good order and started
+afresh, after ``resources.recycle_after`` trials (after each one with ``isolation: process``) and when its memory
+has grown by ``resources.recycle_growth_mib``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import ray
 from ray import tune
+from ray.air.execution._internal import RayActorManager
 
-from dmlstudy.records import ResourcesConfig
-from dmlstudy.studies.mailbox import Command, Mailbox, Reply
+from dmlstudy.records import ResourcesConfig, TrialConfig
+from dmlstudy.studies.mailbox import GO_HOME, Command, Mailbox, Reply
 from dmlstudy.studies.worker import serve
 
-STOP_TIMEOUT_S = 10.0
+START_LIMIT_S = 300.0
+"""How long workers may take to come up."""
+RECYCLE_GRACE_S = 10.0
+STOP_GRACE_S = 1.0
+KILL_TIMEOUT_S = 8.0
+CALL_TIMEOUT_S = 5.0
 TRAIN_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Train notices starts and ends of workers only then
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
@@ -36,45 +49,93 @@ TRAIN_SETTINGS = {
 """Ray Train hands these on from the process that calls ``fit`` to its controller and workers."""
 
 
+def prepare_train() -> None:
+    """Settle how Ray Train behaves, for the actor that is about to call ``fit``.
+
+    The helper that frees the workers' placement group when their controller is gone asks Ray's State API, and that
+    asks whichever cluster it finds on the machine first. Where there are several, another than ours: which does not
+    know the controller, so that the helper takes it for dead and takes the workers' places away as they train.
+    So each of the run's processes is told which cluster is its own.
+    """
+    from ray.train.v2._internal import constants
+
+    os.environ.update(TRAIN_SETTINGS)
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    constants.ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
+
+
+logger = logging.getLogger(__name__)  # in an actor: to its stderr, and so to the study's engine.log
+
+
+class GangLost(RuntimeError):
+    """The gang cannot go on with its trial; ``blameless`` where that is not the trial's doing."""
+
+    def __init__(self, reason: str, *, blameless: bool) -> None:
+        super().__init__(reason)
+        self.blameless = blameless
+
+
 class GangTrainable(tune.Trainable):
     """A Tune actor that owns a gang and hands it one trial after another.
 
     Config keys: ``trial`` (a TrialConfig as a dict), ``resources`` (a ResourcesConfig as a dict),
-    ``storage`` (where Ray Train keeps its run) and ``vault`` (the name of the actor that takes the trained
-    embedders).
+    ``storage`` (where Ray Train keeps its run), ``checkpoints`` (the folder of the trials' checkpoints) and
+    ``vault`` (the name of the actor that takes the trained embedders).
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         self._number = 0
-        self._start_gang(config)
-        self._hand_over(config)
+        self._step_reported = 0.0
+        self._resources = ResourcesConfig.model_validate(config["resources"])
+        self._train_folder: str = config["storage"]
+        self._gang = self._new_gang()
+        self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         if self._gang.is_alive():
-            ray.get(self._mailbox.cancel.remote(self._trial))
-        else:
-            self._start_gang(new_config)
-        self._hand_over(new_config)
+            self._gang.cancel(self._trial)
+        shutil.rmtree(self._checkpoint, ignore_errors=True)  # the trial before is over, however it ended
+        if self._gang.is_alive() and (reason := self._gang.why_recycle()):
+            logger.warning("the workers are started afresh: %s", reason)
+            if not self._gang.end(RECYCLE_GRACE_S):
+                raise RuntimeError("the workers do not end")
+        if not self._gang.is_alive():
+            self._gang = self._new_gang()
+        self._begin(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
-        pending = self._mailbox.next_reply.remote(self._trial)
-        while not ray.wait([pending], timeout=0.5)[0]:
-            if not self._gang.is_alive():
-                raise RuntimeError(f"the workers died: {_last_line(self._gang_error)}")
-        reply: Reply = ray.get(pending)
-        if reply.kind == "broken":
-            raise RuntimeError(reply.reason)
-        if reply.files:
-            ray.get(self._vault.put.remote(self.trial_id, reply.files))
-        return {"metrics": reply.metrics, "done": reply.kind != "report", "failure": reply.reason}
+        while True:
+            try:
+                reply = self._gang.next_reply(self._trial)
+            except GangLost as lost:
+                if not self._gang.kill():  # Tune ends this actor then, and with it all it started
+                    raise RuntimeError(f"{lost}; and the workers do not end") from lost
+                if not lost.blameless or self._num_retries == self._resources.retries:
+                    return {"metrics": {}, "done": True, "failure": str(lost)}
+                self._num_retries += 1
+                logger.warning(
+                    "trial %s goes on with fresh workers (retry %d of %d): %s",
+                    self.trial_id,
+                    self._num_retries,
+                    self._resources.retries,
+                    lost,
+                )
+                self._gang = self._new_gang()
+                self._hand_over()
+                continue
+            if reply.kind == "report":
+                if reply.metrics["step"] <= self._step_reported:  # said already, before the gang was lost
+                    continue
+                self._step_reported = reply.metrics["step"]
+            if reply.files:
+                ray.get(self._vault.put.remote(self.trial_id, reply.files))
+            return {"metrics": reply.metrics, "done": reply.kind != "report", "failure": reply.reason}
 
     def cleanup(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self._mailbox.cancel.remote(self._trial), timeout=STOP_TIMEOUT_S)
-            ray.get(self._mailbox.post.remote(Command("", None)), timeout=STOP_TIMEOUT_S)
-            self._gang.join(STOP_TIMEOUT_S)
-            ray.kill(self._mailbox)
+            self._gang.cancel(self._trial)
+        self._gang.end(STOP_GRACE_S)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         raise NotImplementedError("trials leave their embedder in the vault")
@@ -82,24 +143,135 @@ class GangTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         raise NotImplementedError("trials leave their embedder in the vault")
 
-    def _hand_over(self, config: dict[str, Any]) -> None:
+    def _begin(self, config: dict[str, Any]) -> None:
+        """Hand over a trial that Tune has just given to this actor."""
+        self._config = config["trial"]
+        self._vault = ray.get_actor(config["vault"])
+        self._checkpoint = os.path.join(config["checkpoints"], checkpoint_name(self._config))
+        self._num_retries = 0
+        self._step_reported = 0.0
+        self._hand_over()
+
+    def _hand_over(self) -> None:
         self._number += 1
         self._trial = f"{self.trial_id}-{self._number}"
-        self._vault = ray.get_actor(config["vault"])
-        ray.get(self._mailbox.post.remote(Command(self._trial, config["trial"])))
+        self._gang.hand_over(Command(self._trial, self._config, self._checkpoint))
 
-    def _start_gang(self, config: dict[str, Any]) -> None:
+    def _new_gang(self) -> Gang:
+        return Gang(self._resources, self._train_folder, f"gang-{self.trial_id}-{time.time_ns()}")
+
+
+def checkpoint_name(config: dict[str, Any]) -> str:
+    """The name of a trial's checkpoint: the same in every sitting, another for every configuration."""
+    trial = TrialConfig.model_validate(config)
+    return f"{trial.family}-{trial.phase}-{trial.seed}-{trial.fingerprint()}"
+
+
+class Gang:
+    """Workers that come up together and serve one trial after another; nothing is left of them after
+    ``end`` or ``kill``."""
+
+    def __init__(self, resources: ResourcesConfig, storage: str, name: str) -> None:
+        self._resources = resources
+        self._storage = storage
+        self._name = name
+        self._num_trials = 0
+        self._is_up = False
+        self._has_begun = False
+        self._error: BaseException | None = None
         self._mailbox = Mailbox.remote()  # type: ignore[attr-defined]
-        self._gang_error: BaseException | None = None
-        self._gang = threading.Thread(target=self._run_gang, args=(dict(config),), daemon=True)
-        self._gang.start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
-    def _run_gang(self, config: dict[str, Any]) -> None:
-        os.environ.update(TRAIN_SETTINGS)
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def hand_over(self, command: Command) -> None:
+        """Give the workers a trial; they take it when they have ended the one before."""
+        self._num_trials += 1
+        self._has_begun = False
+        ray.get(self._mailbox.post.remote(command))
+
+    def cancel(self, trial: str) -> None:
+        """Let the workers end the trial at its next report."""
+        ray.get(self._mailbox.cancel.remote(trial), timeout=CALL_TIMEOUT_S)
+
+    def next_reply(self, trial: str) -> Reply:
+        """The trial's next report or end. Raises GangLost when the workers are gone, broken or silent."""
+        while True:
+            reply = self._next(trial)
+            if reply.kind == "lost":
+                raise self._loss(reply.reason)
+            if reply.kind == "broken":
+                raise GangLost(reply.reason, blameless=False)
+            if reply.kind != "begun":
+                return reply
+            self._is_up = self._has_begun = True
+
+    def why_recycle(self) -> str:
+        """The reason to start the workers afresh before the next trial, or nothing."""
+        most = 1 if self._resources.isolation == "process" else self._resources.recycle_after
+        if most and self._num_trials >= most:
+            return f"they have served {self._num_trials} trials"
+        growth = ray.get(self._mailbox.growth_mib.remote(), timeout=CALL_TIMEOUT_S)
+        if growth > self._resources.recycle_growth_mib:
+            return f"they have grown by {growth:.0f} MiB since their first trial"
+        return ""
+
+    def end(self, grace_s: float) -> bool:
+        """Send the workers home, and kill them if that takes longer than ``grace_s``; as ``kill`` does, it says
+        whether they have ended."""
+        if self.is_alive():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(self._mailbox.post.remote(GO_HOME), timeout=CALL_TIMEOUT_S)
+            if self._is_up:
+                self._thread.join(grace_s)
+        return self.kill()
+
+    def kill(self) -> bool:
+        """End the workers at once, whatever they are doing, and say whether they have.
+
+        Taking away their placement group kills them, stopped ones too, and Ray Train then ends the rest of
+        its run. It cannot be done while they are coming up.
+        """
+        if self.is_alive():
+            with contextlib.suppress(ray.exceptions.RayError):
+                held = ray.get(self._mailbox.placement_group.remote(), timeout=CALL_TIMEOUT_S)
+                if held is not None:
+                    ray.util.remove_placement_group(held)
+            self._thread.join(KILL_TIMEOUT_S)
+        ray.kill(self._mailbox)
+        return not self.is_alive()
+
+    def _next(self, trial: str) -> Reply:
+        limit = self._resources.silence_limit_s
+        if not self._is_up:
+            limit = max(limit, START_LIMIT_S)
+        end = time.monotonic() + limit
+        pending = self._mailbox.next_reply.remote(trial)
+        while not ray.wait([pending], timeout=min(0.5, limit))[0]:
+            if not self.is_alive():
+                raise self._loss("")
+            if time.monotonic() > end:
+                if self._has_begun:
+                    raise GangLost(f"no report for {limit:g} s", blameless=False)
+                waited_for = "end the trial before it" if self._is_up else "come up"
+                raise GangLost(f"the workers did not {waited_for} within {limit:g} s", blameless=True)
+        reply: Reply = ray.get(pending)
+        return reply
+
+    def _loss(self, heard: str) -> GangLost:
+        """Why workers are gone, as Ray Train knows it, which finds it out within a moment."""
+        self._thread.join(2.0)
+        what = "a worker of the trial was lost" if self._is_up else "the workers could not be started"
+        return GangLost(f"{what}: {_cause(self._error, heard)}", blameless=True)
+
+    def _run(self) -> None:
         import ray.train
         from ray.train.torch import TorchTrainer
 
-        resources = ResourcesConfig.model_validate(config["resources"])
+        prepare_train()
+        resources = self._resources
         per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
         if resources.gpus_per_worker:
             per_worker["GPU"] = resources.gpus_per_worker
@@ -116,18 +288,50 @@ class GangTrainable(tune.Trainable):
                     resources_per_worker=per_worker,
                 ),
                 run_config=ray.train.RunConfig(
-                    name=f"gang-{self.trial_id}-{time.time_ns()}",
-                    storage_path=config["storage"],
-                    failure_config=ray.train.FailureConfig(  # Tune decides what is tried again
+                    name=self._name,
+                    storage_path=self._storage,
+                    failure_config=ray.train.FailureConfig(  # GangTrainable decides what is tried again
                         max_failures=0,
                         controller_failure_limit=0,  # type: ignore[call-arg]
                     ),
                 ),
             ).fit()
         except BaseException as error:
-            self._gang_error = error
+            self._error = error
 
 
-def _last_line(error: BaseException | None) -> str:
-    text = str(error or "no reason given").strip()
+def _cause(error: BaseException | None, heard: str) -> str:
+    """The most telling line: of a rank whose process ended, or else of one that heard of it."""
+    failures: dict[int, Exception] = getattr(error, "worker_failures", {})
+    for rank, failure in sorted(failures.items()):
+        died = getattr(failure, "health_check_failure", failure)
+        if isinstance(died, ray.exceptions.RayError) and not isinstance(died, ray.exceptions.RayTaskError):
+            return f"rank {rank}: {_told_shortly(died)}"
+    text = heard or str(error or "no reason given").strip()
     return text.splitlines()[-1] if text else type(error).__name__
+
+
+def _told_shortly(error: ray.exceptions.RayError) -> str:
+    """The line of Ray's message that says why, for such messages begin with ids."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "memory" in line or "died" in line or "killed" in line]
+    return (telling or lines or [type(error).__name__])[-1][:200]
+
+
+@contextlib.contextmanager
+def tune_survives_lost_actors() -> Iterator[None]:
+    """Let Tune take an actor that Ray has killed for memory, or whose node is gone, for a lost one.
+
+    By itself it does so for ``RayActorError`` only, and ends the whole study at Ray's other errors.
+    """
+    task_failed = RayActorManager._actor_task_failed
+
+    def as_lost_actor(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
+        known = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
+        if isinstance(exception, ray.exceptions.RayError) and not isinstance(exception, known):
+            reason = f"{type(exception).__name__}: {_told_shortly(exception)}"
+            exception = ray.exceptions.RayActorError(error_msg=reason)
+        task_failed(self, tracked_actor_task, exception)
+
+    with patch.object(RayActorManager, "_actor_task_failed", as_lost_actor):
+        yield

@@ -10,16 +10,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 import yaml
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
-from dmlstudy.studies.cluster import ClusterError, check_room, present_token
+from dmlstudy.studies.cluster import ClusterError, check_room, first_line, present_token, unreachable
 from dmlstudy.studies.spec import StudySpec
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+AGENT_TIMEOUT_S = 60.0
 EXIT_CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 130}
 
 
@@ -31,8 +33,7 @@ def client(address: str | None) -> JobSubmissionClient:
     try:
         return JobSubmissionClient(address)
     except Exception as error:  # its own RuntimeErrors and those of requests
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ClusterError(f"no Ray cluster at {address}: {reason}") from None
+        raise unreachable(address, error) from None
 
 
 def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None) -> str:
@@ -61,7 +62,9 @@ def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None
         )
         if tracking_uri:
             command += f" --tracking-uri {shlex.quote(tracking_uri)}"
-        there.submit_job(
+        _submit_patiently(
+            there,
+            address,
             entrypoint=command,
             submission_id=job,
             runtime_env={
@@ -71,6 +74,21 @@ def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None
             metadata={"study": study.name},
         )
     return job
+
+
+def _submit_patiently(there: JobSubmissionClient, address: str, **job: Any) -> None:
+    """Submit a job; a head that has just started answers before it can take one."""
+    end = time.monotonic() + AGENT_TIMEOUT_S
+    while True:
+        try:
+            there.submit_job(**job)
+            return
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > end:
+                raise ClusterError(
+                    f"the Ray cluster at {address} takes no job: {first_line(error)}"
+                ) from None
+        time.sleep(1)
 
 
 def known_job(job: str, address: str | None) -> JobDetails:
@@ -96,9 +114,15 @@ def follow(job: str, address: str, write: Callable[[str], object]) -> int:
 
 
 def _check_capacity(study: StudySpec, address: str) -> None:
+    """Refuse what the cluster can never hold; where the head has no CPU the cluster scales (cluster.yaml),
+    and the job itself asks the autoscaler how far."""
     from ray.util.state import list_nodes
 
-    nodes = [
-        dict(node.resources_total or {}) for node in list_nodes(address=address) if node.state == "ALIVE"
-    ]
-    check_room(study.file.resources, nodes)
+    end = time.monotonic() + AGENT_TIMEOUT_S
+    while not (nodes := [node for node in list_nodes(address=address) if node.state == "ALIVE"]):
+        if time.monotonic() > end:
+            raise ClusterError(f"the Ray cluster at {address} has no node; start one with `ray start --head`")
+        time.sleep(1)
+    if any(node.is_head_node and not (node.resources_total or {}).get("CPU") for node in nodes):
+        return
+    check_room(study.file.resources, [dict(node.resources_total or {}) for node in nodes])

@@ -14,19 +14,26 @@ REPORTS_AHEAD = 1
 
 
 class Command(NamedTuple):
-    """What the workers are told: run this trial, or go home (``config`` is None)."""
+    """What the workers are told: run this trial, going on from its checkpoint if there is one, or go home
+    (``config`` is None)."""
 
-    trial: str
-    config: dict[str, Any] | None
+    trial: str = ""
+    config: dict[str, Any] | None = None
+    checkpoint: str = ""
+
+
+GO_HOME = Command()
 
 
 class Reply(NamedTuple):
-    """What comes back: an epoch's report, the result with the files it left, or the reason of a failure.
+    """What comes back: that the trial has begun, an epoch's report, the result with the files it left, or the
+    reason of a failure.
 
-    After ``failed`` every rank has left the trial in good order; after ``broken`` the gang is lost.
+    After ``failed`` every rank has left the trial in good order; after ``broken``, the trial's own error, and
+    ``lost``, another rank's end, the gang is of no more use.
     """
 
-    kind: Literal["report", "finished", "failed", "broken"]
+    kind: Literal["begun", "report", "finished", "failed", "broken", "lost"]
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}
     reason: str = ""
@@ -41,6 +48,16 @@ class Mailbox:
         self._posted = asyncio.Condition()
         self._replies: dict[str, asyncio.Queue[Reply]] = {}
         self._cancelled: set[str] = set()
+        self._placement_group: Any = None
+        self._resident_mib: dict[int, list[float]] = {}
+
+    async def enlist(self, placement_group: Any) -> None:
+        """The workers are up, in this placement group."""
+        self._placement_group = placement_group
+
+    async def placement_group(self) -> Any:
+        """The workers' placement group; None before they are up."""
+        return self._placement_group
 
     async def post(self, command: Command) -> None:
         """Tell every rank, in order."""
@@ -49,11 +66,18 @@ class Mailbox:
             self._commands.append(command)
             self._posted.notify_all()
 
-    async def command(self, position: int) -> Command:
-        """The command at ``position``, waited for."""
+    async def command(self, position: int, rank: int, resident_mib: float) -> Command:
+        """The command at ``position``, waited for; the rank says how much memory it holds."""
+        if position > 0:  # what a process holds before its first trial says nothing
+            first_and_last = self._resident_mib.setdefault(rank, [resident_mib, resident_mib])
+            first_and_last[1] = resident_mib
         async with self._posted:
             await self._posted.wait_for(lambda: len(self._commands) > position)
         return self._commands[position]
+
+    async def growth_mib(self) -> float:
+        """By how much the workers' memory, summed, has grown since their first trial."""
+        return sum(last - first for first, last in self._resident_mib.values())
 
     async def reply(self, trial: str, reply: Reply) -> bool:
         """Deliver a reply; False if the trial was cancelled. Waits until the one before was read, so that

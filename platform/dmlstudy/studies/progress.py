@@ -13,6 +13,7 @@ from typing import IO
 
 from dmlstudy.studies.duration import duration
 from dmlstudy.studies.search import Assignment
+from dmlstudy.studies.wishes import BY_HAND
 
 Tell = Callable[[str], None]
 
@@ -60,6 +61,10 @@ class Progress:
         self._width = width
         self._ended_at: list[float] = []
 
+    def tell(self, line: str) -> None:
+        """Something else worth knowing."""
+        self._tell(line)
+
     def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
         """One line for a trial that has ended."""
         if assignment.status == "interrupted":
@@ -86,7 +91,8 @@ class Progress:
         spread = assignment.metrics.get(f"{name}_stderr")
         text = f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
         if assignment.status == "pruned":
-            text = f"{text} stopped, epoch {len(assignment.curve)}"
+            how = BY_HAND if assignment.reason.startswith(BY_HAND) else "stopped"
+            text = f"{text} {how}, epoch {len(assignment.curve)}"
         return text
 
     def _time_left(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from dmlstudy.registry.store import StoreError
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.search import StudySearch
@@ -38,6 +41,8 @@ class Recorder(tune.Callback):
         self._progress = progress
         self._vault = vault
         self._open: dict[str, tuple[str, float]] = {}
+        self.failure: StoreError | None = None
+        """Why nothing can be recorded any more. Tune swallows what a callback raises, so the study is stopped."""
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         assignment = self._search.assignments[trial.trial_id]
@@ -48,7 +53,7 @@ class Recorder(tune.Callback):
         self._end(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.trial_id not in self._open:  # it failed before it started
+        if trial.trial_id not in self._open and not self.failure:  # it failed before it started
             self.on_trial_start(iteration, trials, trial)
         self._end(trial.trial_id)
 
@@ -59,8 +64,18 @@ class Recorder(tune.Callback):
             self._end(trial_id)
 
     def _end(self, trial_id: str) -> None:
-        if trial_id not in self._open:
+        if trial_id not in self._open or self.failure:
             return
+        try:
+            self._file(trial_id)
+        except StoreError as error:
+            self.failure = error
+            self._search.assignments[
+                trial_id
+            ].status = "interrupted"  # it is run again when the store is mended
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def _file(self, trial_id: str) -> None:
         run_id, started = self._open.pop(trial_id)
         assignment = self._search.assignments[trial_id]
         assert assignment.status != "running"
@@ -76,7 +91,10 @@ class Recorder(tune.Callback):
             run_id, assignment.status, assignment.curve, assignment.metrics, assignment.reason
         )
         self._search.commit(trial_id)
+        self._tracker.note_search(self._search.counts(), self._search.best_numbers())
         self._progress.ended(assignment, time.monotonic() - started, self._search.best())
+        for line in self._search.take_notes():
+            self._progress.tell(line)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -8,14 +8,24 @@ from typing import Any
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from dmlstudy.studies.search import StudySearch, metrics_of
+from dmlstudy.studies.wishes import Desk
 
 
 class StudyScheduler(FIFOScheduler):
-    """Stops a trial as soon as ``StudySearch.observe`` says so."""
+    """Stops a trial as soon as ``StudySearch.observe`` says so, or someone wishes it at the desk."""
 
-    def __init__(self, search: StudySearch) -> None:
+    def __init__(self, search: StudySearch, desk: Desk) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._search = search
+        self._desk = desk
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self._desk.note(trial.trial_id, self._search.assignments[trial.trial_id])
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        # Called in every step of Tune's loop, so that a trial which seldom reports is ended soon, too.
+        self._desk.serve(tune_controller, self._search.assignments)
+        return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         if self._search.observe(trial.trial_id, metrics_of(result)):

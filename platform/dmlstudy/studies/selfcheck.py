@@ -12,7 +12,7 @@ from typing import Any
 from dmlstudy.naming import nearest
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.studies.cluster import connected
-from dmlstudy.studies.gang import TRAIN_SETTINGS
+from dmlstudy.studies.gang import prepare_train
 from dmlstudy.studies.progress import engine_noise_to
 from dmlstudy.training.law import CASES, Finding
 
@@ -76,7 +76,7 @@ def run_selfcheck(
 def _run(
     names: list[str], findings: Any, resources: ResourcesConfig, folder: str, errors: list[BaseException]
 ) -> None:
-    os.environ.update(TRAIN_SETTINGS)
+    prepare_train()
     import ray.train
     from ray.train.torch import TorchTrainer
 

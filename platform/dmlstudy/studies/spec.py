@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from dmlstudy import bundled
 from dmlstudy.naming import nearest
@@ -28,6 +28,7 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.studies import space as spaces
+from dmlstudy.studies.budget import seconds_of
 from dmlstudy.studies.space import Choice, Domain, Fixed, Space
 
 R = TypeVar("R", bound=BaseModel)
@@ -57,12 +58,36 @@ class SpecError(ValueError):
 
 
 class SearchConfig(Record):
-    """Budget and search strategy; every family gets the same."""
+    """Budget and search strategy; every family gets the same unless one search chooses among them."""
 
     trials_per_family: PositiveInt = 19
-    sampler: Literal["tpe", "random"] = "tpe"
-    scheduler: Literal["halving", "none"] = "halving"
+    wall_time: Annotated[
+        str | None, Field(description="after this time no generation is begun: 90s, 30min, 2h")
+    ] = None
+    device_hours: Annotated[
+        PositiveFloat | None,
+        Field(description="the same, in hours of GPUs, or of CPUs where trials have none"),
+    ] = None
+    families: Annotated[
+        Literal["equal", "adaptive"],
+        Field(description="adaptive: the sampler chooses the family too, after each family's default"),
+    ] = "equal"
+    generation_size: Annotated[
+        PositiveInt,
+        Field(
+            description="trials of a family that are asked for together, not knowing of each other's scores"
+        ),
+    ] = 1
+    sampler: Literal["tpe", "gp", "cma", "qmc", "random", "nsga2"] = "tpe"
+    second_objective: Annotated[
+        Literal["embedding_dim"] | None, Field(description="minimised beside the quality; needs nsga2")
+    ] = None
+    scheduler: Literal["halving", "hyperband", "median", "none"] = "halving"
     reduction_factor: Annotated[int, Field(ge=2, description="keep the best 1/reduction_factor")] = 3
+    warm_start: Annotated[
+        tuple[str, ...] | Literal["auto"],
+        Field(description="earlier studies whose best configurations come first; auto: all in the store"),
+    ] = ()
     seed: int = 0
 
 
@@ -152,6 +177,7 @@ class StudySpec:
         self.raw = raw
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
+        _check_search(file.search)
         self.families = {
             name: _family(name, entry, file, f"families.{name}") for name, entry in file.families.items()
         }
@@ -225,6 +251,27 @@ class StudySpec:
             recall_at=protocol.recall_at,
             objective=protocol.objective,
             **records,
+        )
+
+
+def _check_search(search: SearchConfig) -> None:
+    """Raises SpecError for what is wrong with a search beyond each key alone."""
+    if search.wall_time is not None:
+        try:
+            seconds_of(search.wall_time)
+        except ValueError as error:
+            raise SpecError(f"search.wall_time: {error}") from None
+    if (search.second_objective is None) == (search.sampler == "nsga2"):
+        raise SpecError(
+            "search.sampler: nsga2 and a second objective go together; set search.second_objective:"
+            " embedding_dim, or search.sampler: tpe"
+            if search.second_objective is None
+            else f"search.second_objective: needs sampler nsga2, not {search.sampler}; set search.sampler: nsga2"
+        )
+    if search.second_objective and search.scheduler != "none":
+        raise SpecError(
+            f"search.scheduler: {search.scheduler} would stop small embedders for their quality alone;"
+            " set search.scheduler: none beside search.second_objective"
         )
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform as machine
+import shutil
 import signal
 import tempfile
 import threading
@@ -21,15 +22,17 @@ from ray import tune
 from dmlstudy import data
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.registry.store import Store, StoreError, sole_driver
+from dmlstudy.registry.store import Store, StoreError, sole_driver, sole_maker
 from dmlstudy.studies import checks
 from dmlstudy.studies.cluster import concurrency, connected
-from dmlstudy.studies.gang import GangTrainable
+from dmlstudy.studies.gang import GangTrainable, tune_survives_lost_actors
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
 from dmlstudy.studies.search import SHIPPED_SEED, StudySearch
 from dmlstudy.studies.spec import UNTRAINED, StudySpec
+from dmlstudy.studies.storage import open_storage
+from dmlstudy.studies.wishes import Desk
 
 HEAD_NODE = {"node:__internal_head__": 0.001}
 """What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and
@@ -82,7 +85,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
 
 def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
-    tracker = tracking.StudyTracker(store, spec.name, _description(spec))
+    tracker = tracking.StudyTracker(store, spec.name, _description(spec), tell)
     store.write_state(
         spec.name,
         "running",
@@ -95,13 +98,15 @@ def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
     )
     try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = optuna.storages.RDBStorage(store.optuna_url)
+        with sole_maker(store):
+            storage = open_storage(store.optuna_url)
         search = StudySearch(spec, storage, tracker.finished_verdicts())
+        tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
             _run_trials(spec, store, tell, tracker, search)
         if not search.is_over:
             raise StudyInterrupted
-        board = _conclude(spec, store, tracker, search)
+        board = tracker.patiently(lambda: _conclude(spec, store, tracker, search))
     except (StudyInterrupted, KeyboardInterrupt):
         tracker.end_study("interrupted", {})
         store.write_state(spec.name, "interrupted")
@@ -141,18 +146,24 @@ def _run_trials(
     )
     tell("starting the workers; they stay for all trials, so only the first trial waits for them")
     vault_name = f"vault-{spec.name}-{time.time_ns()}"
-    vault = Vault.options(name=vault_name).remote()  # type: ignore[attr-defined]
+    vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
     width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
     objective = spec.file.protocol.objective
     progress = Progress(tell, objective, num_total - search.num_left, num_total, width)
     recorder = Recorder(search, tracker, progress, vault)
     ray_folder = str(store.study_folder(spec.name) / "ray")
+    checkpoints = store.study_folder(spec.name) / "checkpoints"
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
-        param_space={"resources": resources.model_dump(), "storage": ray_folder, "vault": vault_name},
+        param_space={
+            "resources": resources.model_dump(),
+            "storage": ray_folder,
+            "checkpoints": str(checkpoints),
+            "vault": vault_name,
+        },
         tune_config=tune.TuneConfig(
             search_alg=search,
-            scheduler=StudyScheduler(search),
+            scheduler=StudyScheduler(search, Desk(store.study_folder(spec.name))),
             num_samples=search.num_left,
             max_concurrent_trials=num_at_once,
             reuse_actors=True,
@@ -165,11 +176,15 @@ def _run_trials(
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
         ),
     )
-    with _sigterm_as_sigint():
+    with _sigterm_as_sigint(), tune_survives_lost_actors():
         try:
             tuner.fit()
         finally:
             recorder.end_open_runs()
+    if recorder.failure:
+        raise recorder.failure
+    if search.is_over:
+        shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 def _conclude(

@@ -5,6 +5,8 @@ This module is imported by every worker before its first trial, so it imports li
 
 from __future__ import annotations
 
+import resource
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -14,6 +16,9 @@ import ray
 
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.studies.mailbox import Command, Reply
+
+SIGNS_OF_ANOTHERS_END = ("by peer", "remote process exited", "Broken pipe")
+"""What gloo and NCCL say on a rank that only hears that another is gone."""
 
 
 def serve(loop_config: dict[str, Any]) -> None:
@@ -27,16 +32,21 @@ def serve(loop_config: dict[str, Any]) -> None:
     torch.set_num_threads(loop_config["threads"])
     mailbox = loop_config["mailbox"]
     device = get_device()
+    rank = distributed.rank()
+    if rank == 0:
+        ray.get(mailbox.enlist.remote(ray.util.get_current_placement_group()))
     position = 0
     while True:
-        command: Command = ray.get(mailbox.command.remote(position))
+        command: Command = ray.get(mailbox.command.remote(position, rank, resident_mib()))
         position += 1
         if command.config is None:
             return
+        if rank == 0:
+            ray.get(mailbox.reply.remote(command.trial, Reply("begun")))
 
         def report(report: TrialReport, trial: str = command.trial) -> None:
             wanted = True
-            if distributed.rank() == 0:
+            if rank == 0:
                 reply = Reply("report", {**report.metrics, "step": report.step})
                 wanted = ray.get(mailbox.reply.remote(trial, reply))
             if not distributed.agree(wanted):
@@ -47,20 +57,34 @@ def serve(loop_config: dict[str, Any]) -> None:
                 target = Path(folder) / "embedder"
                 config = TrialConfig.model_validate(command.config)
                 result = run_trial(
-                    config, report, device=device, save_to=target if config.keep_embedder else None
+                    config,
+                    report,
+                    device=device,
+                    save_to=target if config.keep_embedder else None,
+                    checkpoint=Path(command.checkpoint),
                 )
-                if distributed.rank() == 0:
+                if rank == 0:
                     files = {file.name: file.read_bytes() for file in target.glob("*")}
                     ray.get(mailbox.reply.remote(command.trial, Reply("finished", result.metrics, files)))
         except TrialStopped:
             continue
         except TrialFailed as error:
-            if distributed.rank() == 0:
+            if rank == 0:
                 ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))
         except Exception as error:
-            reason = f"{type(error).__name__}: {error} (rank {distributed.rank()})"
-            if "by peer" in str(error):  # this rank only heard that another is gone
-                reason = f"a worker of the trial was lost; {reason}"
+            reason = f"{type(error).__name__}: {error} (rank {rank})"
+            lost = any(sign in str(error) for sign in SIGNS_OF_ANOTHERS_END)
             traceback.print_exc()
-            ray.get(mailbox.reply.remote(command.trial, Reply("broken", reason=reason)))
+            ray.get(mailbox.reply.remote(command.trial, Reply("lost" if lost else "broken", reason=reason)))
             raise
+
+
+def resident_mib() -> float:
+    """What this process holds of the machine's memory, in MiB; where there is no /proc, the most it has held."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024  # what getrusage counts in, in bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024

@@ -10,7 +10,8 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import LossConfig, TrainingConfig, TrialConfig, TrialReport, TrialResult
+from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 
 NUM_EXAMPLES = 8
 """Test images whose embeddings are kept with a saved embedder, as proof of what it computed in training."""
@@ -41,7 +43,13 @@ class TrialFailed(RuntimeError):
 
 
 def run_trial(
-    config: TrialConfig, report: Report, *, device: torch.device | None = None, save_to: Path | None = None
+    config: TrialConfig,
+    report: Report,
+    *,
+    device: torch.device | None = None,
+    save_to: Path | None = None,
+    checkpoint: Path | None = None,
+    min_seconds_between: float = MIN_SECONDS_BETWEEN,
 ) -> TrialResult:
     """Train and evaluate one configuration.
 
@@ -55,12 +63,27 @@ def run_trial(
 
     Rank 0 writes the embedder of a verdict trial to ``save_to``. Raises TrialFailed when the loss or an
     embedding stops being finite, and lets TrialStopped from ``report`` pass.
+
+    In the folder ``checkpoint``, which belongs to this trial alone and is seen by all ranks, rank 0 keeps the
+    trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always). A
+    call that finds it there goes on from it and gives, on as many ranks, the further reports and the result
+    of an unbroken trial, bit for bit; a kill between a report and what is kept of it repeats that
+    report. The state is removed when the trial ends or fails by itself, and stays when it is stopped or
+    killed. Raises ValueError for the state of another configuration.
     """
     device = device or torch.device("cpu")
+    kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
     dataset = _dataset(config.data.name, config.data.path, config.data.image_size)
-    if config.phase == "verdict":
-        return _verdict(config, dataset, report, device, save_to)
-    return _cross_validate(config, dataset, report, device)
+    try:
+        if config.phase == "verdict":
+            result = _verdict(config, dataset, report, device, save_to, kept)
+        else:
+            result = _cross_validate(config, dataset, report, device, kept)
+    except TrialFailed:  # it would fail again
+        kept.discard()
+        raise
+    kept.discard()
+    return result
 
 
 @functools.lru_cache(maxsize=1)
@@ -69,26 +92,39 @@ def _dataset(name: str, path: str | None, image_size: int | None) -> ZeroShotDat
 
 
 def _cross_validate(
-    config: TrialConfig, dataset: ZeroShotData, report: Report, device: torch.device
+    config: TrialConfig, dataset: ZeroShotData, report: Report, device: torch.device, kept: Checkpoint
 ) -> TrialResult:
     development = dataset.development
     folds = data.class_disjoint_folds(development.labels_N, config.num_folds, config.seed)
-    finished: list[dict[str, float]] = []
-    for number, fold in enumerate(folds):
+    num_epochs = max(config.training.epochs, 1)
+    first_fold, first_epoch, scores_of_finished, tensors = kept.load()
+    finished = list(scores_of_finished)
+    for number, fold in enumerate(folds[first_fold:], first_fold):
         learner = _Learner(config, development.select(fold.train_indices), device, stream=number)
         validation = development.select(fold.validation_indices)
         scores: dict[str, float] = {}
-        for epoch in range(max(config.training.epochs, 1)):
+        if first_epoch:
+            learner.restore(tensors, first_epoch)
+        for epoch in range(first_epoch, num_epochs):
             progress = learner.train_epoch(epoch)
             scores = learner.evaluate(validation, config.recall_at)
-            step = number * max(config.training.epochs, 1) + epoch + 1
+            step = number * num_epochs + epoch + 1
             report(TrialReport(step=step, metrics=_mean([*finished, scores]) | progress))
+            if epoch + 1 < num_epochs:
+                kept.offer(number, epoch + 1, finished, learner.state)
         finished.append(scores)
+        kept.offer(number + 1, 0, finished, dict)
+        first_epoch = 0
     return TrialResult(metrics=_mean(finished) | _spread(finished, config.objective))
 
 
 def _verdict(
-    config: TrialConfig, dataset: ZeroShotData, report: Report, device: torch.device, save_to: Path | None
+    config: TrialConfig,
+    dataset: ZeroShotData,
+    report: Report,
+    device: torch.device,
+    save_to: Path | None,
+    kept: Checkpoint,
 ) -> TrialResult:
     development, test = dataset.development, dataset.test
     folds = (
@@ -97,10 +133,30 @@ def _verdict(
         else []
     )
     metrics: dict[str, float] = {}
-    fold_embeddings: list[NDArray[np.float32]] = []
-    for number, fold in enumerate(folds):
+    num_epochs = config.training.epochs
+    first_model, first_epoch, _, tensors = kept.load()
+    fold_embeddings: list[NDArray[np.float32]] = [
+        tensors[f"fold_embeddings.{number}"].numpy() for number in range(first_model)
+    ]
+
+    def train(learner: _Learner, model: int) -> None:
+        """All its epochs, or those that are left; ``model`` counts the folds' models, and the last is of all."""
+
+        def state() -> dict[str, Tensor]:
+            done = {f"fold_embeddings.{i}": torch.from_numpy(z) for i, z in enumerate(fold_embeddings)}
+            return learner.state() | done
+
+        start = first_epoch if model == first_model else 0
+        if start:
+            learner.restore(tensors, start)
+        for epoch in range(start, num_epochs):
+            step = model * num_epochs + epoch + 1
+            report(TrialReport(step=step, metrics=learner.train_epoch(epoch)))
+            kept.offer(model, epoch + 1, [], state)
+
+    for number, fold in enumerate(folds[first_model:], first_model):
         learner = _Learner(config, development.select(fold.train_indices), device, stream=number + 1)
-        _train(learner, config, report, first_step=number * config.training.epochs)
+        train(learner, number)
         fold_embeddings.append(learner.embed(test))
     if folds:
         separate = [retrieval.evaluate(z_ND, test.labels_N, config.recall_at) for z_ND in fold_embeddings]
@@ -109,7 +165,7 @@ def _verdict(
         metrics |= {f"test_separate_{name}": score for name, score in _mean(separate).items()}
         metrics |= {f"test_concatenated_{name}": score for name, score in ensemble.items()}
     learner = _Learner(config, development, device, stream=0)
-    _train(learner, config, report, first_step=len(folds) * config.training.epochs)
+    train(learner, len(folds))
     metrics |= {f"test_{name}": score for name, score in learner.evaluate(test, config.recall_at).items()}
     if save_to is not None and distributed.rank() == 0:
         provenance: dict[str, Any] = {
@@ -120,11 +176,6 @@ def _verdict(
         }
         embedders.save(learner.embedder, save_to, provenance, test.images_NHWC[:NUM_EXAMPLES])
     return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
-
-
-def _train(learner: _Learner, config: TrialConfig, report: Report, *, first_step: int) -> None:
-    for epoch in range(config.training.epochs):
-        report(TrialReport(step=first_step + epoch + 1, metrics=learner.train_epoch(epoch)))
 
 
 def _mean(scores: list[dict[str, float]]) -> dict[str, float]:
@@ -206,6 +257,7 @@ class _Learner:
             if batch.memory_size
             else None
         )
+        self.parts = {"embedder": self.embedder, "loss": loss} | ({"memory": memory} if memory else {})
         step = _Step(self.embedder, loss, memory)
         self.optimizer = _optimizer(config.training, self.embedder, loss)
         self.step = distributed.data_parallel(step)
@@ -250,6 +302,7 @@ class _Learner:
 
     def embed(self, images: ImageSet) -> NDArray[np.float32]:
         """Embeddings of the images, found in shares by the ranks; all of them on each rank."""
+        self._agree_on_statistics()
         share = distributed.own_slice(len(images.labels_N))
         local_ND = embedders.embed(self.embedder, images.images_NHWC[share], device=self.device)
         z_ND: NDArray[np.float32] = (
@@ -258,6 +311,58 @@ class _Learner:
         if not np.isfinite(z_ND).all():
             raise TrialFailed(f"embeddings are not finite after epoch {self.num_epochs}")
         return z_ND
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that training has changed, by name; the tensors themselves, not copies."""
+        state = dict(self._tensors())
+        for index, of_parameter in self.optimizer.state_dict()["state"].items():
+            for name, value in of_parameter.items():
+                if value is not None:  # SGD's momentum before a parameter's first gradient
+                    state[f"optimizer.{index}.{name}"] = value
+        return state
+
+    def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
+        """Take over the ``state`` of a learner of the same configuration after that many epochs.
+
+        Raises ValueError if its tensors are not this learner's.
+        """
+        own = dict(self._tensors())
+        saved = {name: value for name, value in state.items() if name.partition(".")[0] in self.parts}
+        differing = {name for name in own.keys() & saved.keys() if own[name].shape != saved[name].shape}
+        if wrong := sorted(differing | (own.keys() ^ saved.keys())):
+            raise ValueError(f"a trial's state does not fit its configuration: {', '.join(wrong[:5])}")
+        with torch.no_grad():
+            for name, value in own.items():
+                if value.dtype == saved[name].dtype:  # in place: data parallel and the optimizer hold them
+                    value.copy_(saved[name])
+                else:  # a buffer that its module has replaced (pml:LargeMarginSoftmaxLoss)
+                    part, _, path = name.partition(".")
+                    owner, _, leaf = path.rpartition(".")
+                    setattr(self.parts[part].get_submodule(owner), leaf, saved[name].to(value.device))
+        of_parameters: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for name, value in state.items():
+            part, _, rest = name.partition(".")
+            if part == "optimizer":
+                index, _, key = rest.partition(".")
+                of_parameters[int(index)][key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": dict(of_parameters), "param_groups": groups})
+        self.num_epochs = num_epochs
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and buffers, also those that a state_dict leaves out."""
+        for part, module in self.parts.items():
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                yield f"{part}.{name}", value
+
+    def _agree_on_statistics(self) -> None:
+        """Rank 0's batch statistics on every rank, as in the next step, and as they are kept and saved."""
+        if distributed.world_size() == 1 or self.config.embedder.freeze_bn:
+            return
+        with torch.no_grad():
+            for buffer in self.embedder.buffers():
+                own = buffer if distributed.rank() == 0 else torch.zeros_like(buffer)
+                buffer.copy_(distributed.sum_over_ranks(own))
 
 
 def _derived_seed(seed: int, stream: int) -> int:

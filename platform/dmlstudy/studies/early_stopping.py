@@ -1,0 +1,131 @@
+"""Which trials are stopped early, by name: each looks at ended trials of earlier generations only.
+
+``halving``: successive halving, asynchronous in what it waits for (ASHA, Li et al. 2020, algorithm 2): at rungs
+r, r*eta, r*eta^2, ... a trial goes on if its score is among the best 1/eta of those its peers had there.
+``hyperband``: brackets s = 0, 1, ... of halving whose first rungs are r*eta^s, the last of which stops nobody;
+a trial's bracket is its place in the search modulo their number (Li et al. 2018, with equal numbers of trials).
+``median``: a trial is stopped at any step from r on where its best score is below the median of its peers'
+running averages there (Golovin et al. 2017, section 3.2.1).
+``none``: every trial runs to its end.
+
+r is the epochs of one fold divided by eta, at least 1. Peers are the ended trials with a score at that step: of
+the same family, where families have equal budgets, and of the same bracket. It takes eta peers to judge.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Key: TypeAlias = tuple[str, int, int]
+"""(whose peers, bracket, step)."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is known of a trial: whose peer it is, its place among them, its length, its scores by step."""
+
+    group: str
+    turn: int
+    epochs: int
+    num_folds: int
+    scores: Mapping[int, float]
+
+
+class EarlyStopping:
+    """No early stopping, and what the rules have in common; ``WHY`` is said of a stopped trial."""
+
+    WHY = "not among {whose} best there"
+
+    def __init__(self, eta: int) -> None:
+        self.eta = eta
+        self._peers: defaultdict[Key, list[float]] = defaultdict(list)
+
+    def learn(self, ended: Curve) -> None:
+        """Take an ended trial among the peers."""
+        for step, score in self._standards(ended):
+            bisect.insort(self._peers[self._key(ended, step)], score)
+
+    def stops(self, trial: Curve, step: int) -> bool:
+        """Whether the trial, which has a score at ``step`` now, should be stopped."""
+        peers = self._peers.get(self._key(trial, step), [])
+        return self._judges(trial, step) and len(peers) >= self.eta and self._is_below(trial, step, peers)
+
+    def _key(self, trial: Curve, step: int) -> Key:
+        return trial.group, self._bracket(trial), step
+
+    def _bracket(self, trial: Curve) -> int:
+        return 0
+
+    def _first_rung(self, trial: Curve) -> int:
+        return max(1, trial.epochs // self.eta)
+
+    def _standards(self, ended: Curve) -> Iterator[tuple[int, float]]:
+        """What an ended trial sets for its peers: steps and scores."""
+        return iter(())
+
+    def _judges(self, trial: Curve, step: int) -> bool:
+        return False
+
+    def _is_below(self, trial: Curve, step: int, peers: list[float]) -> bool:
+        """``peers`` rise."""
+        return False
+
+
+class Halving(EarlyStopping):
+    """Stops at a rung whoever is not among the best 1/eta there."""
+
+    def _standards(self, ended: Curve) -> Iterator[tuple[int, float]]:
+        return ((step, score) for step, score in ended.scores.items() if self._judges(ended, step))
+
+    def _judges(self, trial: Curve, step: int) -> bool:
+        rung = self._first_rung(trial)
+        while rung < step:
+            rung *= self.eta
+        return rung == step
+
+    def _is_below(self, trial: Curve, step: int, peers: list[float]) -> bool:
+        return trial.scores[step] < peers[-(len(peers) // self.eta)]
+
+
+class Hyperband(Halving):
+    """Brackets of halving; the last one has its first rung beyond a trial's end."""
+
+    def _bracket(self, trial: Curve) -> int:
+        rung, num_brackets = super()._first_rung(trial), 1
+        while rung < trial.epochs * trial.num_folds:
+            rung, num_brackets = rung * self.eta, num_brackets + 1
+        return trial.turn % num_brackets
+
+    def _first_rung(self, trial: Curve) -> int:
+        return int(super()._first_rung(trial) * self.eta ** self._bracket(trial))
+
+
+class Median(EarlyStopping):
+    """Stops whoever's best is below the median of the running averages."""
+
+    WHY = "below {whose} median there"
+
+    def _standards(self, ended: Curve) -> Iterator[tuple[int, float]]:
+        total = 0.0
+        for count, (step, score) in enumerate(sorted(ended.scores.items()), start=1):
+            total += score
+            yield step, total / count
+
+    def _judges(self, trial: Curve, step: int) -> bool:
+        return step >= self._first_rung(trial)
+
+    def _is_below(self, trial: Curve, step: int, peers: list[float]) -> bool:
+        return max(score for at, score in trial.scores.items() if at <= step) < statistics.median(peers)
+
+
+RULES: dict[str, type[EarlyStopping]] = {
+    "halving": Halving,
+    "hyperband": Hyperband,
+    "median": Median,
+    "none": EarlyStopping,
+}

@@ -1,0 +1,233 @@
+"""Which point of a space is tried next: Optuna's samplers by name, each a function of ended trials and a seed.
+
+A sampler is made anew for every trial, from a seed of its own, and sees what it is given: the ended trials of
+earlier generations, and the points asked for in the same generation as running. What a sampler keeps between
+trials (the state of CMA-ES, the generation of NSGA-II) it keeps in the trials' system attributes, so in the
+storage. Hence the order in which trials finish changes nothing, nor does an interruption.
+
+Spaces with parameters under choices: ``tpe`` models the groups of parameters that occur together (multivariate,
+grouped). ``gp``, ``cma`` and ``nsga2`` model the parameters that every trial has; ``qmc`` those of the first
+trial, which is the default point; ``cma`` no categories at all. What they do not model they draw at random,
+independently of the results.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import (
+    BaseSampler,
+    CmaEsSampler,
+    GPSampler,
+    NSGAIISampler,
+    QMCSampler,
+    RandomSampler,
+    TPESampler,
+)
+from optuna.storages import InMemoryStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from dmlstudy.records import Scalar
+from dmlstudy.studies.space import Suggester
+from dmlstudy.studies.spec import SearchConfig, SpecError
+
+T = TypeVar("T")
+
+FAMILY = "family"
+"""The parameter that names the family where the sampler chooses it."""
+
+MOST_ENUMERATED = 1000
+"""A space with more points than these counts as endless."""
+
+
+def check_installed(sampler: str) -> None:
+    """Raises SpecError where the sampler needs a package that is not there."""
+    if sampler == "cma" and importlib.util.find_spec("cmaes") is None:
+        raise SpecError("search.sampler: cma needs the package cmaes; pip install cmaes")
+
+
+def sampler_for(search: SearchConfig, number: int, turn: int, attempt: int = 0) -> BaseSampler:
+    """The study's sampler for one trial.
+
+    ``number`` is the trial's, ``turn`` its place among the trials of its space, ``attempt`` counts how often
+    it was drawn before and found to have been tried.
+    """
+    seed = seed_of(search.seed, number, *([attempt] if attempt else []))
+    startup = min(10, max(2, search.trials_per_family // 3))
+    with warnings.catch_warnings():
+        # `group` of TPE, pruned trials in CMA-ES, and QMC are experimental in Optuna.
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        if search.sampler == "tpe":
+            return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
+        if search.sampler == "gp":
+            return GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+        if search.sampler == "cma":
+            return CmaEsSampler(
+                seed=seed,
+                # By Optuna's benchmarks (pull request 1229): of use except beside the median rule.
+                consider_pruned_trials=search.scheduler in ("halving", "hyperband"),
+                warn_independent_sampling=False,
+            )
+        if search.sampler == "qmc":
+            return _Sequence(search.seed, turn + attempt, RandomSampler(seed=seed))
+        if search.sampler == "nsga2":
+            return NSGAIISampler(seed=seed, population_size=min(50, max(4, search.trials_per_family // 4)))
+        return RandomSampler(seed=seed)
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed that depends on these numbers only."""
+    return int(np.random.SeedSequence(list(numbers)).generate_state(1)[0])
+
+
+class _Sequence(QMCSampler):
+    """The point with a given index in a scrambled Sobol sequence, which all trials of a space share."""
+
+    def __init__(self, seed: int, index: int, independent: BaseSampler) -> None:
+        super().__init__(
+            scramble=True, seed=seed, independent_sampler=independent, warn_independent_sampling=False
+        )
+        self._index = index
+
+    def _find_sample_id(self, study: optuna.Study, search_space: dict[str, BaseDistribution]) -> int:
+        return self._index
+
+
+class History(InMemoryStorage):
+    """Trials that a sampler may look at, shared and not copied, beside the one it draws."""
+
+    def __init__(self, trials: Sequence[FrozenTrial]) -> None:
+        super().__init__()
+        self._trials = trials
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        seen = [trial for trial in self._trials if states is None or trial.state in states]
+        own: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy, states)
+        return seen + own
+
+
+def draw(
+    sampler: BaseSampler,
+    directions: Sequence[StudyDirection],
+    trials: Sequence[FrozenTrial],
+    number: int,
+    sample: Callable[[Suggester], object],
+) -> FrozenTrial:
+    """What the sampler draws when ``sample`` (a function of an Optuna trial) asks it, given these trials."""
+    storage = History(trials)
+    study = optuna.create_study(storage=storage, sampler=sampler, directions=list(directions))
+    trial_id = storage.create_new_trial(study._study_id)
+    storage.get_trial(trial_id).number = number
+    sample(optuna.trial.Trial(study, trial_id))
+    return storage.get_trial(trial_id)
+
+
+class OutsideSpaceError(ValueError):
+    """A point that lacks a parameter of the space, has one outside its domain or one too many."""
+
+
+class Point:
+    """A suggester that answers with a given point, and notes the distributions it was asked for."""
+
+    def __init__(self, values: Mapping[str, Scalar]) -> None:
+        self.values = values
+        self.distributions: dict[str, BaseDistribution] = {}
+
+    @classmethod
+    def read(cls, values: Mapping[str, Scalar], sample: Callable[[Suggester], T]) -> tuple[T, Point]:
+        """(what ``sample`` makes of the point, the point); raises OutsideSpaceError."""
+        point = cls(values)
+        drawn = sample(point)
+        if point.distributions.keys() != values.keys():
+            raise OutsideSpaceError(f"not in the space: {sorted(values.keys() - point.distributions.keys())}")
+        return drawn, point
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        return float(self._answer(name, FloatDistribution(low, high, log=log)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self._answer(name, IntDistribution(low, high, log=log, step=step)))
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self._answer(name, CategoricalDistribution(choices))
+
+    def _answer(self, name: str, distribution: BaseDistribution) -> Any:
+        if name not in self.values:
+            raise OutsideSpaceError(f"{name} is missing")
+        value = self.values[name]
+        try:
+            inside = distribution._contains(distribution.to_internal_repr(value))
+        except ValueError:
+            inside = False
+        if not inside:
+            raise OutsideSpaceError(f"{name}={value!r} is outside {distribution}")
+        self.distributions[name] = distribution
+        return value
+
+
+def all_points(
+    sample: Callable[[Suggester], object], most: int = MOST_ENUMERATED
+) -> list[dict[str, Scalar]] | None:
+    """Every point that ``sample`` can be given; None where there are more than ``most``."""
+    points: list[dict[str, Scalar]] = []
+    path: list[int] = []
+    while len(points) < most:
+        walk = _Walk(path)
+        try:
+            sample(walk)
+        except _EndlessError:
+            return None
+        points.append(walk.point)
+        path = walk.path
+        while path and path[-1] + 1 == walk.widths[len(path) - 1]:
+            path.pop()
+        if not path:
+            return points
+        path[-1] += 1
+    return None
+
+
+class _EndlessError(Exception):
+    """A real interval was met."""
+
+
+class _Walk:
+    """A suggester that answers with the options at these places, and the first one beyond them."""
+
+    def __init__(self, path: Sequence[int]) -> None:
+        self.path = list(path)
+        self.widths: list[int] = []
+        self.point: dict[str, Scalar] = {}
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        if low < high:
+            raise _EndlessError
+        return float(self._answer(name, [low]))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self._answer(name, range(low, high + 1, step)))
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self._answer(name, choices)
+
+    def _answer(self, name: str, options: Sequence[Any]) -> Any:
+        if len(self.widths) == len(self.path):
+            self.path.append(0)
+        self.point[name] = options[self.path[len(self.widths)]]
+        self.widths.append(len(options))
+        return self.point[name]

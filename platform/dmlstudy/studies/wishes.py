@@ -1,0 +1,162 @@
+"""Where a running study and other shells meet: files in the study's folder, so no network and no Ray is needed.
+
+<store>/studies/<name>/running.json     the driver says which trials run now, and how far they are
+<store>/studies/<name>/trials.jsonl     a line per trial that was handed out: its number and Tune's id
+<store>/studies/<name>/wishes/<number>  another shell wishes that this trial ends
+
+The driver looks twice a second. A wish that is gone has been answered; how, the storages tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dmlstudy.records import Record
+
+if TYPE_CHECKING:
+    from dmlstudy.studies.search import Assignment
+
+POLL_S = 0.5
+BY_HAND = "stopped by hand"
+
+
+class RunningTrial(Record):
+    """A trial that runs now; trials of the verdict have no number. ``score`` is the objective so far."""
+
+    number: int | None
+    label: str
+    family: str
+    phase: str
+    epoch: int
+    score: float | None
+    started: float
+
+
+class Desk:
+    """The driver's side: shows what runs, and ends the trials that are wished away."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin a sitting in the study's folder; what an earlier one left unanswered is void."""
+        self._folder = folder
+        self._wishes = folder / "wishes"
+        self._wishes.mkdir(parents=True, exist_ok=True)
+        for left in self._wishes.iterdir():
+            left.unlink(missing_ok=True)
+        self._started: dict[str, float] = {}
+        self._shown = ""
+        self._next_look = 0.0
+        self._show([])
+
+    def note(self, trial_id: str, assignment: Assignment) -> None:
+        """Keep under which id Tune, and so the engines' log, knows a trial."""
+        line = {"number": assignment.number, "label": assignment.label, "trial_id": trial_id}
+        with open(self._folder / "trials.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"time": time.time()}) + "\n")
+
+    def serve(self, controller: Any, assignments: Mapping[str, Assignment]) -> None:
+        """Look at the wishes and show what runs, at most every POLL_S; called in every step of Tune's loop.
+
+        ``controller`` is Tune's, as it shows itself to a scheduler. A trial that waits for its workers is
+        ended as soon as it has started.
+        """
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + POLL_S
+        live = [trial for trial in controller.get_live_trials() if trial.trial_id in assignments]
+        for number in wished(self._folder):
+            trial = next((t for t in live if assignments[t.trial_id].number == number), None)
+            if trial is not None and trial.status == "PENDING":
+                continue
+            if trial is not None and assignments[trial.trial_id].status == "running":
+                self._end(controller, trial, assignments[trial.trial_id])
+            (self._wishes / str(number)).unlink(missing_ok=True)
+        now = time.time()
+        running = [
+            (trial.trial_id, assignments[trial.trial_id])
+            for trial in controller.get_live_trials()
+            if trial.status == "RUNNING" and trial.trial_id in assignments
+        ]
+        self._started = {trial_id: self._started.get(trial_id, now) for trial_id, _ in running}
+        self._show([_shown(assignment, self._started[trial_id]) for trial_id, assignment in running])
+
+    def _end(self, controller: Any, trial: Any, assignment: Assignment) -> None:
+        # The searcher leaves a status alone that is settled, and Tune's callbacks record it.
+        assignment.status = "pruned"
+        assignment.reason = f"{BY_HAND} after epoch {_epoch(assignment)}"
+        controller.stop_trial(trial)
+
+    def _show(self, running: list[RunningTrial]) -> None:
+        text = json.dumps([trial.model_dump() for trial in running])
+        if text != self._shown:
+            _write(self._folder / "running.json", text)
+            self._shown = text
+
+
+def running_trials(folder: Path) -> list[RunningTrial]:
+    """What the driver of a study showed last, oldest first; true only while the driver lives."""
+    try:
+        shown = json.loads((folder / "running.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return []
+    return sorted((RunningTrial.model_validate(trial) for trial in shown), key=lambda trial: trial.started)
+
+
+def tune_ids(folder: Path, number: int) -> list[str]:
+    """The ids under which Tune has known a trial: one for each sitting that began it."""
+    path = folder / "trials.jsonl"
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:  # cut by a crash
+            continue
+        if entry["number"] == number:
+            found.append(str(entry["trial_id"]))
+    return found
+
+
+def wish(folder: Path, number: int) -> None:
+    """Wish that a trial ends."""
+    (folder / "wishes").mkdir(exist_ok=True)
+    _write(folder / "wishes" / str(number), json.dumps({"by": os.getpid(), "time": time.time()}))
+
+
+def wished(folder: Path) -> list[int]:
+    """Numbers of the trials whose end is wished, and not answered yet."""
+    return sorted(int(path.name) for path in (folder / "wishes").glob("*") if path.name.isdigit())
+
+
+def withdraw(folder: Path, number: int) -> None:
+    """Take a wish back."""
+    (folder / "wishes" / str(number)).unlink(missing_ok=True)
+
+
+def _shown(assignment: Assignment, started: float) -> RunningTrial:
+    config = assignment.config
+    return RunningTrial(
+        number=assignment.number,
+        label=assignment.label,
+        family=config.family,
+        phase=config.phase,
+        epoch=_epoch(assignment),
+        score=assignment.metrics.get(config.objective),
+        started=started,
+    )
+
+
+def _epoch(assignment: Assignment) -> int:
+    return int(assignment.curve[-1].get("step", 0)) if assignment.curve else 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a whole file or none of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)

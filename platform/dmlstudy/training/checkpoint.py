@@ -1,0 +1,197 @@
+"""A running trial's state on disk, so that a killed one goes on from there and ends with the same digits.
+
+One file, ``trial.safetensors``, holds everything: nothing is pickled, and nothing in it is executed. Rank 0
+writes it to a draft beside it, which then takes its place, so a kill at any moment leaves the old file or
+the new one. Every rank reads it: the folder lies on a file system that all of them share. There is no
+generator's state in it, because training draws nothing from global generators: batches are a function of
+(seed, epoch, number), and initial parameters and random losses have their own seeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from dmlstudy import distributed
+
+FORMAT_VERSION = 1
+
+FILE = "trial.safetensors"
+
+MIN_SECONDS_BETWEEN = 5.0
+"""A trial is not written more often than this, so that one of short epochs does not spend its time writing."""
+
+MAX_SHARE = 0.05
+"""Nor so often that writing takes a larger share of the time, unless it is to be written always."""
+
+
+class Progress(NamedTuple):
+    """How far a trial has come: ``epoch`` epochs of fold ``fold`` are done, and what is needed to go on."""
+
+    fold: int = 0
+    epoch: int = 0
+    scores: tuple[dict[str, float], ...] = ()
+    tensors: Mapping[str, Tensor] = {}
+
+
+class Checkpoint:
+    """The state of one trial in ``folder`` (made if missing); without a folder nothing is kept."""
+
+    def __init__(
+        self, folder: Path | None, fingerprint: str, min_seconds_between: float = MIN_SECONDS_BETWEEN
+    ) -> None:
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.min_seconds_between = min_seconds_between
+        self._pause = min_seconds_between
+        self._last = time.monotonic()
+        self._has_warned = False
+
+    def load(self) -> Progress:
+        """What was kept, or the start; the same on every rank, each of which must call this.
+
+        A file that is damaged, of another version of this package or of torch (the digits would not be those of
+        an unbroken trial), or not seen by all ranks, is ignored with a RuntimeWarning. Raises ValueError,
+        on every rank, for the state of another configuration.
+        """
+        if self.folder is None:
+            return Progress()
+        if distributed.rank() == 0:
+            for draft in self.folder.glob(f".{FILE}.*.draft"):  # of a process that was killed while it wrote
+                with contextlib.suppress(OSError):
+                    draft.unlink()
+        path = self.folder / FILE
+        header: dict[str, Any] = {}
+        tensors: dict[str, Tensor] = {}
+        problem: str | None = None
+        try:
+            header, tensors = _read(path)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            problem = f"it cannot be read ({type(error).__name__}: {error})"
+        if not distributed.any_rank(bool(header) or problem is not None):
+            return Progress()
+        own = torch.frombuffer(bytearray.fromhex(header.get("sha256", "00" * 32)), dtype=torch.uint8).long()
+        of_rank_0 = distributed.sum_over_ranks(own if distributed.rank() == 0 else torch.zeros_like(own))
+        if not torch.equal(own, of_rank_0):
+            problem = problem or "the ranks do not see the same file; put it on a shared file system"
+        elif header and header["made_by"] != _made_by():
+            problem = f"it was made by {header['made_by']}, this is {_made_by()}"
+        if distributed.any_rank(problem is not None):
+            if problem is not None:
+                self._warn(f"{path}: the trial starts over: {problem}")
+            return Progress()
+        if header["config"] != self.fingerprint:
+            raise ValueError(
+                f"{path}: the state of another configuration (fingerprint {header['config']}, this one's is "
+                f"{self.fingerprint}); give each trial a folder of its own"
+            )
+        return Progress(header["fold"], header["epoch"], tuple(header["scores"]), tensors)
+
+    def offer(
+        self,
+        fold: int,
+        epoch: int,
+        scores: list[dict[str, float]],
+        tensors: Callable[[], Mapping[str, Tensor]],
+    ) -> None:
+        """Write the state, on rank 0 and if it is time to; a disk that refuses costs a RuntimeWarning only."""
+        started = time.monotonic()
+        if self.folder is None or distributed.rank() != 0 or started - self._last < self._pause:
+            return
+        header = {"config": self.fingerprint, "fold": fold, "epoch": epoch, "scores": scores}
+        content = _packed(header | {"made_by": _made_by()}, tensors())
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _replace(self.folder / FILE, content)
+        except OSError as error:
+            self._warn(f"{self.folder / FILE}: the trial goes on, but its state could not be kept: {error}")
+        self._last = time.monotonic()
+        if self.min_seconds_between > 0:
+            self._pause = max(self.min_seconds_between, (self._last - started) / MAX_SHARE)
+
+    def discard(self) -> None:
+        """Remove what was kept, and the folder if it is empty: the trial has ended by itself."""
+        if self.folder is None or distributed.rank() != 0:
+            return
+        with contextlib.suppress(OSError):  # a file that stays leads to the same end again
+            (self.folder / FILE).unlink()
+        with contextlib.suppress(OSError):  # it may hold other files, or be gone
+            self.folder.rmdir()
+
+    def _warn(self, message: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _made_by() -> dict[str, str]:
+    return {
+        "format": str(FORMAT_VERSION),
+        "dmlstudy": importlib.metadata.version("dmlstudy"),
+        "torch": torch.__version__,
+    }
+
+
+def _packed(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file whose metadata is the header and a digest of it and the tensors."""
+    text = json.dumps(header, sort_keys=True)
+    own = {  # copies, because tensors that share memory are refused
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    return save(own, metadata={"trial": text, "sha256": _digest(text, own)})
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    if _digest(metadata["trial"], tensors) != metadata["sha256"]:
+        raise ValueError("its content is not what was written (SHA-256)")
+    header: dict[str, Any] = json.loads(metadata["trial"])
+    return header | {"sha256": metadata["sha256"]}, tensors
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write the file so that it is there whole, also after a loss of power, or as it was before."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,216 @@
+"""Replay a study of thousands of trials on 64 gangs, with synthetic learning curves in place of training.
+
+    python tests/benchmarks/scale.py [--trials 10000] [--gangs 64] [--store FOLDER]
+
+The search, the early stopping, Optuna's storage and MLflow's are the real ones, driven as Tune and the recorder
+drive them; only Ray and the training are not there. Time is simulated: a trial's epoch takes EPOCH_S seconds, so a
+study of real trials is as long as the simulated time, and the driver's own time must be far below it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from ray.tune.search import Searcher
+
+from dmlstudy.records import TrialConfig
+from dmlstudy.registry import tracking
+from dmlstudy.registry.leaderboard import leaderboard
+from dmlstudy.registry.store import Store
+from dmlstudy.studies import spec
+from dmlstudy.studies.scheduler import StudyScheduler
+from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.spec import StudySpec
+from dmlstudy.studies.storage import open_storage
+
+EPOCHS, FOLDS = 5, 2
+EPOCH_S = 3.0
+MARKS = (100, 500, 1000, 2000, 5000, 10_000)
+
+
+def study(num_trials: int, num_gangs: int, sampler: str) -> StudySpec:
+    """Four families, each of which asks for a quarter of the gangs' trials at a time."""
+    names = ("contrastive", "triplet", "multi_similarity", "margin")
+    return spec.parse(
+        {
+            "name": "scale",
+            "data": {"name": "digits"},
+            "batch": {"classes": "all", "images_per_class": 4},
+            "training": {
+                "epochs": EPOCHS,
+                "lr": {"float": [1e-6, 1e-2], "log": True, "default": 1e-5},
+            },
+            "families": {name: {"space": name, "override": {"batch.classes": "all"}} for name in names},
+            "search": {
+                "trials_per_family": math.ceil(num_trials / len(names)),
+                "generation_size": max(1, num_gangs // len(names)),
+                "sampler": sampler,
+            },
+            "protocol": {"num_folds": FOLDS, "verdict_seeds": 5},
+        }
+    )
+
+
+def quality(config: TrialConfig) -> float:
+    """Best at a learning rate that differs by family, with the noise of a seed."""
+    best_lr = {"contrastive": -3.0, "triplet": -4.0, "multi_similarity": -3.5}.get(config.family, -2.5)
+    noise = random.Random(f"{config.fingerprint()} {config.seed}").gauss(0, 0.02)
+    return 0.8 - 0.05 * (math.log10(config.training.lr) - best_lr) ** 2 + noise
+
+
+class TrialOfTune:
+    """The part of Tune's trial that the scheduler looks at."""
+
+    error_file = None
+
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id = trial_id
+
+
+class Replay:
+    """Plays Tune, its gangs and the recorder, in simulated time."""
+
+    def __init__(self, search: StudySearch, tracker: tracking.StudyTracker, num_gangs: int) -> None:
+        self.search = search
+        self.tracker = tracker
+        self.scheduler = StudyScheduler(search)
+        self.num_gangs = num_gangs
+        self.now = 0.0
+        self.num_handed_out = self.num_ended = 0
+        self.seconds: dict[str, float] = dict.fromkeys(("suggest", "observe", "commit", "mlflow"), 0.0)
+        self._events: list[tuple[float, int, str, TrialConfig, int]] = []
+        self._runs: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Play until the search says that it is over."""
+        started, cpu_started = time.perf_counter(), time.process_time()
+        mark, cpu_mark, mark_ended = started, cpu_started, 0
+        print(
+            f"{'trials':>7} {'ms/trial':>9} {'CPU ms/trial':>13} {'driver MiB':>11} {'s':>7} {'simulated s':>12}"
+        )
+        while True:
+            self._fill()
+            if not self._events:
+                break
+            self.now, _, trial_id, config, step = heapq.heappop(self._events)
+            self._advance(trial_id, config, step)
+            if self.num_ended in MARKS and self.num_ended != mark_ended:
+                now, cpu, num = time.perf_counter(), time.process_time(), self.num_ended - mark_ended
+                print(
+                    f"{self.num_ended:>7} {1000 * (now - mark) / num:>9.1f}"
+                    f" {1000 * (cpu - cpu_mark) / num:>13.1f} {resident_mib():>11.0f}"
+                    f" {now - started:>7.0f} {self.now:>12.0f}",
+                    flush=True,
+                )
+                mark, cpu_mark, mark_ended = now, cpu, self.num_ended
+        total = time.perf_counter() - started
+        print(f"{self.num_ended} trials in {total:.1f} s for {self.now:.0f} s of simulated time", end="")
+        cpu = time.process_time() - cpu_started
+        print(f" ({self.now / total:.1f} times faster than real time; {cpu:.0f} s of CPU)")
+        spent = ", ".join(f"{name} {1000 * s / self.num_ended:.1f}" for name, s in self.seconds.items())
+        print(f"ms per trial by part: {spent}")
+
+    def _fill(self) -> None:
+        while len(self._events) < self.num_gangs:
+            trial_id = f"t{self.num_handed_out}"
+            answer = self._timed("suggest", self.search.suggest, trial_id)
+            if answer is None or answer == Searcher.FINISHED:
+                return
+            assert isinstance(answer, Mapping)
+            self.num_handed_out += 1
+            assignment = self.search.assignments[trial_id]
+            self._runs[trial_id] = self._timed(
+                "mlflow", self.tracker.start_trial, assignment.label, assignment.config, assignment.number
+            )
+            self._push(trial_id, assignment.config, 1)
+
+    def _push(self, trial_id: str, config: TrialConfig, step: int) -> None:
+        pace = 0.8 + 0.4 * random.Random(f"{trial_id} {step}").random()
+        heapq.heappush(self._events, (self.now + EPOCH_S * pace, int(trial_id[1:]), trial_id, config, step))
+
+    def _advance(self, trial_id: str, config: TrialConfig, step: int) -> None:
+        is_verdict = config.phase == "verdict"
+        num_steps = config.training.epochs if is_verdict else EPOCHS * FOLDS
+        score = quality(config) * (1 - math.exp(-step / 3))
+        metrics = {"step": float(step), "train_loss": 1 - score, "images_per_second": 1000.0}
+        if not is_verdict:
+            metrics |= {"map_at_r": score, "recall_at_1": score, "map_at_r_stderr": 0.01}
+        result: dict[str, Any] = {f"metrics/{name}": value for name, value in metrics.items()}
+        trial = TrialOfTune(trial_id)
+        decision = self._timed(
+            "observe", self.scheduler.on_trial_result, None, trial, result | {"done": False}
+        )
+        if decision == "CONTINUE" and step < num_steps:
+            self._push(trial_id, config, step + 1)
+            return
+        if is_verdict:
+            result = {"metrics/test_map_at_r": quality(config), "metrics/test_recall_at_1": quality(config)}
+        self.search.on_trial_complete(trial_id, result | {"done": True})
+        assignment = self.search.assignments[trial_id]
+        self._timed(
+            "mlflow",
+            self.tracker.end_trial,
+            self._runs.pop(trial_id),
+            assignment.status,
+            assignment.curve,
+            assignment.metrics,
+            assignment.reason,
+        )
+        self._timed("commit", self.search.commit, trial_id)
+        self._timed("mlflow", self.tracker.note_search, self.search.counts(), self.search.best_numbers())
+        self.search.best()
+        self.num_ended += 1
+
+    def _timed(self, part: str, call: Any, *args: Any) -> Any:
+        started = time.perf_counter()
+        answer = call(*args)
+        self.seconds[part] += time.perf_counter() - started
+        return answer
+
+
+def resident_mib() -> float:
+    """What this process holds in memory now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--gangs", type=int, default=64)
+    parser.add_argument("--sampler", default="tpe")
+    parser.add_argument(
+        "--store", type=Path, help="where the study is kept; default: a folder that is removed"
+    )
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(arguments.store or Path(scratch))
+        store.prepare()
+        found = study(arguments.trials, arguments.gangs, arguments.sampler)
+        tracker = tracking.StudyTracker(store, found.name, {})
+        storage = open_storage(store.optuna_url)
+        Replay(StudySearch(found, storage, set()), tracker, arguments.gangs).run()
+        tracker.end_study("finished", {"objective": "map_at_r"})
+        started = time.perf_counter()
+        again = StudySearch(found, storage, tracker.finished_verdicts())
+        assert again.is_over
+        print(f"rebuilt from the storage, as after an interruption, in {time.perf_counter() - started:.1f} s")
+        for _ in range(2):
+            started = time.perf_counter()
+            board = leaderboard(store, found.name)
+            print(f"the leaderboard in {time.perf_counter() - started:.2f} s: {len(board.rows)} rows")
+
+
+if __name__ == "__main__":
+    main()

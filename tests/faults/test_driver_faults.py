@@ -1,0 +1,219 @@
+"""The driver killed with SIGKILL at random moments and resumed, and one trial ended from another shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(1500)
+
+SPEC = """
+name: tiny
+data: {name: digits}
+embedder: {dim: 8, width: 4}
+batch: {classes: all, images_per_class: 4, per_epoch: 10}
+training: {epochs: 4, head_lr_mult: 1, lr: {float: [1.0e-4, 1.0e-2], log: true, default: 1.0e-3}}
+families:
+  red: {space: multi_similarity}
+  blue: {space: triplet_weighting}
+search: {trials_per_family: 3}
+protocol: {num_folds: 1, verdict_seeds: 1, fold_models: false}
+"""
+ENDLESS = (
+    SPEC.replace("epochs: 4", "epochs: 100000")
+    .replace("  blue: {space: triplet_weighting}\n", "")
+    .replace("trials_per_family: 3", "trials_per_family: 2")
+)
+DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
+
+
+def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Another shell's ``dmlstudy``."""
+    return subprocess.run([*DMLSTUDY, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+class Driver:
+    """A ``dmlstudy`` that drives a study, in a process group of its own, and all that it starts."""
+
+    def __init__(self, log: Path, *arguments: str | Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.log = log
+        self._file = open(log, "wb")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [*DMLSTUDY, *map(str, arguments)],
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"DMLSTUDY_TEST": self.mark},
+            start_new_session=True,
+        )
+
+    def wait_until(self, what: Callable[[], object], timeout: float = 400) -> None:
+        """Wait for something to be true while the driver lives."""
+        end = time.monotonic() + timeout
+        while not what():
+            assert self.process.poll() is None, f"it ended early: {self.log.read_text()}"
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.05)
+
+    def said(self, pattern: str) -> Callable[[], object]:
+        return lambda: re.search(pattern, self.log.read_text(), re.MULTILINE)
+
+    def kill(self) -> None:
+        """SIGKILL for the driver and its process group; Ray's processes are left to themselves."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def left(self) -> list[psutil.Process]:
+        """Every process that inherited the driver's mark."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                is_own = process.environ().get("DMLSTUDY_TEST") == self.mark
+                if is_own and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for process in self.left():
+            process.kill()
+        self.process.wait()
+        self._file.close()
+
+
+@pytest.fixture
+def drive() -> Iterator[Callable[..., Driver]]:
+    drivers: list[Driver] = []
+
+    def start(log: Path, *arguments: str | Path) -> Driver:
+        drivers.append(Driver(log, *arguments))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.end()
+
+
+def board(store: Path) -> Any:
+    shown = called("leaderboard", "tiny", "--json", "--store", store)
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def trials(store: Path) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name="tiny", storage=f"sqlite:///{store / 'optuna.db'}").trials
+
+
+def statuses_in_mlflow(store: Path) -> set[str]:
+    client = mlflow.MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    return {run.info.status for run in client.search_runs([experiment.experiment_id], max_results=1000)}
+
+
+def test_a_driver_killed_at_random_moments_loses_nothing(
+    tmp_path: Path, drive: Callable[..., Driver]
+) -> None:
+    """Killed while it starts and while trials run, and resumed each time at once, it ends as if unbroken."""
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    unbroken = drive(tmp_path / "unbroken", "run", tmp_path / "tiny.yaml", "--store", whole)
+    assert unbroken.process.wait(timeout=400) == 0, unbroken.log.read_text()
+
+    moments = random.Random(seed := random.SystemRandom().randrange(1000))
+    sys.stdout.write(f"moments of seed {seed}\n")
+    first = drive(tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", broken)
+    first.wait_until((broken / "studies" / "tiny" / "study.json").exists)
+    time.sleep(moments.uniform(0, 3))
+    first.kill()
+    gone = json.loads(called("status", "tiny", "--json", "--store", broken).stdout)
+    assert (gone["state"], gone["running"]) == ("interrupted", [])
+    assert "its process is gone; `dmlstudy resume tiny` goes on" in gone["notes"][0]
+
+    second = drive(tmp_path / "1", "resume", "tiny", "--store", broken)
+    second.wait_until(second.said(rf"^{moments.randint(1, 8)}/9 "))
+    time.sleep(moments.uniform(0, 1))
+    second.kill()
+    ended = {trial.number for trial in trials(broken) if trial.state.is_finished()}
+
+    third = drive(tmp_path / "2", "resume", "tiny", "--store", broken)
+    assert third.process.wait(timeout=400) == 0, third.log.read_text()
+    assert not any(f"#{number} " in line for number in ended for line in lines_of_trials(third)), (
+        "a trial that had ended was run again"
+    )
+
+    assert board(broken) == board(whole)
+    for kept, expected in zip(trials(broken), trials(whole), strict=True):
+        for what in ("number", "state", "params", "value", "intermediate_values"):
+            assert getattr(kept, what) == getattr(expected, what), (kept.number, what)
+    assert statuses_in_mlflow(broken) <= {"FINISHED", "KILLED"}
+    status = json.loads(called("status", "tiny", "--json", "--store", broken).stdout)
+    assert (status["state"], status["num_left"]) == ("finished", 0)
+    for driver in (first, second, third):
+        assert driver.left() == [], "a process outlived its driver"
+
+
+def lines_of_trials(driver: Driver) -> list[str]:
+    """Start of each line on a trial, without the best so far."""
+    return [line[:30] for line in driver.log.read_text().splitlines() if "/9 " in line]
+
+
+def test_one_trial_is_ended_from_another_shell(tmp_path: Path, drive: Callable[..., Driver]) -> None:
+    (tmp_path / "tiny.yaml").write_text(ENDLESS)
+    store = tmp_path / "store"
+    at: list[str | Path] = ["tiny", "--store", store]
+    driver = drive(tmp_path / "log", "run", tmp_path / "tiny.yaml", "--store", store)
+    running = store / "studies" / "tiny" / "running.json"
+    driver.wait_until(lambda: running.exists() and '"epoch": 3' in running.read_text())
+
+    status = json.loads(called("status", *at, "--json").stdout)
+    assert status["state"] == "running"
+    (trial,) = status["running"]
+    assert (trial["number"], trial["family"]) == (0, "red")
+    assert trial["epoch"] >= 3
+    assert 0 < trial["score"] < 1
+    (family,) = status["families"]
+    assert (family["num_running"], family["num_waiting"]) == (1, 1)
+
+    wrong = called("stop", *at, "--trial", "7")
+    assert wrong.returncode == 2
+    assert "trial 7 of 'tiny' is not running; running are: red #0" in wrong.stderr
+    again = called("resume", *at)
+    assert again.returncode == 2
+    assert "is running on" in again.stderr
+
+    started = time.monotonic()
+    stopped = called("stop", *at, "--trial", "0")
+    assert re.search(r"trial 0 of tiny is stopped by hand after epoch \d+", stopped.stdout), stopped
+    assert time.monotonic() - started < 30
+    (first, *_) = trials(store)
+    assert first.state.name == "PRUNED"
+    assert "stopped by hand after epoch" in first.user_attrs["reason"]
+    driver.wait_until(lambda: '"label": "red #1"' in running.read_text())
+    told = called("logs", *at, "--trial", "0").stdout
+    assert "stopped early" in told
+    assert "reason: stopped by hand" in told
+    assert "loss: multi_similarity" in told
+    called("stop", *at, "--trial", "1")
+    assert driver.process.wait(timeout=60) == 1, driver.log.read_text()
+    assert "no trial finished" in driver.log.read_text()
+    assert [trial.state.name for trial in trials(store)] == ["PRUNED", "PRUNED"]
+    assert statuses_in_mlflow(store) <= {"FINISHED", "FAILED"}
+    assert driver.left() == []

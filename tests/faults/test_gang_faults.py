@@ -1,0 +1,257 @@
+"""Workers that are killed or hang, and a trial's actor that is killed: what is lost, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import psutil
+import pytest
+import ray
+from ray.air.execution._internal import RayActorManager
+
+from dmlstudy.records import ResourcesConfig, TrialConfig
+from dmlstudy.studies.gang import Gang, GangLost, tune_survives_lost_actors
+from dmlstudy.studies.mailbox import Command
+
+pytestmark = pytest.mark.timeout(900)
+
+SPEC = """
+name: gang-faults
+data: {name: digits}
+embedder: {dim: 8, width: 4}
+batch: {classes: all, images_per_class: 4, per_epoch: 4}
+training: {epochs: 60, head_lr_mult: 1, lr: 1.0e-3}
+families:
+  sound: {space: multi_similarity}
+search: {trials_per_family: 6, scheduler: none}
+protocol: {num_folds: 1, verdict_seeds: 1, fold_models: false}
+resources: {silence_limit_s: 20, recycle_after: 2}
+"""
+
+
+def until(condition: Callable[[], Any], what: str, timeout: float = 240) -> Any:
+    """The condition's value as soon as it is true."""
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what} did not come in {timeout} s"
+        time.sleep(0.05)
+    return value
+
+
+def marked(mark: str, name: str = "") -> list[psutil.Process]:
+    """The processes that inherited the mark in their environment, with this in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_ours = process.environ().get("DMLSTUDY_TEST") == mark
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE and name in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+# One study, three faults
+
+
+def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(SPEC)
+    mark, store, log = uuid.uuid4().hex, tmp_path / "store", tmp_path / "shown"
+    command = [sys.executable, "-m", "dmlstudy", "run", tmp_path / "study.yaml", "--store", store]
+    engine_log = store / "studies" / "gang-faults" / "engine.log"
+    with open(log, "wb") as file:
+        study = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"DMLSTUDY_TEST": mark}
+        )
+
+        def wait_for(path: Path, pattern: str) -> None:
+            def there() -> bool:
+                assert study.poll() is None, log.read_text()
+                return bool(re.search(pattern, path.read_text(), re.MULTILINE))
+
+            until(there, f"{pattern!r} in {path.read_text()}")
+
+        def hit(name: str, sent: signal.Signals) -> None:
+            """Send a process of the running trial a signal, as soon as the trial trains."""
+            processes = until(lambda: marked(mark, name), name)
+            time.sleep(0.5)
+            processes[0].send_signal(sent)
+
+        try:
+            wait_for(log, "^1/8 ")
+            hit("RayTrainWorker", signal.SIGKILL)
+            wait_for(
+                engine_log, r"goes on with fresh workers \(retry 1 of 1\): a worker of the trial was lost"
+            )
+            wait_for(log, "^2/8 ")
+            hit("GangTrainable", signal.SIGKILL)
+            wait_for(log, "^3/8 .*failed")
+            wait_for(log, "^4/8 ")
+            hit("RayTrainWorker", signal.SIGSTOP)
+            wait_for(log, "^5/8 .*failed: no report for 20 s")
+            assert study.wait(timeout=300) == 0, log.read_text()
+        finally:
+            study.kill()
+            study.wait()
+
+    assert marked(mark) == [], "a process outlived its study"
+    trials = optuna.load_study(study_name="gang-faults", storage=f"sqlite:///{store / 'optuna.db'}").trials
+    assert [trial.state.name for trial in trials] == [
+        "COMPLETE",
+        "COMPLETE",
+        "FAIL",
+        "COMPLETE",
+        "FAIL",
+        "COMPLETE",
+    ]
+    assert list(trials[1].intermediate_values) == list(range(1, 61)), "a report was lost or said twice"
+    assert re.search("actor died|ActorDied|killed", trials[2].user_attrs["reason"]), trials[2].user_attrs
+    assert trials[4].user_attrs["reason"] == "no report for 20 s"
+    assert "they have served 2 trials" in engine_log.read_text()
+    assert not list((engine_log.parent / "checkpoints").glob("*")), "a checkpoint outlived its study"
+    client = mlflow.MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert len(runs) >= 9
+    assert [run.info.run_name for run in runs if run.info.status == "RUNNING"] == []
+
+
+# A gang by itself, on a Ray whose tables can be read
+
+
+@pytest.fixture(scope="module")
+def mark() -> Iterator[str]:
+    """A Ray for this file, whose processes carry the mark."""
+    mark = uuid.uuid4().hex
+    os.environ["DMLSTUDY_TEST"] = mark
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        dashboard_port=0,
+        log_to_driver=False,
+    )
+    try:
+        yield mark
+    finally:
+        ray.shutdown()
+        del os.environ["DMLSTUDY_TEST"]
+
+
+def trial_config() -> dict[str, Any]:
+    """A trial of epochs so many that it only ends by force."""
+    return TrialConfig.model_validate(
+        {
+            "family": "f",
+            "data": {"name": "digits"},
+            "embedder": {"dim": 8, "width": 4},
+            "batch": {"classes": "all", "images_per_class": 4, "per_epoch": 4},
+            "training": {"epochs": 100_000},
+            "loss": {"name": "contrastive"},
+            "num_folds": 1,
+        }
+    ).model_dump(mode="json")
+
+
+def placement_groups() -> list[str]:
+    table = ray.util.placement_group_table()
+    return [name for name, group in table.items() if group["state"] != "REMOVED"]
+
+
+@pytest.mark.filterwarnings("ignore")  # those of Ray's own modules, which are imported in this process here
+@pytest.mark.parametrize(
+    ("sent", "reason", "blameless"),
+    [
+        (signal.SIGSTOP, "no report for 5 s", False),
+        (signal.SIGKILL, "a worker of the trial was lost: rank 1: .*died", True),
+    ],
+)
+def test_nothing_is_left_of_a_gang_within_two_seconds(
+    mark: str, tmp_path: Path, sent: signal.Signals, reason: str, blameless: bool
+) -> None:
+    gang = Gang(ResourcesConfig(), str(tmp_path), f"gang-{uuid.uuid4().hex}")
+    gang.hand_over(Command("endless", trial_config(), str(tmp_path / "checkpoint")))
+    assert gang.next_reply("endless").kind == "report"
+    gang._resources = ResourcesConfig(silence_limit_s=5)  # not before: a first report waits for imports
+    workers = sorted(marked(mark, "RayTrainWorker"), key=lambda process: process.pid)
+    assert len(workers) == 2
+    assert placement_groups()
+    workers[1].send_signal(sent)
+    with pytest.raises(GangLost, match=reason) as lost:
+        until(lambda: gang.next_reply("endless").kind != "report", "an end")
+    assert lost.value.blameless is blameless
+    started = time.monotonic()
+    gang.kill()
+    until(lambda: not marked(mark, "RayTrainWorker"), "the end of the workers", 5)
+    until(lambda: not placement_groups(), "the release of their places", 5)
+    assert time.monotonic() - started < 2
+    until(lambda: not marked(mark, "TrainController"), "the end of their controller", 10)
+    until(lambda: not marked(mark, "ray::Mailbox"), "the end of their mailbox", 10)
+
+
+# Without workers
+
+
+def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Exception] = []
+    monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: heard.append(error))
+    manager, task = RayActorManager.__new__(RayActorManager), object()
+    with tune_survives_lost_actors():
+        message = "Task was killed due to the node running low on memory.\nMemory on the node was 22GB / 23GB"
+        manager._actor_task_failed(
+            tracked_actor_task=task, exception=ray.exceptions.OutOfMemoryError(message)
+        )  # type: ignore[arg-type]
+        other = ValueError("another")
+        manager._actor_task_failed(tracked_actor_task=task, exception=other)  # type: ignore[arg-type]
+    assert isinstance(heard[0], ray.exceptions.RayActorError)
+    assert "OutOfMemoryError" in str(heard[0])
+    assert heard[1] is other
+
+
+@pytest.mark.parametrize(
+    ("resources", "num_trials", "recycled"),
+    [
+        ({}, 1, False),
+        ({}, 100, True),
+        ({"recycle_after": 0}, 1000, False),
+        ({"isolation": "process"}, 1, True),
+    ],
+)
+def test_a_gang_is_recycled_after_so_many_trials(
+    monkeypatch: pytest.MonkeyPatch, resources: dict[str, Any], num_trials: int, recycled: bool
+) -> None:
+    gang = gang_that_has_grown(monkeypatch, 0.0, **resources)
+    gang._num_trials = num_trials
+    assert bool(gang.why_recycle()) is recycled
+
+
+def test_a_gang_that_grows_is_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not gang_that_has_grown(monkeypatch, 500.0, recycle_growth_mib=500).why_recycle()
+    grown = gang_that_has_grown(monkeypatch, 501.0, recycle_growth_mib=500)
+    assert grown.why_recycle() == "they have grown by 501 MiB since their first trial"
+
+
+def gang_that_has_grown(monkeypatch: pytest.MonkeyPatch, mib: float, **resources: Any) -> Gang:
+    class Mailbox:
+        class growth_mib:
+            @staticmethod
+            def remote() -> float:
+                return mib
+
+    monkeypatch.setattr(ray, "get", lambda value, timeout: value)
+    gang = Gang.__new__(Gang)
+    gang._resources = ResourcesConfig(**resources)
+    gang._mailbox = Mailbox()
+    gang._num_trials = 1
+    return gang

@@ -1,0 +1,387 @@
+"""Status, logs, stop and resume without Ray: storages and a folder as a study leaves them, and a played Tune."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from dmlstudy.records import (
+    BatchConfig,
+    DataConfig,
+    EmbedderConfig,
+    LossConfig,
+    TrainingConfig,
+    TrialConfig,
+)
+from dmlstudy.registry import store as stores
+from dmlstudy.registry import tracking
+from dmlstudy.registry.store import Store, StoreError, seconds_spent, sole_driver
+from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.studies import control, spec
+from dmlstudy.studies.search import Assignment, StudySearch, metrics_of
+from dmlstudy.studies.wishes import Desk, running_trials, tune_ids, wish, wished
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+RAW: dict[str, Any] = {
+    "name": "s",
+    "data": {"name": "digits"},
+    "training": {"epochs": 4, "head_lr_mult": 1},
+    "batch": {"classes": "all", "images_per_class": 4},
+    "families": {"red": {"space": "contrastive"}, "blue": {"space": "contrastive"}},
+    "search": {"trials_per_family": 3},
+    "protocol": {"num_folds": 1, "verdict_seeds": 1},
+}
+
+
+def config(family: str = "red", **more: Any) -> TrialConfig:
+    return TrialConfig(
+        family=family,
+        data=DataConfig(name="digits"),
+        embedder=EmbedderConfig(),
+        batch=BatchConfig(),
+        training=TrainingConfig(),
+        loss=LossConfig(name="contrastive"),
+        **more,
+    )
+
+
+class Tune:
+    """What a scheduler sees of Tune's loop: live trials, and that one can be stopped."""
+
+    def __init__(self, **statuses: str) -> None:
+        self.live = [SimpleNamespace(trial_id=name, status=status) for name, status in statuses.items()]
+        self.stopped: list[str] = []
+
+    def get_live_trials(self) -> list[Any]:
+        return self.live
+
+    def stop_trial(self, trial: Any) -> None:
+        self.stopped.append(trial.trial_id)
+        self.live.remove(trial)
+
+
+@pytest.fixture(autouse=True)
+def _every_step_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dmlstudy.studies.wishes.POLL_S", 0.0)
+
+
+# The desk
+
+
+def test_the_desk_shows_what_runs(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assert running_trials(tmp_path) == []
+    assignments = {
+        "a": Assignment(
+            "red #0", config(), 0, metrics={"map_at_r": 0.5}, curve=[{"step": 1.0}, {"step": 2.0}]
+        ),
+        "b": Assignment("blue #1", config("blue"), 1),
+        "c": Assignment("red verdict seed 1", config(phase="verdict", seed=1)),
+    }
+    desk.serve(Tune(a="RUNNING", b="PENDING", c="RUNNING"), assignments)
+    first, last = running_trials(tmp_path)
+    assert (first.number, first.label, first.epoch, first.score) == (0, "red #0", 2, 0.5)
+    assert (last.number, last.phase, last.epoch, last.score) == (None, "verdict", 0, None)
+    desk.serve(Tune(a="RUNNING"), assignments)
+    assert running_trials(tmp_path) == [first], "its start is kept"
+
+
+def test_a_wish_ends_a_running_trial_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    assignments = {
+        "a": Assignment("red #0", config(), 0, curve=[{"step": 1.0}]),
+        "b": Assignment("x", config(), 1),
+    }
+    tune = Tune(a="RUNNING", b="PENDING")
+    wish(tmp_path, 0)
+    wish(tmp_path, 1)
+    wish(tmp_path, 5)
+    assert wished(tmp_path) == [0, 1, 5]
+    desk.serve(tune, assignments)
+    assert tune.stopped == ["a"]
+    assert (assignments["a"].status, assignments["a"].reason) == ("pruned", "stopped by hand after epoch 1")
+    assert wished(tmp_path) == [1], "one that waits for its workers is ended when it starts"
+    tune.live[0].status = "RUNNING"
+    desk.serve(tune, assignments)
+    assert tune.stopped == ["a", "b"]
+    assert wished(tmp_path) == []
+    assert assignments["b"].reason == "stopped by hand after epoch 0"
+
+
+def test_a_new_sitting_forgets_unanswered_wishes_and_what_ran(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.serve(Tune(a="RUNNING"), {"a": Assignment("red #0", config(), 0)})
+    wish(tmp_path, 0)
+    Desk(tmp_path)
+    assert wished(tmp_path) == []
+    assert running_trials(tmp_path) == []
+
+
+def test_the_desk_is_not_asked_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dmlstudy.studies.wishes.POLL_S", 60.0)
+    desk = Desk(tmp_path)
+    desk.serve(Tune(), {})
+    wish(tmp_path, 0)
+    desk.serve(Tune(), {})
+    assert wished(tmp_path) == [0]
+
+
+def test_the_ids_of_a_trial_add_up_over_sittings(tmp_path: Path) -> None:
+    assert tune_ids(tmp_path, 0) == []
+    for trial_id in ("aa", "bb"):
+        Desk(tmp_path).note(trial_id, Assignment("red #0", config(), 0))
+    Desk(tmp_path).note("cc", Assignment("blue #1", config("blue"), 1))
+    with open(tmp_path / "trials.jsonl", "a") as file:
+        file.write('{"number": 0, "la')
+    assert tune_ids(tmp_path, 0) == ["aa", "bb"]
+
+
+def test_a_trial_stopped_by_hand_is_pruned_and_not_handed_out_again(tmp_path: Path) -> None:
+    """With the real search: as Tune's ``stop_trial`` does, the searcher is told, then the callbacks commit."""
+    storage = optuna.storages.InMemoryStorage()
+    study = spec.parse(RAW)
+    search = StudySearch(study, storage, set())
+    assert search.suggest("a") is not None
+    search.observe("a", metrics_of({"metrics/step": 1.0, "metrics/map_at_r": 0.4}))
+    desk, tune = Desk(tmp_path), Tune(a="RUNNING")
+
+    def stop_trial(trial: Any) -> None:
+        search.on_trial_complete(trial.trial_id, {"metrics/map_at_r": 0.4, "done": False})
+        search.commit(trial.trial_id)
+        tune.live.remove(trial)
+
+    tune.stop_trial = stop_trial  # type: ignore[method-assign]
+    wish(tmp_path, 0)
+    desk.serve(tune, search.assignments)
+    (frozen,) = search.study.get_trials(states=(TrialState.PRUNED,))
+    assert frozen.user_attrs["reason"] == "stopped by hand after epoch 1"
+    resumed = StudySearch(study, storage, set())
+    resumed.suggest("b")
+    assert resumed.assignments["b"].number != 0
+
+
+# A store as a running study has it
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store whose MLflow database is made once, for that takes seconds."""
+    made = Store(tmp_path_factory.mktemp("control") / "store")
+    made.prepare()
+    tracking.connect(made, create=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ran(registry: Store) -> Store:
+    """Study ``s``: red #0 finished, blue #1 stopped early, red #2 failed, blue #3 runs."""
+    with sole_driver(registry, "s"):
+        registry.write_state(
+            "s",
+            "running",
+            started=time.time() - 100,
+            spec=RAW,
+            job="",
+            num_search_trials=6,
+            num_verdict_trials=3,
+        )
+    tracker = StudyTracker(registry, "s", {})
+    study = optuna.create_study(storage=registry.optuna_url, study_name="s", direction="maximize")
+    outcomes = ["finished", "pruned", "failed", "interrupted"]
+    for number, outcome in enumerate(outcomes):
+        family = ("red", "blue")[number % 2]
+        study.enqueue_trial({}, user_attrs={"family": family})
+        trial = study.ask()
+        trial.suggest_float(f"{family}/loss.negative_margin", 0.1, 2.0)
+        curve = [
+            {"step": e, "map_at_r": 0.2 * e + 0.01 * number, "images_per_second": 100.0} for e in (1, 2, 3)
+        ]
+        for row in curve:
+            trial.report(row["map_at_r"], int(row["step"]))
+        run = tracker.start_trial(f"{family} #{number}", config(family), number)
+        if outcome == "interrupted":
+            continue
+        reason = {"pruned": "not among the best", "failed": "loss is nan"}.get(outcome, "")
+        tracker.end_trial(run, outcome, curve, curve[-1], reason)  # type: ignore[arg-type]
+        trial.set_user_attr("reason", reason)
+        states = {"pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        if outcome == "finished":
+            study.tell(trial, curve[-1]["map_at_r"])
+        else:
+            study.tell(trial, state=states[outcome])
+    return registry
+
+
+@pytest.fixture
+def running(ran: Store) -> Iterator[Desk]:
+    """The desk of the study while its driver lives, with blue #3 at work."""
+    with sole_driver(ran, "s"):
+        desk = Desk(ran.study_folder("s"))
+        assignment = Assignment(
+            "blue #3", config("blue"), 3, metrics={"map_at_r": 0.63}, curve=[{"step": 3.0}]
+        )
+        desk.note("t3", assignment)
+        desk.serve(Tune(t3="RUNNING"), {"t3": assignment})
+        yield desk
+
+
+@pytest.mark.usefixtures("running")
+def test_status_while_it_runs(ran: Store) -> None:
+    status = control.study_status(ran, "s")
+    assert (status.state, status.reason, status.notes, status.num_left) == ("running", "", [], 9 - 3)
+    red, blue = status.families
+    assert (red.num_finished, red.num_stopped, red.num_failed, red.num_judged) == (1, 0, 1, 0)
+    assert (red.num_running, red.num_waiting) == (0, 1)
+    assert (blue.num_finished, blue.num_stopped, blue.num_running, blue.num_waiting) == (0, 1, 1, 1)
+    assert (red.best, red.best_trial, blue.best) == (pytest.approx(0.6), 0, None)
+    (at_work,) = status.running
+    assert (at_work.number, at_work.family, at_work.epoch, at_work.score) == (3, "blue", 3, 0.63)
+    assert status.images_per_second == 100
+    assert status.trials_per_hour is not None
+    assert status.seconds_left == pytest.approx(6 * 3600 / status.trials_per_hour)
+    assert 100 <= status.seconds_spent < 400
+    row = control.status_row(status)
+    assert row[:7] == ["s", "running", "1 + 0 judged", "1", "1", "6", "0.6000 red"]
+    lines = control.status_lines(status)
+    assert lines[0].startswith("running: blue #3, epoch 3, 0.6300, for ")
+    assert lines[1].endswith(" trials per hour, 100 images/s each")
+    assert lines[2].startswith("estimated end: ")
+
+
+def test_a_crashed_study_says_how_to_go_on(ran: Store) -> None:
+    status = control.study_status(ran, "s")
+    assert status.state == "interrupted"
+    assert status.notes == ["its process is gone; `dmlstudy resume s` goes on"]
+    assert status.running == []
+    assert status.families[1].num_waiting == 2, "what ran waits again"
+    assert status.seconds_left is None
+    with pytest.raises(StoreError, match=r"it is interrupted; its process is gone; `dmlstudy resume s`"):
+        control.stop_trial(ran, "s", 3)
+
+
+def test_status_in_the_verdict(ran: Store, running: Desk) -> None:
+    """The search may have ended before its number of trials; then only the verdict is left."""
+    desk_of_verdict = {"v": Assignment("red verdict seed 1", config(phase="verdict", seed=1))}
+    running.serve(Tune(v="RUNNING"), desk_of_verdict)
+    status = control.study_status(ran, "s")
+    assert status.num_left == 3
+    assert [family.num_waiting for family in status.families] == [0, 0]
+    assert [family.num_running for family in status.families] == [1, 0]
+    assert control.status_lines(status)[0].startswith("running: red verdict seed 1, epoch 0, no score yet")
+
+
+def test_status_without_mlflow_tells_of_the_search(ran: Store) -> None:
+    status = control.study_status(Store(ran.root, "http://127.0.0.1:9"), "s")
+    assert "of its verdict nothing is known: no MLflow server at http://127.0.0.1:9" in status.notes[-1]
+    assert status.num("finished") == 1
+
+
+@pytest.mark.usefixtures("running")
+def test_logs_of_a_trial_that_runs(ran: Store) -> None:
+    (ran.study_folder("s") / "engine.log").write_text("trial t3 started\nnothing\nworker of t3 says hello\n")
+    lines = control.trial_log(ran, "s", 3)
+    assert lines[0].startswith("trial 3 of s: running, epoch 3, for ")
+    assert lines[-2:] == ["  trial t3 started", "  worker of t3 says hello"]
+    assert "  loss: contrastive" in lines
+
+
+def test_logs_of_ended_trials(ran: Store) -> None:
+    failed = control.trial_log(ran, "s", 2)
+    assert failed[0].startswith("trial 2 of s: failed")
+    assert failed[1] == "reason: loss is nan"
+    assert any(line.startswith("begun 20") and "failed after" in line for line in failed)
+    curve = failed.index("learning curve")
+    assert failed[curve + 1].split() == ["epoch", "objective", "images_per_second"]
+    assert failed[curve + 4].split() == ["3", "0.62", "100"]
+    assert control.trial_log(ran, "s", 1)[0].startswith("trial 1 of s: stopped early")
+    with pytest.raises(StoreError, match=r"study 's' has no trial 4; it has #0 to #3 so far"):
+        control.trial_log(ran, "s", 4)
+
+
+@pytest.mark.usefixtures("running")
+def test_a_wish_for_a_trial_that_does_not_run_is_refused_at_once(ran: Store) -> None:
+    with pytest.raises(StoreError, match=r"trial 0 of 's' is not running; running are: blue #3 \("):
+        control.stop_trial(ran, "s", 0)
+    assert wished(ran.study_folder("s")) == []
+
+
+@pytest.mark.usefixtures("running")
+def test_a_wish_is_waited_for(ran: Store) -> None:
+    folder = ran.study_folder("s")
+
+    def driver() -> None:
+        while not wished(folder):
+            time.sleep(0.01)
+        storage = optuna.storages.RDBStorage(ran.optuna_url)
+        trial = storage.get_all_trials(storage.get_study_id_from_name("s"))[3]
+        storage.set_trial_user_attr(trial._trial_id, "reason", "stopped by hand after epoch 3")
+        (folder / "wishes" / "3").unlink()
+
+    thread = threading.Thread(target=driver)
+    thread.start()
+    assert control.stop_trial(ran, "s", 3) == "trial 3 of s is stopped by hand after epoch 3"
+    thread.join()
+    shown = control.stop_trial(ran, "s", 3, timeout_s=0.2)
+    assert shown == "trial 3 of s was asked to stop, and ends when its study next looks"
+
+
+def test_resume_reads_the_study_from_the_store(ran: Store) -> None:
+    study, place = control.resume(ran, "s")
+    assert study.raw == RAW
+    assert study.fingerprint() == spec.parse(RAW).fingerprint()
+    assert place == ran
+    with sole_driver(ran, "s"), pytest.raises(StoreError, match="study 's' is running on"):
+        control.resume(ran, "s")
+
+
+def test_resume_keeps_the_tracking_server_without_its_password(tmp_path: Path) -> None:
+    Store(tmp_path, "http://me:secret@host:5000").write_state("s", "interrupted", spec=RAW)
+    assert "secret" not in (tmp_path / "studies" / "s" / "study.json").read_text()
+    assert control.resume(Store(tmp_path), "s")[1].server == "http://host:5000"
+    assert control.resume(Store(tmp_path, "http://other:1"), "s")[1].server == "http://other:1"
+
+
+def test_resume_from_another_folder_says_where_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = RAW | {"families": {"own": {"space": "own.yaml"}}}
+    Store(tmp_path / "store").write_state("s", "interrupted", spec=raw)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=r"own\.yaml.*\(the study was started in .*; resume it there\)"):
+        control.resume(Store(tmp_path / "store"), "s")
+
+
+# Time over all sittings
+
+
+def test_time_adds_up_over_sittings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(stores.time, "time", lambda: now[0])
+    store = Store(tmp_path)
+    store.write_state("s", "running", started=now[0])
+    now[0] += 60
+    store.write_state("s", "interrupted")
+    now[0] += 5000
+    assert seconds_spent(store.read_state("s")) == 60
+    store.write_state("s", "running", started=now[0])
+    now[0] += 30
+    store.write_state("s", "finished")
+    assert seconds_spent(store.read_state("s")) == 90
+
+
+def test_a_crashed_sitting_counts_to_its_last_sign_of_life(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write_state("s", "running", started=time.time() - 40)
+    assert seconds_spent(store.read_state("s")) == pytest.approx(40, abs=5)
+    store.write_state("s", "running", started=time.time())
+    store.write_state("s", "finished")
+    assert seconds_spent(store.read_state("s")) == pytest.approx(40, abs=5)
