@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -41,6 +42,22 @@ ServerOption = Annotated[
         help="MLflow server to use instead of the store's own database.",
     ),
 ]
+PatienceOption = Annotated[
+    Optional[float],
+    typer.Option(
+        "--tracking-timeout",
+        envvar="DMLSTUDY_TRACKING_TIMEOUT",
+        min=0,
+        help="Seconds a running study waits for an MLflow server that is away; then it stops, to be resumed."
+        " Default: 600.",
+    ),
+]
+ClusterOption = Annotated[
+    Optional[str],
+    typer.Option(
+        "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
+    ),
+]
 AddressOption = Annotated[Optional[str], typer.Option("--address", help="The cluster, as http://HOST:8265.")]
 JobOption = Annotated[Optional[str], typer.Option("--job", help="A job id that `submit` printed.")]
 DEFAULT_STORE = Path("dmlstudy_store")
@@ -62,18 +79,14 @@ def run(
     spec: Annotated[Path, typer.Argument(help="The study file.")],
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
-    address: Annotated[
-        Optional[str],
-        typer.Option(
-            "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
-        ),
-    ] = None,
+    tracking_timeout: PatienceOption = None,
+    address: ClusterOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
 ) -> None:
     """Run a study to its verdict; run it again to continue one that was interrupted."""
     from dmlstudy.studies import spec as specs
 
-    _run(specs.load(spec, name=name), _store(store, tracking_uri), address)
+    _run(specs.load(spec, name=name), _store(store, tracking_uri, tracking_timeout), address)
 
 
 @app.command(epilog="Example: `dmlstudy resume digits`")
@@ -81,17 +94,13 @@ def resume(
     study: Annotated[str, typer.Argument(help="A study of the store that was interrupted or has crashed.")],
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
-    address: Annotated[
-        Optional[str],
-        typer.Option(
-            "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
-        ),
-    ] = None,
+    tracking_timeout: PatienceOption = None,
+    address: ClusterOption = None,
 ) -> None:
     """Go on with a study as the store keeps it; no study file is needed. A finished one is only shown."""
     from dmlstudy.studies import control
 
-    spec, place = control.resume(_store(store, tracking_uri), study)
+    spec, place = control.resume(_store(store, tracking_uri, tracking_timeout), study)
     _run(spec, place, address)
 
 
@@ -111,6 +120,7 @@ def submit(
         ),
     ] = None,
     tracking_uri: ServerOption = None,
+    tracking_timeout: PatienceOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
 ) -> None:
     """Send a study to a Ray cluster as a job, with this package's code; prints the job id."""
@@ -119,7 +129,7 @@ def submit(
     study = specs.load(spec, name=name)
     from dmlstudy.studies import jobs
 
-    job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri)
+    job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri, tracking_timeout)
     console.print(f"job {job}", highlight=False)
     if wait:
         raise typer.Exit(jobs.follow(job, address, sys.stdout.write))
@@ -270,12 +280,7 @@ def selfcheck(
     workers: Annotated[int, typer.Option(min=1, help="Workers that share a batch.")] = 2,
     cpus_per_worker: Annotated[float, typer.Option(help="CPUs each worker takes.")] = 1.0,
     gpus_per_worker: Annotated[float, typer.Option(help="GPUs each worker takes.")] = 0.0,
-    address: Annotated[
-        Optional[str],
-        typer.Option(
-            "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
-        ),
-    ] = None,
+    address: ClusterOption = None,
 ) -> None:
     """Check on your cluster and devices that several workers find exactly the gradient of one.
 
@@ -414,10 +419,11 @@ def ui(
     serve(place, port)
 
 
-def _store(root: Path, tracking_uri: str | None = None) -> Store:
+def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:
     from dmlstudy.registry.store import Store
 
-    return Store(root.absolute(), tracking_uri)
+    place = Store(root.absolute(), tracking_uri)
+    return place if patience_s is None else replace(place, patience_s=patience_s)
 
 
 def _run(study: StudySpec, place: Store, address: str | None) -> None:

@@ -32,6 +32,7 @@ from dmlstudy.studies.scheduler import StudyScheduler
 from dmlstudy.studies.search import StudySearch
 from dmlstudy.studies.spec import StudySpec
 from dmlstudy.studies.storage import open_storage
+from dmlstudy.studies.wishes import Desk
 
 EPOCHS, FOLDS = 5, 2
 EPOCH_S = 3.0
@@ -80,10 +81,12 @@ class TrialOfTune:
 class Replay:
     """Plays Tune, its gangs and the recorder, in simulated time."""
 
-    def __init__(self, search: StudySearch, tracker: tracking.StudyTracker, num_gangs: int) -> None:
+    def __init__(
+        self, search: StudySearch, tracker: tracking.StudyTracker, num_gangs: int, folder: Path
+    ) -> None:
         self.search = search
         self.tracker = tracker
-        self.scheduler = StudyScheduler(search)
+        self.scheduler = StudyScheduler(search, Desk(folder))
         self.num_gangs = num_gangs
         self.now = 0.0
         self.num_handed_out = self.num_ended = 0
@@ -199,8 +202,8 @@ def main() -> None:
         store.prepare()
         found = study(arguments.trials, arguments.gangs, arguments.sampler)
         tracker = tracking.StudyTracker(store, found.name, {})
-        storage = open_storage(store.optuna_url)
-        Replay(StudySearch(found, storage, set()), tracker, arguments.gangs).run()
+        storage = open_storage(store)
+        Replay(StudySearch(found, storage, set()), tracker, arguments.gangs, Path(scratch)).run()
         tracker.end_study("finished", {"objective": "map_at_r"})
         started = time.perf_counter()
         again = StudySearch(found, storage, tracker.finished_verdicts())

@@ -13,12 +13,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import mlflow
-import optuna
 import psutil
 import pytest
+
+from .conftest import DMLSTUDY, Record, board_of, marked, seconds_until_training, trials_of
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -27,7 +27,7 @@ name: tiny
 data: {name: digits}
 embedder: {dim: 8, width: 4}
 batch: {classes: all, images_per_class: 4, per_epoch: 10}
-training: {epochs: 4, head_lr_mult: 1, lr: {float: [1.0e-4, 1.0e-2], log: true, default: 1.0e-3}}
+training: {epochs: 12, head_lr_mult: 1, lr: {float: [1.0e-4, 1.0e-2], log: true, default: 1.0e-3}}
 families:
   red: {space: multi_similarity}
   blue: {space: triplet_weighting}
@@ -35,11 +35,10 @@ search: {trials_per_family: 3}
 protocol: {num_folds: 1, verdict_seeds: 1, fold_models: false}
 """
 ENDLESS = (
-    SPEC.replace("epochs: 4", "epochs: 100000")
+    SPEC.replace("epochs: 12", "epochs: 100000")
     .replace("  blue: {space: triplet_weighting}\n", "")
     .replace("trials_per_family: 3", "trials_per_family: 2")
 )
-DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
 
 
 def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -80,15 +79,7 @@ class Driver:
 
     def left(self) -> list[psutil.Process]:
         """Every process that inherited the driver's mark."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                is_own = process.environ().get("DMLSTUDY_TEST") == self.mark
-                if is_own and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+        return marked(self.mark)
 
     def end(self) -> None:
         """Leave nothing behind."""
@@ -111,16 +102,6 @@ def drive() -> Iterator[Callable[..., Driver]]:
         driver.end()
 
 
-def board(store: Path) -> Any:
-    shown = called("leaderboard", "tiny", "--json", "--store", store)
-    assert shown.returncode == 0, shown.stderr
-    return json.loads(shown.stdout)
-
-
-def trials(store: Path) -> list[optuna.trial.FrozenTrial]:
-    return optuna.load_study(study_name="tiny", storage=f"sqlite:///{store / 'optuna.db'}").trials
-
-
 def statuses_in_mlflow(store: Path) -> set[str]:
     client = mlflow.MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("tiny")
@@ -129,7 +110,7 @@ def statuses_in_mlflow(store: Path) -> set[str]:
 
 
 def test_a_driver_killed_at_random_moments_loses_nothing(
-    tmp_path: Path, drive: Callable[..., Driver]
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record
 ) -> None:
     """Killed while it starts and while trials run, and resumed each time at once, it ends as if unbroken."""
     (tmp_path / "tiny.yaml").write_text(SPEC)
@@ -148,19 +129,22 @@ def test_a_driver_killed_at_random_moments_loses_nothing(
     assert "its process is gone; `dmlstudy resume tiny` goes on" in gone["notes"][0]
 
     second = drive(tmp_path / "1", "resume", "tiny", "--store", broken)
-    second.wait_until(second.said(rf"^{moments.randint(1, 8)}/9 "))
+    second.wait_until(second.said(rf"^{moments.randint(1, 7)}/9 "))
     time.sleep(moments.uniform(0, 1))
     second.kill()
-    ended = {trial.number for trial in trials(broken) if trial.state.is_finished()}
+    ended = {trial.number for trial in trials_of(broken, "tiny") if trial.state.is_finished()}
 
+    killed = time.monotonic()
     third = drive(tmp_path / "2", "resume", "tiny", "--store", broken)
+    again = seconds_until_training(broken / "studies" / "tiny", since=killed)
+    record_fault("driver killed with SIGKILL, and resumed", 0, again)
     assert third.process.wait(timeout=400) == 0, third.log.read_text()
     assert not any(f"#{number} " in line for number in ended for line in lines_of_trials(third)), (
         "a trial that had ended was run again"
     )
 
-    assert board(broken) == board(whole)
-    for kept, expected in zip(trials(broken), trials(whole), strict=True):
+    assert board_of(broken, "tiny") == board_of(whole, "tiny")
+    for kept, expected in zip(trials_of(broken, "tiny"), trials_of(whole, "tiny"), strict=True):
         for what in ("number", "state", "params", "value", "intermediate_values"):
             assert getattr(kept, what) == getattr(expected, what), (kept.number, what)
     assert statuses_in_mlflow(broken) <= {"FINISHED", "KILLED"}
@@ -203,7 +187,7 @@ def test_one_trial_is_ended_from_another_shell(tmp_path: Path, drive: Callable[.
     stopped = called("stop", *at, "--trial", "0")
     assert re.search(r"trial 0 of tiny is stopped by hand after epoch \d+", stopped.stdout), stopped
     assert time.monotonic() - started < 30
-    (first, *_) = trials(store)
+    (first, *_) = trials_of(store, "tiny")
     assert first.state.name == "PRUNED"
     assert "stopped by hand after epoch" in first.user_attrs["reason"]
     driver.wait_until(lambda: '"label": "red #1"' in running.read_text())
@@ -214,6 +198,6 @@ def test_one_trial_is_ended_from_another_shell(tmp_path: Path, drive: Callable[.
     called("stop", *at, "--trial", "1")
     assert driver.process.wait(timeout=60) == 1, driver.log.read_text()
     assert "no trial finished" in driver.log.read_text()
-    assert [trial.state.name for trial in trials(store)] == ["PRUNED", "PRUNED"]
+    assert [trial.state.name for trial in trials_of(store, "tiny")] == ["PRUNED", "PRUNED"]
     assert statuses_in_mlflow(store) <= {"FINISHED", "FAILED"}
     assert driver.left() == []

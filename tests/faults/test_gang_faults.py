@@ -6,16 +6,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import mlflow
-import optuna
-import psutil
 import pytest
 import ray
 from ray.air.execution._internal import RayActorManager
@@ -23,6 +19,8 @@ from ray.air.execution._internal import RayActorManager
 from dmlstudy.records import ResourcesConfig, TrialConfig
 from dmlstudy.studies.gang import Gang, GangLost, tune_survives_lost_actors
 from dmlstudy.studies.mailbox import Command
+
+from .conftest import DMLSTUDY, Record, marked, runs_left_open, seconds_until_training, trials_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,27 +47,17 @@ def until(condition: Callable[[], Any], what: str, timeout: float = 240) -> Any:
     return value
 
 
-def marked(mark: str, name: str = "") -> list[psutil.Process]:
-    """The processes that inherited the mark in their environment, with this in their command line."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            is_ours = process.environ().get("DMLSTUDY_TEST") == mark
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE and name in " ".join(process.cmdline()):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 # One study, three faults
 
 
-def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(tmp_path: Path) -> None:
+def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
+    tmp_path: Path, record_fault: Record
+) -> None:
     (tmp_path / "study.yaml").write_text(SPEC)
     mark, store, log = uuid.uuid4().hex, tmp_path / "store", tmp_path / "shown"
-    command = [sys.executable, "-m", "dmlstudy", "run", tmp_path / "study.yaml", "--store", store]
-    engine_log = store / "studies" / "gang-faults" / "engine.log"
+    command = [*DMLSTUDY, "run", tmp_path / "study.yaml", "--store", store]
+    folder = store / "studies" / "gang-faults"
+    engine_log = folder / "engine.log"
     with open(log, "wb") as file:
         study = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"DMLSTUDY_TEST": mark}
@@ -82,31 +70,36 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(tmp_path: Pa
 
             until(there, f"{pattern!r} in {path.read_text()}")
 
-        def hit(name: str, sent: signal.Signals) -> None:
-            """Send a process of the running trial a signal, as soon as the trial trains."""
-            processes = until(lambda: marked(mark, name), name)
-            time.sleep(0.5)
-            processes[0].send_signal(sent)
+        def hit(name: str, sent: signal.Signals, than: int) -> float:
+            """Send a process of the trial after this one a signal, as soon as it trains; returns when it was."""
+            seconds_until_training(folder, than=than)
+            marked(mark, name)[0].send_signal(sent)
+            return time.monotonic()
 
         try:
             wait_for(log, "^1/8 ")
-            hit("RayTrainWorker", signal.SIGKILL)
+            hurt = hit("RayTrainWorker", signal.SIGKILL, than=0)
+            again = seconds_until_training(folder, since=hurt)
             wait_for(
                 engine_log, r"goes on with fresh workers \(retry 1 of 1\): a worker of the trial was lost"
             )
+            record_fault("DDP worker killed in mid-step", 0, again)
             wait_for(log, "^2/8 ")
-            hit("GangTrainable", signal.SIGKILL)
+            hurt = hit("GangTrainable", signal.SIGKILL, than=1)
             wait_for(log, "^3/8 .*failed")
+            record_fault("trial's actor killed", 1, seconds_until_training(folder, than=2, since=hurt))
             wait_for(log, "^4/8 ")
-            hit("RayTrainWorker", signal.SIGSTOP)
+            hurt = hit("RayTrainWorker", signal.SIGSTOP, than=3)
             wait_for(log, "^5/8 .*failed: no report for 20 s")
+            seconds = seconds_until_training(folder, than=4, since=hurt)
+            record_fault("hang in a collective (watchdog at 20 s)", 1, seconds)
             assert study.wait(timeout=300) == 0, log.read_text()
         finally:
             study.kill()
             study.wait()
 
     assert marked(mark) == [], "a process outlived its study"
-    trials = optuna.load_study(study_name="gang-faults", storage=f"sqlite:///{store / 'optuna.db'}").trials
+    trials = trials_of(store, "gang-faults")
     assert [trial.state.name for trial in trials] == [
         "COMPLETE",
         "COMPLETE",
@@ -120,10 +113,7 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(tmp_path: Pa
     assert trials[4].user_attrs["reason"] == "no report for 20 s"
     assert "they have served 2 trials" in engine_log.read_text()
     assert not list((engine_log.parent / "checkpoints").glob("*")), "a checkpoint outlived its study"
-    client = mlflow.MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert len(runs) >= 9
-    assert [run.info.run_name for run in runs if run.info.status == "RUNNING"] == []
+    assert runs_left_open(store, "gang-faults") == []
 
 
 # A gang by itself, on a Ray whose tables can be read

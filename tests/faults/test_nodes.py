@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mlflow
-import optuna
 import psutil
 import pytest
+
+from .conftest import DMLSTUDY, Record, board_of, runs_left_open, seconds_until_training, trials_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,7 +38,6 @@ resources: {{workers: {workers}, cpus_per_worker: 1, max_concurrent_trials: 1}}
 NUM_TRIALS = 3 + 2  # the verdict judges the untrained embedder and the family's best
 TOKEN = secrets.token_hex(32)
 ENVIRONMENT = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
 
 
 NODES = """
@@ -143,24 +142,6 @@ class Study:
             assert time.monotonic() < end, self.log.read_text()
             time.sleep(0.05)
 
-    def trials(self) -> list[optuna.trial.FrozenTrial]:
-        return optuna.load_study(study_name=self.name, storage=f"sqlite:///{self.store / 'optuna.db'}").trials
-
-    def leaderboard(self) -> dict[str, Any]:
-        shown = subprocess.run(
-            [*DMLSTUDY, "leaderboard", self.name, "--json", "--store", self.store],
-            capture_output=True,
-            check=True,
-        ).stdout
-        return dict(json.loads(shown))
-
-    def runs_left_open(self) -> list[str]:
-        client = mlflow.MlflowClient(f"sqlite:///{self.store / 'mlflow.db'}")
-        experiment = client.get_experiment_by_name(self.name)
-        assert experiment is not None
-        runs = client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'")
-        return [run.info.run_name for run in runs]
-
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -184,13 +165,13 @@ def test_two_studies_share_a_cluster_and_a_store_and_one_name_runs_once(
         first.end()
         second.end()
     for study in (first, second):
-        assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 3
-        assert study.leaderboard()["winner"] == "multi-similarity"
-        assert study.runs_left_open() == []
+        assert [trial.state.name for trial in trials_of(study.store, study.name)] == ["COMPLETE"] * 3
+        assert board_of(study.store, study.name)["winner"] == "multi-similarity"
+        assert runs_left_open(study.store, study.name) == []
     assert cluster.held() == []
 
 
-def test_a_study_survives_the_loss_of_a_node(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_study_survives_the_loss_of_a_node(cluster: Cluster, tmp_path: Path, record_fault: Record) -> None:
     study = Study(cluster, tmp_path, "spread", workers=2, epochs=40)
     try:
         study.wait_for_line(f"^1/{NUM_TRIALS} ")
@@ -200,20 +181,19 @@ def test_a_study_survives_the_loss_of_a_node(cluster: Cluster, tmp_path: Path) -
         for process in [lost, *lost.children(recursive=True)]:
             process.kill()
         removed = time.monotonic()
-        study.wait_for_line(f"^3/{NUM_TRIALS} ")
-        recovered = time.monotonic() - removed
+        recovered = seconds_until_training(study.store / "studies" / study.name, since=removed)
         assert study.process.wait(timeout=300) == 0, study.log.read_text()
     finally:
         study.end()
-    trials = study.trials()
+    trials = trials_of(study.store, study.name)
     assert len(trials) == 3
     failed = [trial for trial in trials if trial.state.name == "FAIL"]
     assert [trial.state.name for trial in trials].count("COMPLETE") == 3 - len(failed) >= 2
     for trial in failed:
         assert re.search("a worker of the trial was lost|the workers died", trial.user_attrs["reason"])
-    (row,) = (row for row in study.leaderboard()["rows"] if row["family"] == "multi-similarity")
+    (row,) = (row for row in board_of(study.store, study.name)["rows"] if row["family"] == "multi-similarity")
     assert (row["num_finished"], row["num_failed"]) == (3 - len(failed), len(failed))
     assert row["num_judged"] == 1
-    assert study.runs_left_open() == []
+    assert runs_left_open(study.store, study.name) == []
     assert cluster.held() == []
-    sys.stdout.write(f"loss of a node: {len(failed)} trials lost, {recovered:.0f} s to recover\n")
+    record_fault("node of three lost", len(failed), recovered)

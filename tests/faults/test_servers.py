@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlflow
-import optuna
 import psutil
 import pytest
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.registry import tracking
 from dmlstudy.registry.store import Store, StoreError
+
+from .conftest import DMLSTUDY, Record, trials_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -47,7 +48,6 @@ protocol: {num_folds: 1, verdict_seeds: 1}
 resources: {workers: 1, cpus_per_worker: 1, max_concurrent_trials: 1}
 """
 OUTAGE_S = 30
-DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
 PASSWORD = secrets.token_hex(16)
 CREDENTIALS = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
 
@@ -208,11 +208,12 @@ class Run:
         wait_until(is_there, timeout, self.shown)
 
     def states(self) -> list[str]:
-        storage = f"sqlite:///{self.store / 'optuna.db'}"
-        return [trial.state.name for trial in optuna.load_study(study_name="served", storage=storage).trials]
+        return [trial.state.name for trial in trials_of(self.store, "served")]
 
 
-def test_a_study_waits_for_its_mlflow_server_on_postgresql(server: Server, tmp_path: Path) -> None:
+def test_a_study_waits_for_its_mlflow_server_on_postgresql(
+    server: Server, tmp_path: Path, record_fault: Record
+) -> None:
     run = Run(tmp_path, "--tracking-uri", server.uri, environment=CREDENTIALS)
     try:
         run.wait_for(r"^1/5 ")
@@ -228,7 +229,7 @@ def test_a_study_waits_for_its_mlflow_server_on_postgresql(server: Server, tmp_p
         end_tree(run.process)
     assert run.states() == ["COMPLETE"] * 3
     assert seconds < 20
-    sys.stdout.write(f"MLflow server away for {OUTAGE_S} s: 0 trials lost, {seconds:.1f} s to recover\n")
+    record_fault(f"MLflow server away for {OUTAGE_S} s (from its return)", 0, seconds)
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CREDENTIALS.items():
@@ -250,29 +251,45 @@ def test_a_study_waits_for_its_mlflow_server_on_postgresql(server: Server, tmp_p
     assert re.fullmatch(r"error: the MLflow store .* \(.*401.*\); check .*\n", refused.stderr), refused.stderr
 
 
-def test_a_store_without_room_ends_the_study_and_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "message"), [("full", "No space left on device"), ("read-only", "Read-only file system")]
+)
+def test_a_store_that_takes_no_artifacts_ends_the_study_and_loses_nothing(
+    tmp_path: Path, record_fault: Record, fault: str, message: str
+) -> None:
     artifacts = tmp_path / "store" / "artifacts"
     artifacts.mkdir(parents=True)
+    filler = artifacts / "filler"
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(artifacts)]
     if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs the right to mount a small tmpfs; the unit test below covers the message")
+
+    def remount(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", str(artifacts)], check=True)
+
     try:
         run = Run(tmp_path)
         try:
             run.wait_for(r"^1/5 ")
-            with contextlib.suppress(OSError), open(artifacts / "filler", "wb", buffering=0) as filler:
-                while filler.write(b"0" * 1024):
-                    pass
+            if fault == "read-only":
+                remount("ro")
+            else:
+                with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+                    while file.write(b"0" * 1024):
+                        pass
             assert run.process.wait(timeout=200) == 2, run.shown()
         finally:
             end_tree(run.process)
-        assert re.search(r"^error: the MLflow store .* No space left on device", run.shown(), re.MULTILINE)
+        assert re.search(rf"^error: the MLflow store .* {message}", run.shown(), re.MULTILINE)
         assert run.states() == ["COMPLETE"] * 3
-        (artifacts / "filler").unlink()
 
+        remount("rw")
+        filler.unlink(missing_ok=True)
+        mended = time.monotonic()
         run = Run(tmp_path)
         try:
             assert run.process.wait(timeout=200) == 0, run.shown()
+            record_fault(f"artifact store {fault} (from its mend to the end)", 0, time.monotonic() - mended)
         finally:
             end_tree(run.process)
         assert run.states() == ["COMPLETE"] * 3

@@ -12,6 +12,7 @@ import optuna
 from ray.tune.search import Searcher
 
 from dmlstudy.records import TrialConfig
+from dmlstudy.registry.store import Store
 from dmlstudy.studies import spec
 from dmlstudy.studies.search import StudySearch, metrics_of
 from dmlstudy.studies.spec import StudySpec
@@ -134,7 +135,7 @@ def in_memory(
 def on_disk(
     found: StudySpec, folder: Path, verdicts: set[tuple[str, int]] | None = None, **more: Any
 ) -> StudySearch:
-    storage = open_storage(f"sqlite:///{folder / 'optuna.db'}")
+    storage = open_storage(Store(folder))
     return StudySearch(found, storage, verdicts or set(), **more)
 
 

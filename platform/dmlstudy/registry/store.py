@@ -48,8 +48,12 @@ class Store:
         return self.server or f"sqlite:///{self.root / 'mlflow.db'}"
 
     @property
+    def optuna_file(self) -> Path:
+        return self.root / "optuna.db"
+
+    @property
     def optuna_url(self) -> str:
-        return f"sqlite:///{self.root / 'optuna.db'}"
+        return f"sqlite:///{self.optuna_file}"
 
     @property
     def artifacts(self) -> str | None:
@@ -71,7 +75,7 @@ class Store:
             raise StoreError(
                 f"{self.root}: the store cannot be written ({error.strerror}); name another with --store"
             ) from None
-        for database in (self.root / "mlflow.db", self.root / "optuna.db"):
+        for database in (self.root / "mlflow.db", self.optuna_file):
             if database.exists() and not (database.is_file() and os.access(database, os.W_OK)):
                 raise StoreError(f"{database}: cannot be written; change its owner or name another --store")
 

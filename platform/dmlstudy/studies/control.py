@@ -8,7 +8,6 @@ not need them does not wait for them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -232,18 +232,21 @@ def _pace(moments: list[float], num: int = 30) -> float | None:
 
 def _search_trials(store: Store, name: str) -> list[Any]:
     """The search's trials as Optuna knows them; none where the search has not begun."""
-    if not store.optuna_url.startswith("sqlite:///") or Path(store.optuna_url[10:]).is_file():
-        import optuna
+    if not store.optuna_file.is_file():
+        return []
+    from dmlstudy.studies.storage import open_storage
 
-        storage = optuna.storages.RDBStorage(store.optuna_url)
-        with contextlib.suppress(KeyError):
-            return list(storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False))
-    return []
+    storage = open_storage(store)
+    try:
+        study_id = storage.get_study_id_from_name(name)
+    except KeyError:
+        return []
+    return list(storage.get_all_trials(study_id, deepcopy=False))
 
 
 def _served(store: Store, state: Mapping[str, Any]) -> Store:
     """The store with the MLflow server that the study was run with, if none is named."""
-    return Store(store.root, store.server or state.get("server"))
+    return replace(store, server=store.server or state.get("server"))
 
 
 def _ended_runs(store: Store, name: str) -> tuple[list[Any], list[float]]:

@@ -64,6 +64,20 @@ def prepare_train() -> None:
     constants.ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
 
 
+def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
+    """The workers of one trial, as Ray Train wants to be told."""
+    import ray.train
+
+    per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
+    if resources.gpus_per_worker:
+        per_worker["GPU"] = resources.gpus_per_worker
+    return ray.train.ScalingConfig(
+        num_workers=resources.workers,
+        use_gpu=resources.gpus_per_worker > 0,
+        resources_per_worker=per_worker,
+    )
+
+
 logger = logging.getLogger(__name__)  # in an actor: to its stderr, and so to the study's engine.log
 
 
@@ -271,22 +285,14 @@ class Gang:
         from ray.train.torch import TorchTrainer
 
         prepare_train()
-        resources = self._resources
-        per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
-        if resources.gpus_per_worker:
-            per_worker["GPU"] = resources.gpus_per_worker
         try:
             TorchTrainer(
                 serve,
                 train_loop_config={
                     "mailbox": self._mailbox,
-                    "threads": max(1, int(resources.cpus_per_worker)),
+                    "threads": max(1, int(self._resources.cpus_per_worker)),
                 },
-                scaling_config=ray.train.ScalingConfig(
-                    num_workers=resources.workers,
-                    use_gpu=resources.gpus_per_worker > 0,
-                    resources_per_worker=per_worker,
-                ),
+                scaling_config=scaling(self._resources),
                 run_config=ray.train.RunConfig(
                     name=self._name,
                     storage_path=self._storage,

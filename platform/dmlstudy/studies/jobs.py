@@ -36,7 +36,9 @@ def client(address: str | None) -> JobSubmissionClient:
         raise unreachable(address, error) from None
 
 
-def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None) -> str:
+def submit(
+    study: StudySpec, address: str, store: Path, tracking_uri: str | None, tracking_timeout: float | None
+) -> str:
     """Ship this package with the study and start ``jobs/study.py`` there; returns the job's id.
 
     Raises ClusterError where no cluster answers, where it can never hold one trial, or where it is remote
@@ -62,6 +64,8 @@ def submit(study: StudySpec, address: str, store: Path, tracking_uri: str | None
         )
         if tracking_uri:
             command += f" --tracking-uri {shlex.quote(tracking_uri)}"
+        if tracking_timeout is not None:
+            command += f" --tracking-timeout {tracking_timeout:g}"
         _submit_patiently(
             there,
             address,

@@ -12,7 +12,7 @@ from typing import Any
 from dmlstudy.naming import nearest
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.studies.cluster import connected
-from dmlstudy.studies.gang import prepare_train
+from dmlstudy.studies.gang import prepare_train, scaling
 from dmlstudy.studies.progress import engine_noise_to
 from dmlstudy.training.law import CASES, Finding
 
@@ -80,18 +80,11 @@ def _run(
     import ray.train
     from ray.train.torch import TorchTrainer
 
-    per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
-    if resources.gpus_per_worker:
-        per_worker["GPU"] = resources.gpus_per_worker
     try:
         TorchTrainer(
             _check_on_worker,
             train_loop_config={"names": names, "findings": findings},
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=resources.workers,
-                use_gpu=resources.gpus_per_worker > 0,
-                resources_per_worker=per_worker,
-            ),
+            scaling_config=scaling(resources),
             run_config=ray.train.RunConfig(name="selfcheck", storage_path=folder),
         ).fit()
     except BaseException as error:

@@ -22,7 +22,7 @@ from ray import tune
 from dmlstudy import data
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.registry.store import Store, StoreError, sole_driver, sole_maker
+from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks
 from dmlstudy.studies.cluster import concurrency, connected
 from dmlstudy.studies.gang import GangTrainable, tune_survives_lost_actors
@@ -98,8 +98,7 @@ def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
     )
     try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with sole_maker(store):
-            storage = open_storage(store.optuna_url)
+        storage = open_storage(store)
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:

@@ -72,11 +72,19 @@ def serve(loop_config: dict[str, Any]) -> None:
             if rank == 0:
                 ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))
         except Exception as error:
-            reason = f"{type(error).__name__}: {error} (rank {rank})"
+            kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
+            reason = f"{kind}: {error} (rank {rank})"
             lost = any(sign in str(error) for sign in SIGNS_OF_ANOTHERS_END)
             traceback.print_exc()
             ray.get(mailbox.reply.remote(command.trial, Reply("lost" if lost else "broken", reason=reason)))
             raise
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was asked for that is not there; torch has a type for that on a GPU only."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def resident_mib() -> float:

@@ -1,0 +1,99 @@
+"""The fault table: what each fault cost, printed when the tests end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import psutil
+import pytest
+
+Record = Callable[[str, int, float], None]
+DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
+ROWS = pytest.StashKey[list[tuple[str, int, float]]]()
+
+
+@pytest.fixture
+def record_fault(pytestconfig: pytest.Config) -> Record:
+    """Note a fault, the trials lost to it, and the seconds until the study went on."""
+    rows = pytestconfig.stash.setdefault(ROWS, [])
+    return lambda fault, num_lost, seconds: rows.append((fault, num_lost, seconds))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    rows = config.stash.get(ROWS, [])
+    if rows:
+        terminalreporter.write_sep("=", "faults")
+        terminalreporter.write_line("| fault | trials lost | seconds to recover |")
+        terminalreporter.write_line("|---|---:|---:|")
+    for fault, num_lost, seconds in rows:
+        terminalreporter.write_line(f"| {fault} | {num_lost} | {seconds:.1f} |")
+
+
+def seconds_until_training(
+    study_folder: Path, *, than: int | None = None, since: float | None = None, timeout: float = 300
+) -> float:
+    """Seconds until the study's driver shows an epoch that is news: of a trial whose number is above ``than``, or by
+    default any that it did not show a second after this was called. Counted from ``since``, by default from now.
+    """
+    since = time.monotonic() if since is None else since
+    known: set[tuple[str, int]] = set()
+    if than is None:
+        time.sleep(1)  # the driver shows what it knew before the fault up to half a second later
+        known = {(trial["label"], trial["epoch"]) for trial in shown(study_folder)}
+    end = time.monotonic() + timeout
+    while not any(
+        trial["epoch"] >= 1
+        and (trial["label"], trial["epoch"]) not in known
+        and (trial["number"] is None or trial["number"] > (-1 if than is None else than))
+        for trial in shown(study_folder)
+    ):
+        assert time.monotonic() < end, shown(study_folder)
+        time.sleep(0.05)
+    return time.monotonic() - since
+
+
+def shown(study_folder: Path) -> list[dict[str, Any]]:
+    """The trials that the study's driver shows as running."""
+    path = study_folder / "running.json"
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def marked(mark: str, name: str = "") -> list[psutil.Process]:
+    """The processes that inherited the mark in their environment, with this in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_ours = process.environ().get("DMLSTUDY_TEST") == mark
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE and name in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def trials_of(store: Path, study: str) -> list[optuna.trial.FrozenTrial]:
+    """The study's trials as Optuna's storage has them."""
+    return optuna.load_study(study_name=study, storage=f"sqlite:///{store / 'optuna.db'}").trials
+
+
+def runs_left_open(store: Path, study: str) -> list[str]:
+    """Names of the study's runs that are RUNNING in the store's MLflow."""
+    client = mlflow.MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(study)
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'")
+    return [run.info.run_name for run in runs]
+
+
+def board_of(store: Path, study: str) -> dict[str, Any]:
+    """What ``dmlstudy leaderboard --json`` says of the study."""
+    command = [*DMLSTUDY, "leaderboard", study, "--json", "--store", store]
+    return dict(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
