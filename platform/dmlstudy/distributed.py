@@ -23,6 +23,10 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+class Refused(ValueError):
+    """A batch that cannot be used; every rank raises it alike, so none waits for another in a collective."""
+
+
 def world_size() -> int:
     """Number of processes W, 1 when not distributed."""
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -33,8 +37,8 @@ def gather(local: Embeddings) -> Embeddings:
 
     The gradient flows through z alone: backward sums what all ranks' losses say about a row and hands it
     to the row's owner (reduce-scatter SUM). Every rank must call this, and backward through it. Where a rank's
-    embeddings are not finite, or its labels or ids are malformed, every rank raises the same ValueError, which
-    names the rank.
+    embeddings are not finite, or its labels or ids are malformed, every rank raises the same Refused, which names
+    the rank.
     """
     sizes = _sizes_if_sound(local)
     if world_size() == 1:
@@ -174,7 +178,7 @@ def _sizes_if_sound(local: Embeddings) -> list[int]:
             dist.all_gather_object(problems, problem)
     said = [f"rank {number}: {problem}" for number, problem in enumerate(problems) if problem]
     if said:
-        raise ValueError("; ".join(said))
+        raise Refused("; ".join(said))
     return sizes
 
 

@@ -98,6 +98,12 @@ class ResourcesConfig(Record):
         PositiveInt,
         Field(description="as soon as a trial's workers together hold this much more than after their first"),
     ] = 2048
+    start_limit_s: Annotated[
+        PositiveFloat,
+        Field(
+            description="how long workers wait for room on the cluster; then the study stops, to be resumed"
+        ),
+    ] = 3600
     silence_limit_s: Annotated[
         PositiveFloat, Field(description="a trial that reports nothing for this long is failed")
     ] = 1800

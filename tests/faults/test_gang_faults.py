@@ -17,8 +17,9 @@ import ray
 from ray.air.execution._internal import RayActorManager
 
 from dmlstudy.records import ResourcesConfig, TrialConfig
-from dmlstudy.studies.gang import Gang, GangLost, tune_survives_lost_actors
+from dmlstudy.studies.gang import Gang, GangLost
 from dmlstudy.studies.mailbox import Command
+from dmlstudy.studies.tune_mends import AllActors, tune_mended
 
 from .conftest import DMLSTUDY, Record, marked, runs_left_open, seconds_until_training, trials_of
 
@@ -73,7 +74,7 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
         def hit(name: str, sent: signal.Signals, than: int) -> float:
             """Send a process of the trial after this one a signal, as soon as it trains; returns when it was."""
             seconds_until_training(folder, than=than)
-            marked(mark, name)[0].send_signal(sent)
+            until(lambda: marked(mark, name), name)[0].send_signal(sent)
             return time.monotonic()
 
         try:
@@ -197,7 +198,7 @@ def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.
     heard: list[Exception] = []
     monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: heard.append(error))
     manager, task = RayActorManager.__new__(RayActorManager), object()
-    with tune_survives_lost_actors():
+    with tune_mended():
         message = "Task was killed due to the node running low on memory.\nMemory on the node was 22GB / 23GB"
         manager._actor_task_failed(
             tracked_actor_task=task, exception=ray.exceptions.OutOfMemoryError(message)
@@ -207,6 +208,17 @@ def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.
     assert isinstance(heard[0], ray.exceptions.RayActorError)
     assert "OutOfMemoryError" in str(heard[0])
     assert heard[1] is other
+
+
+def test_no_actor_is_given_up_before_the_search_ends() -> None:
+    """A generation ends, nothing is waiting at that moment, and every gang is kept for the next one."""
+    kept = AllActors()
+    for actor in ("first", "second", "third"):
+        assert kept.cache_object("places", actor)
+    assert list(kept.flush_cached_objects()) == []
+    assert kept.pop_cached_object("places") == "first"
+    assert list(kept.flush_cached_objects(force_all=True)) == ["second", "third"]
+    assert kept.num_cached_objects == 0
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ class Study:
 def test_two_studies_share_a_cluster_and_a_store_and_one_name_runs_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    first = Study(cluster, tmp_path, "first", workers=1, epochs=8)
-    second = Study(cluster, tmp_path, "second", workers=1, epochs=8)
+    first = Study(cluster, tmp_path, "first", workers=2, epochs=8)
+    second = Study(cluster, tmp_path, "second", workers=2, epochs=8)  # two of three places: it waits for them
     try:
         first.wait_for_line("starting the workers")
         again = subprocess.run(

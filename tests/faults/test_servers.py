@@ -89,7 +89,7 @@ def postgres_programs() -> Path:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     on_path = shutil.which("initdb")
     if not found and on_path is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+        pytest.fail("PostgreSQL is not installed: apt-get install postgresql")
     return found[-1].parent if found else Path(str(on_path)).resolve().parent
 
 

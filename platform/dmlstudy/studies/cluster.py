@@ -8,8 +8,10 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import ray
+from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from dmlstudy.records import ResourcesConfig
@@ -37,14 +39,17 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
             # and give up where several Rays run on this machine; they inherit where it is.
             port = _free_port()
             os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
-            ray.init(
-                address="local",
-                include_dashboard=True,
-                dashboard_host="127.0.0.1",
-                dashboard_port=port,
-                log_to_driver=True,
-                logging_level=logging.WARNING,
-            )
+            with patch.object(
+                ray_constants, "ENABLE_RAY_CLUSTER", False
+            ):  # so the node's address is loopback
+                ray.init(
+                    address="local",
+                    include_dashboard=True,
+                    dashboard_host="127.0.0.1",
+                    dashboard_port=port,
+                    log_to_driver=True,
+                    logging_level=logging.WARNING,
+                )
         else:
             ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
@@ -140,6 +145,18 @@ def check_room(resources: ResourcesConfig, nodes: list[dict[str, float]]) -> Non
             f" and {resources.gpus_per_worker:g} GPU each, but the cluster ({cpus:g} CPU, {gpus:g} GPU)"
             f" holds {held}; {mend}"
         )
+
+
+def busy(resources: ResourcesConfig) -> str:
+    """What to tell people where the cluster's free places hold no trial at this moment, or nothing."""
+    free = ray._private.state.available_resources_per_node().values()  # type: ignore[no-untyped-call]
+    if num_workers_held(resources, list(free)) >= resources.workers:
+        return ""
+    cpus, gpus = (sum(node.get(kind, 0.0) for node in free) for kind in ("CPU", "GPU"))
+    return (
+        f"the cluster is busy or still growing ({cpus:g} CPU and {gpus:g} GPU are free now): trials wait for room,"
+        f" up to resources.start_limit_s = {resources.start_limit_s:g} s"
+    )
 
 
 def _nodes_at_most(resources: ResourcesConfig) -> list[dict[str, float]]:

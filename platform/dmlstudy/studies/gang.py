@@ -21,72 +21,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import ray
 from ray import tune
-from ray.air.execution._internal import RayActorManager
 
 from dmlstudy.records import ResourcesConfig, TrialConfig
 from dmlstudy.studies.mailbox import GO_HOME, Command, Mailbox, Reply
+from dmlstudy.studies.train import trainer
+from dmlstudy.studies.tune_mends import told_shortly
 from dmlstudy.studies.worker import serve
 
-START_LIMIT_S = 300.0
-"""How long workers may take to come up."""
 RECYCLE_GRACE_S = 10.0
+START_GRACE_S = 60.0
 STOP_GRACE_S = 1.0
 KILL_TIMEOUT_S = 8.0
-CALL_TIMEOUT_S = 5.0
-TRAIN_SETTINGS = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Train notices starts and ends of workers only then
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
-}
-"""Ray Train hands these on from the process that calls ``fit`` to its controller and workers."""
-
-
-def prepare_train() -> None:
-    """Settle how Ray Train behaves, for the actor that is about to call ``fit``.
-
-    The helper that frees the workers' placement group when their controller is gone asks Ray's State API, and that
-    asks whichever cluster it finds on the machine first. Where there are several, another than ours: which does not
-    know the controller, so that the helper takes it for dead and takes the workers' places away as they train.
-    So each of the run's processes is told which cluster is its own.
-    """
-    from ray.train.v2._internal import constants
-
-    os.environ.update(TRAIN_SETTINGS)
-    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    constants.ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
-
-
-def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
-    """The workers of one trial, as Ray Train wants to be told."""
-    import ray.train
-
-    per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
-    if resources.gpus_per_worker:
-        per_worker["GPU"] = resources.gpus_per_worker
-    return ray.train.ScalingConfig(
-        num_workers=resources.workers,
-        use_gpu=resources.gpus_per_worker > 0,
-        resources_per_worker=per_worker,
-    )
-
+CALL_TIMEOUT_S = 30.0
 
 logger = logging.getLogger(__name__)  # in an actor: to its stderr, and so to the study's engine.log
 
 
 class GangLost(RuntimeError):
-    """The gang cannot go on with its trial; ``blameless`` where that is not the trial's doing."""
+    """The gang cannot go on with its trial; ``blameless`` where that is not the trial's doing, ``unstarted`` where
+    the workers never came up."""
 
-    def __init__(self, reason: str, *, blameless: bool) -> None:
+    def __init__(self, reason: str, *, blameless: bool, unstarted: bool = False) -> None:
         super().__init__(reason)
         self.blameless = blameless
+        self.unstarted = unstarted
 
 
 class GangTrainable(tune.Trainable):
@@ -102,31 +66,30 @@ class GangTrainable(tune.Trainable):
         self._step_reported = 0.0
         self._resources = ResourcesConfig.model_validate(config["resources"])
         self._train_folder: str = config["storage"]
-        self._gang = self._new_gang()
+        self._gang: Gang | None = None
+        self._trial = ""
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        if self._gang.is_alive():
-            self._gang.cancel(self._trial)
-        shutil.rmtree(self._checkpoint, ignore_errors=True)  # the trial before is over, however it ended
-        if self._gang.is_alive() and (reason := self._gang.why_recycle()):
-            logger.warning("the workers are started afresh: %s", reason)
-            if not self._gang.end(RECYCLE_GRACE_S):
-                raise RuntimeError("the workers do not end")
-        if not self._gang.is_alive():
-            self._gang = self._new_gang()
         self._begin(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
         while True:
+            gang = self._gang
+            assert gang is not None
             try:
-                reply = self._gang.next_reply(self._trial)
+                reply = gang.next_reply(self._trial)
             except GangLost as lost:
-                if not self._gang.kill():  # Tune ends this actor then, and with it all it started
+                if not gang.kill():  # Tune ends this actor then, and with it all it started
                     raise RuntimeError(f"{lost}; and the workers do not end") from lost
-                if not lost.blameless or self._num_retries == self._resources.retries:
-                    return {"metrics": {}, "done": True, "failure": str(lost)}
+                if not lost.blameless or lost.unstarted or self._num_retries == self._resources.retries:
+                    return {
+                        "metrics": {},
+                        "done": True,
+                        "failure": str(lost),
+                        "unstarted": lost.unstarted,
+                    }
                 self._num_retries += 1
                 logger.warning(
                     "trial %s goes on with fresh workers (retry %d of %d): %s",
@@ -135,7 +98,6 @@ class GangTrainable(tune.Trainable):
                     self._resources.retries,
                     lost,
                 )
-                self._gang = self._new_gang()
                 self._hand_over()
                 continue
             if reply.kind == "report":
@@ -143,10 +105,12 @@ class GangTrainable(tune.Trainable):
                     continue
                 self._step_reported = reply.metrics["step"]
             if reply.files:
-                ray.get(self._vault.put.remote(self.trial_id, reply.files))
+                ray.get(ray.get_actor(self._vault).put.remote(self.trial_id, reply.files))
             return {"metrics": reply.metrics, "done": reply.kind != "report", "failure": reply.reason}
 
     def cleanup(self) -> None:
+        if self._gang is None:
+            return
         with contextlib.suppress(ray.exceptions.RayError):
             self._gang.cancel(self._trial)
         self._gang.end(STOP_GRACE_S)
@@ -160,19 +124,33 @@ class GangTrainable(tune.Trainable):
     def _begin(self, config: dict[str, Any]) -> None:
         """Hand over a trial that Tune has just given to this actor."""
         self._config = config["trial"]
-        self._vault = ray.get_actor(config["vault"])
+        self._vault: str = config["vault"]
         self._checkpoint = os.path.join(config["checkpoints"], checkpoint_name(self._config))
         self._num_retries = 0
         self._step_reported = 0.0
         self._hand_over()
 
     def _hand_over(self) -> None:
+        """Give the trial to the gang, or to a fresh one where that one is gone or to be recycled."""
         self._number += 1
-        self._trial = f"{self.trial_id}-{self._number}"
-        self._gang.hand_over(Command(self._trial, self._config, self._checkpoint))
-
-    def _new_gang(self) -> Gang:
-        return Gang(self._resources, self._train_folder, f"gang-{self.trial_id}-{time.time_ns()}")
+        before, self._trial = self._trial, f"{self.trial_id}-{self._number}"
+        command = Command(self._trial, self._config, self._checkpoint)
+        if self._gang is not None and self._gang.is_alive():
+            try:
+                self._gang.cancel(before)
+                reason = self._gang.why_recycle()
+                if not reason:
+                    self._gang.hand_over(command)
+                    return
+                is_gone = self._gang.end(RECYCLE_GRACE_S)
+            except ray.exceptions.RayError as error:
+                reason = f"they do not answer ({told_shortly(error)})"
+                is_gone = self._gang.kill()
+            logger.warning("the workers are started afresh: %s", reason)
+            if not is_gone:  # Tune ends this actor then, and with it all it started
+                raise RuntimeError(f"the workers do not end, though {reason}")
+        self._gang = Gang(self._resources, self._train_folder, f"gang-{self.trial_id}-{time.time_ns()}")
+        self._gang.hand_over(command)
 
 
 def checkpoint_name(config: dict[str, Any]) -> str:
@@ -190,6 +168,7 @@ class Gang:
         self._storage = storage
         self._name = name
         self._num_trials = 0
+        self._started = time.monotonic()
         self._is_up = False
         self._has_begun = False
         self._error: BaseException | None = None
@@ -204,7 +183,7 @@ class Gang:
         """Give the workers a trial; they take it when they have ended the one before."""
         self._num_trials += 1
         self._has_begun = False
-        ray.get(self._mailbox.post.remote(command))
+        ray.get(self._mailbox.post.remote(command), timeout=CALL_TIMEOUT_S)
 
     def cancel(self, trial: str) -> None:
         """Let the workers end the trial at its next report."""
@@ -260,7 +239,7 @@ class Gang:
     def _next(self, trial: str) -> Reply:
         limit = self._resources.silence_limit_s
         if not self._is_up:
-            limit = max(limit, START_LIMIT_S)
+            limit = self._resources.start_limit_s + START_GRACE_S
         end = time.monotonic() + limit
         pending = self._mailbox.next_reply.remote(trial)
         while not ray.wait([pending], timeout=min(0.5, limit))[0]:
@@ -269,39 +248,32 @@ class Gang:
             if time.monotonic() > end:
                 if self._has_begun:
                     raise GangLost(f"no report for {limit:g} s", blameless=False)
-                waited_for = "end the trial before it" if self._is_up else "come up"
-                raise GangLost(f"the workers did not {waited_for} within {limit:g} s", blameless=True)
+                if self._is_up:
+                    reason = f"the workers did not end the trial before it within {limit:g} s"
+                    raise GangLost(reason, blameless=True)
+                raise self._loss("")
         reply: Reply = ray.get(pending)
         return reply
 
     def _loss(self, heard: str) -> GangLost:
         """Why workers are gone, as Ray Train knows it, which finds it out within a moment."""
         self._thread.join(2.0)
-        what = "a worker of the trial was lost" if self._is_up else "the workers could not be started"
-        return GangLost(f"{what}: {_cause(self._error, heard)}", blameless=True)
+        if self._is_up:
+            return GangLost(f"a worker of the trial was lost: {_cause(self._error, heard)}", blameless=True)
+        if time.monotonic() - self._started >= self._resources.start_limit_s:
+            limit = f"resources.start_limit_s = {self._resources.start_limit_s:g}"
+            return GangLost(
+                f"the cluster had no room for the workers within {limit}", blameless=True, unstarted=True
+            )
+        return GangLost(f"the workers could not be started: {_cause(self._error, heard)}", blameless=True)
 
     def _run(self) -> None:
-        import ray.train
-        from ray.train.torch import TorchTrainer
-
-        prepare_train()
         try:
-            TorchTrainer(
-                serve,
-                train_loop_config={
-                    "mailbox": self._mailbox,
-                    "threads": max(1, int(self._resources.cpus_per_worker)),
-                },
-                scaling_config=scaling(self._resources),
-                run_config=ray.train.RunConfig(
-                    name=self._name,
-                    storage_path=self._storage,
-                    failure_config=ray.train.FailureConfig(  # GangTrainable decides what is tried again
-                        max_failures=0,
-                        controller_failure_limit=0,  # type: ignore[call-arg]
-                    ),
-                ),
-            ).fit()
+            loop_config = {
+                "mailbox": self._mailbox,
+                "threads": max(1, int(self._resources.cpus_per_worker)),
+            }
+            trainer(serve, loop_config, self._resources, name=self._name, storage=self._storage).fit()
         except BaseException as error:
             self._error = error
 
@@ -312,32 +284,6 @@ def _cause(error: BaseException | None, heard: str) -> str:
     for rank, failure in sorted(failures.items()):
         died = getattr(failure, "health_check_failure", failure)
         if isinstance(died, ray.exceptions.RayError) and not isinstance(died, ray.exceptions.RayTaskError):
-            return f"rank {rank}: {_told_shortly(died)}"
+            return f"rank {rank}: {told_shortly(died)}"
     text = heard or str(error or "no reason given").strip()
     return text.splitlines()[-1] if text else type(error).__name__
-
-
-def _told_shortly(error: ray.exceptions.RayError) -> str:
-    """The line of Ray's message that says why, for such messages begin with ids."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "memory" in line or "died" in line or "killed" in line]
-    return (telling or lines or [type(error).__name__])[-1][:200]
-
-
-@contextlib.contextmanager
-def tune_survives_lost_actors() -> Iterator[None]:
-    """Let Tune take an actor that Ray has killed for memory, or whose node is gone, for a lost one.
-
-    By itself it does so for ``RayActorError`` only, and ends the whole study at Ray's other errors.
-    """
-    task_failed = RayActorManager._actor_task_failed
-
-    def as_lost_actor(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
-        known = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
-        if isinstance(exception, ray.exceptions.RayError) and not isinstance(exception, known):
-            reason = f"{type(exception).__name__}: {_told_shortly(exception)}"
-            exception = ray.exceptions.RayActorError(error_msg=reason)
-        task_failed(self, tracked_actor_task, exception)
-
-    with patch.object(RayActorManager, "_actor_task_failed", as_lost_actor):
-        yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from dmlstudy.naming import nearest
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.studies.cluster import connected
-from dmlstudy.studies.gang import prepare_train, scaling
 from dmlstudy.studies.progress import engine_noise_to
 from dmlstudy.training.law import CASES, Finding
 
@@ -61,11 +61,17 @@ def run_selfcheck(
         )
         workers.start()
         num_missing = len(names)
+        # Waiting for room on the cluster has a limit of its own.
+        patience_s = resources.start_limit_s + resources.silence_limit_s
+        last_heard = time.monotonic()
         while num_missing:
             try:
                 on_finding(findings.get(timeout=0.5))
                 num_missing -= 1
+                last_heard, patience_s = time.monotonic(), resources.silence_limit_s
             except Empty:
+                if time.monotonic() - last_heard > patience_s:
+                    raise SelfcheckFailed(f"no finding for {patience_s:g} s; see {log}") from None
                 if not workers.is_alive() and findings.empty():
                     reason = str(errors[0]).strip().splitlines()[-1] if errors else "no reason given"
                     raise SelfcheckFailed(f"the workers broke: {reason}; see {log}") from None
@@ -76,17 +82,11 @@ def run_selfcheck(
 def _run(
     names: list[str], findings: Any, resources: ResourcesConfig, folder: str, errors: list[BaseException]
 ) -> None:
-    prepare_train()
-    import ray.train
-    from ray.train.torch import TorchTrainer
+    from dmlstudy.studies.train import trainer
 
+    loop_config = {"names": names, "findings": findings}
     try:
-        TorchTrainer(
-            _check_on_worker,
-            train_loop_config={"names": names, "findings": findings},
-            scaling_config=scaling(resources),
-            run_config=ray.train.RunConfig(name="selfcheck", storage_path=folder),
-        ).fit()
+        trainer(_check_on_worker, loop_config, resources, name="selfcheck", storage=folder).fit()
     except BaseException as error:
         errors.append(error)
 

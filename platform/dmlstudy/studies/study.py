@@ -24,14 +24,15 @@ from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks
-from dmlstudy.studies.cluster import concurrency, connected
-from dmlstudy.studies.gang import GangTrainable, tune_survives_lost_actors
+from dmlstudy.studies.cluster import busy, concurrency, connected
+from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
 from dmlstudy.studies.search import SHIPPED_SEED, StudySearch
 from dmlstudy.studies.spec import UNTRAINED, StudySpec
 from dmlstudy.studies.storage import open_storage
+from dmlstudy.studies.tune_mends import tune_mended
 from dmlstudy.studies.wishes import Desk
 
 HEAD_NODE = {"node:__internal_head__": 0.001}
@@ -143,6 +144,8 @@ def _run_trials(
         f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
         f" {num_at_once} at once"
     )
+    if waits_for := busy(resources):
+        tell(waits_for)
     tell("starting the workers; they stay for all trials, so only the first trial waits for them")
     vault_name = f"vault-{spec.name}-{time.time_ns()}"
     vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
@@ -175,7 +178,7 @@ def _run_trials(
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
         ),
     )
-    with _sigterm_as_sigint(), tune_survives_lost_actors():
+    with _sigterm_as_sigint(), tune_mended():
         try:
             tuner.fit()
         finally:

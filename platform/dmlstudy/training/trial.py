@@ -280,7 +280,9 @@ class _Learner:
             id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
             try:
                 total, count = self.step(images_NHWC, y_N, id_N)
-            except ValueError as error:  # a loss refuses what it is given, on every rank at once
+            except ValueError as error:
+                if distributed.world_size() > 1 and not isinstance(error, distributed.Refused):
+                    raise  # other ranks may know nothing of it, and wait for this one
                 raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
             objective, mean = distributed.scaled_for_mean(LossSum(total, count))
             if not math.isfinite(mean):
