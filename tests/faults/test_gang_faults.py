@@ -17,6 +17,7 @@ import ray
 from ray.air.execution._internal import RayActorManager
 
 from dmlstudy.records import ResourcesConfig, TrialConfig
+from dmlstudy.studies import tune_mends
 from dmlstudy.studies.gang import Gang, GangLost
 from dmlstudy.studies.mailbox import Command
 from dmlstudy.studies.tune_mends import AllActors, tune_mended
@@ -196,7 +197,7 @@ def test_nothing_is_left_of_a_gang_within_two_seconds(
 
 def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Exception] = []
-    monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: heard.append(error))
+    monkeypatch.setattr(tune_mends, "_task_failed", lambda self, task, error: heard.append(error))
     manager, task = RayActorManager.__new__(RayActorManager), object()
     with tune_mended():
         message = "Task was killed due to the node running low on memory.\nMemory on the node was 22GB / 23GB"
