@@ -13,6 +13,8 @@ from rich.console import Console
 from typer.main import get_command
 
 from dmlstudy import cli
+from dmlstudy.registry.comparison import compare
+from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
 from dmlstudy.registry.store import Store
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
@@ -91,6 +93,11 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         (["run", SPEC, "--store", file / "store"], r"store cannot be written"),
         (["run", SPEC, "--tracking-uri", f"http://127.0.0.1:{closed}", *at_store], r"no MLflow server at"),
         (["submit", SPEC, "--address", f"http://127.0.0.1:{closed}", *at_store], r"no Ray cluster at http"),
+        (["run", SPEC, "--tracking-uri", "http://me:pa55@host", *at_store], r"MLFLOW_TRACKING_PASSWORD"),
+        (
+            ["submit", SPEC, "--address", "x", "--tracking-uri", "http://me:pa55@host"],
+            r"MLFLOW_TRACKING_PASS",
+        ),
         (["leaderboard", "nope", *at_store], r"no studies in the store"),
         (["status", "nope", *at_store], r"no study 'nope'"),
         (["logs", "nope", *at_store], r"no study 'nope'"),
@@ -113,6 +120,7 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         assert said.count("\n") == 0, (arguments, said)
         assert said.startswith("error: "), said
         assert re.search(message, said), said
+        assert "pa55" not in said, said
     assert sorted(tmp_path.iterdir()) == [file]
 
 
@@ -133,6 +141,57 @@ def test_the_status_of_a_study_closely_and_as_json(
     assert (status["study"], status["num_left"], status["running"]) == ("s", 6, [])
     assert call(monkeypatch, "stop", "s", "--trial", "0", "--store", tmp_path) == 2
     assert "its process is gone; `dmlstudy resume s` goes on" in capfd.readouterr().err
+
+
+def row(family: str, num: int, score: float, validation: float | None = None) -> Row:
+    return Row(
+        family=family,
+        num_finished=0 if validation is None else 2,
+        num_pruned=0,
+        num_failed=0,
+        num_judged=num,
+        validation=validation,
+        validation_stderr=None,
+        params={},
+        untrained=None if validation is None else "untrained",
+        test={"test_map_at_r": Estimate(mean=score, half_width=0.01, num=num)},
+    )
+
+
+def test_a_leaderboard_says_how_sure_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    scores = {
+        "red": {1: 0.6, 2: 0.61, 3: 0.62, 4: 0.6},
+        "blue": {1: 0.5, 2: 0.53, 3: 0.5},
+        "untrained": {1: 0.49, 2: 0.53, 3: 0.52, 4: 0.5},
+    }
+    board = Leaderboard(
+        study="s",
+        objective="map_at_r",
+        second_objective="embedding_dim",
+        status="finished",
+        winner="red",
+        model=None,
+        rows=[row("red", 4, 0.6075, 0.7), row("blue", 3, 0.51, 0.6), row("untrained", 4, 0.51)],
+        front=[FrontTrial(family="blue", trial=3, validation=0.6, size=8)],
+        comparisons=compare(scores, resolution=1e-3),
+    )
+    cli._show_leaderboard(board)
+    shown = capfd.readouterr().out
+    assert re.search(r"^ red \* +0\.7000 +0\.6075 ± 0\.010 +- +4 +2\+0\+0", shown, re.MULTILINE), shown
+    assert re.search(r"^ blue +0\.6000 +0\.5100 ± 0\.010 +- +3 +2\+0\+0", shown, re.MULTILINE), shown
+    assert re.search(r"each family's best by map_at_r alone:\n.*\n blue +#3 +0\.6000 +8 *\n", shown), shown
+    assert "paired by seed:" in shown
+    assert "  red better than blue: +0.1000 [+0.0117, +0.1883] p 0.026, 3 seeds\n" in shown
+    assert "  red better than untrained: +0.0975 [+0.0669, +0.1281] p 0.002, 4 seeds\n" in shown
+    assert "adjusted for all 3 pairs (Holm)" in shown
+    assert "hold for all 3 pairs at once with 95% (Bonferroni)" in shown
+    cli._show_leaderboard(board.model_copy(update={"front": [], "comparisons": board.comparisons[:1]}))
+    shown = capfd.readouterr().out
+    assert "paired by seed over 3 seeds:" in shown
+    assert "embedding_dim" not in shown
 
 
 def test_the_families_with_their_papers_and_parameters(

@@ -471,7 +471,7 @@ def _show_leaderboard(board: Leaderboard) -> None:
     objective = board.objective
     tests = list(dict.fromkeys([f"test_{objective}", "test_recall_at_1"]))
     table = Table(title=f"{board.study}: {board.status}", title_justify="left", box=None)
-    for column in ("family", f"val {objective}", *tests, "trials"):
+    for column in ("family", f"val {objective}", *tests, "seeds", "trials"):
         table.add_column(column.replace("test_", "test "), no_wrap=True)
     for row in board.rows:
         spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.3f}"
@@ -479,24 +479,52 @@ def _show_leaderboard(board: Leaderboard) -> None:
             f"{row.family}{' *' if row.family == board.winner else ''}",
             "-" if row.validation is None else f"{row.validation:.4f}{spread}",
             *(str(row.test.get(name, "-")) for name in tests),
+            str(row.num_judged or ""),
             f"{row.num_finished}+{row.num_pruned}+{row.num_failed}" if row.num_tried else "",
         )
     console.print(table, highlight=False)
-    num = max((estimate.num for row in board.rows for estimate in row.test.values()), default=0)
     console.print(
         "* best on the validation classes (mean over folds ± standard error)\n"
-        f"test: mean ± 95% t-interval over {num} seeds, each scored once\n"
+        "test: mean ± 95% t-interval over the row's seeds, each scored once\n"
         "trials: finished + stopped early + failed"
         + (f"\nregistered as {board.model} @champion" if board.model else ""),
         highlight=False,
     )
+    if board.front:
+        _show_front(board)
     if board.comparisons:
-        console.print(
-            f"\ntest {objective}, paired by seed (95% over all {len(board.comparisons)} pairs together, Holm):",
-            highlight=False,
-        )
+        _show_comparisons(board)
+
+
+def _show_front(board: Leaderboard) -> None:
+    objective, second = board.objective, board.second_objective
+    console.print(
+        f"\n{objective} against {second}, trials that none beats in both; the rows above are of each family's best"
+        f" by {objective} alone:",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _show_table(
+        ("family", "trial", f"val {objective}", str(second)),
+        [(one.family, f"#{one.trial}", f"{one.validation:.4f}", str(one.size)) for one in board.front],
+    )
+
+
+def _show_comparisons(board: Leaderboard) -> None:
+    num = len(board.comparisons)
+    nums = {comparison.num_seeds for comparison in board.comparisons}
+    seeds = f" over {nums.pop()} seeds" if len(nums) == 1 else ""
+    console.print(f"\ntest {board.objective}, paired by seed{seeds}:", highlight=False)
     for comparison in board.comparisons:
-        console.print(f"  {escape(str(comparison))}", highlight=False)
+        own = "" if seeds else f", {comparison.num_seeds} seeds"
+        console.print(f"  {escape(str(comparison))}{own}", highlight=False, soft_wrap=True)
+    console.print(
+        f"better, worse: p ≤ 0.05, adjusted for all {num} pairs (Holm): at most 5% of studies name a false one\n"
+        f"[ ]: hold for all {num} pairs at once with 95% (Bonferroni); wider than the test, so one may reach past 0"
+        " beside a better",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 if __name__ == "__main__":

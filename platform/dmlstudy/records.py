@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 Scalar: TypeAlias = bool | int | float | str
 """A hyperparameter's value."""
 
+UNTRAINED = "untrained"
+"""The row of the embedder before training; no family can have this name."""
+
 
 class Record(BaseModel):
     """A frozen value that refuses unknown keys."""
@@ -110,6 +113,16 @@ class ResourcesConfig(Record):
     retries: Annotated[
         int, Field(ge=0, description="how often a trial goes on with fresh workers after a worker was lost")
     ] = 1
+
+
+def untrained_name(family: str | None = None) -> str:
+    """The row of the untrained embedder; of this family's, where families have different ones."""
+    return UNTRAINED if family is None else f"{UNTRAINED} ({family})"
+
+
+def is_untrained(name: str) -> bool:
+    """Whether a row is an untrained embedder's; a family's name has no space."""
+    return name == UNTRAINED or name.startswith(f"{UNTRAINED} (")
 
 
 class LossConfig(Record):

@@ -11,6 +11,8 @@ import mlflow
 import optuna
 import pytest
 
+from dmlstudy import data
+
 from .conftest import NUM_TRIALS, Finished, called, command
 
 pytestmark = pytest.mark.timeout(900)
@@ -40,7 +42,7 @@ def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
     trials = [TRIAL_LINE.fullmatch(line.rstrip()) for line in lines if f"/{NUM_TRIALS} " in line]
     assert [match and int(match[1]) for match in trials] == list(range(1, NUM_TRIALS + 1)), submitted.shown
     told = ("job ", "digits:", "starting the workers", "* best", "test:", "trials:", "registered", "models:")
-    told += ("test map_at_r, paired by seed", *(f"  {name} " for name in FAMILIES))
+    told += ("test map_at_r, paired by seed", *(f"  {name} " for name in FAMILIES), "better, worse:", "[ ]:")
     table = (" family", *(f" {name}" for name in FAMILIES), " untrained")
     ours = [
         line
@@ -102,7 +104,9 @@ def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished
     )
     assert len(client.get_metric_history(search.info.run_id, "train_loss")) == 10  # 2 folds x 5 epochs
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert files >= {"study.yaml", "search_space.yaml", "environment.json"}
+    assert files >= {"study.yaml", "search_space.yaml", "folds.json", "environment.json"}
+    assert {run.data.tags["workers"] for run in trials} == {"2"}
+    assert parent.data.tags["test_sha256"] == data.load("digits").test.fingerprint()
 
 
 def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:

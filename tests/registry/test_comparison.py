@@ -1,12 +1,26 @@
-"""Paired comparisons: the t-test against scipy's, Holm's correction by hand, and its laws."""
+"""Paired comparisons: the t-test against scipy's, Holm's correction by hand, and what the intervals promise."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dmlstudy.registry.comparison import ALPHA, Comparison, compare
+from dmlstudy.registry import comparison
+from dmlstudy.registry.comparison import ALPHA, Comparison
+
+FINE = 1e-6
+
+
+def compare(
+    scores: Mapping[str, Mapping[int, float]],
+    resolution: float = FINE,
+    pairs: list[tuple[str, str]] | None = None,
+) -> list[Comparison]:
+    return comparison.compare(scores, pairs=pairs, resolution=resolution)
 
 
 def scores(
@@ -24,39 +38,55 @@ def by_pair(comparisons: list[Comparison]) -> dict[tuple[str, str], Comparison]:
 
 def test_two_families_are_a_paired_t_test() -> None:
     given = scores(0, {"a": 0.52, "b": 0.5})
-    (comparison,) = compare(given)
+    (found,) = compare(given)
     a, b = (list(given[name].values()) for name in "ab")
     test = stats.ttest_rel(a, b)
     interval = test.confidence_interval(0.95)
-    assert comparison.p_value == comparison.adjusted_p_value == pytest.approx(test.pvalue)
-    assert comparison.effect == pytest.approx(np.mean(a) - np.mean(b))
-    assert (comparison.low, comparison.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
-    assert comparison.outcome == ("better" if test.pvalue < ALPHA else "not distinguishable")
+    assert found.p_value == found.adjusted_p_value == pytest.approx(test.pvalue)
+    assert found.effect == pytest.approx(np.mean(a) - np.mean(b))
+    assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    assert found.outcome == ("better" if test.pvalue < ALPHA else "not distinguishable")
 
 
-def test_holm_by_hand() -> None:
-    found = by_pair(compare(scores(3, {"a": 0.60, "b": 0.56, "c": 0.555})))
+def test_holm_by_hand_and_bonferroni_beside_it() -> None:
+    given = scores(3, {"a": 0.60, "b": 0.56, "c": 0.555})
+    found = by_pair(compare(given))
     p = sorted((c.p_value, pair) for pair, c in found.items())
     expected, worst = {}, 0.0
     for rank, (value, pair) in enumerate(p):
         worst = max(worst, min(1.0, value * (3 - rank)))
         expected[pair] = worst
-    for pair, comparison in found.items():
-        assert comparison.adjusted_p_value == pytest.approx(expected[pair])
-        assert (comparison.outcome != "not distinguishable") == (expected[pair] <= ALPHA)
+    for (first, second), one in found.items():
+        assert one.adjusted_p_value == pytest.approx(expected[first, second])
+        assert (one.outcome != "not distinguishable") == (expected[first, second] <= ALPHA)
+        test = stats.ttest_rel(list(given[first].values()), list(given[second].values()))
+        interval = test.confidence_interval(1 - ALPHA / 3)
+        assert (one.low, one.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
     assert found["a", "b"].outcome == found["a", "c"].outcome == "better"
     assert found["b", "c"].outcome == "not distinguishable"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_interval_leaves_out_zero_exactly_where_there_is_a_difference(seed: int) -> None:
-    for comparison in compare(scores(seed, {"a": 0.52, "b": 0.51, "c": 0.5, "d": 0.505})):
-        assert comparison.low is not None
-        assert comparison.high is not None
-        assert comparison.low < comparison.effect < comparison.high
-        excludes_zero = comparison.low > 0 or comparison.high < 0
-        assert excludes_zero == (comparison.outcome != "not distinguishable")
-        assert comparison.adjusted_p_value >= comparison.p_value
+def test_an_interval_that_leaves_out_zero_is_a_difference(seed: int) -> None:
+    """Holm's test finds whatever the intervals of all pairs show, and more."""
+    for one in compare(scores(seed, {"a": 0.52, "b": 0.51, "c": 0.5, "d": 0.505})):
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low < one.effect < one.high
+        assert one.adjusted_p_value >= one.p_value
+        if one.low > 0 or one.high < 0:
+            assert one.outcome == ("better" if one.effect > 0 else "worse")
+
+
+def test_the_intervals_hold_together() -> None:
+    """In at least 95% of studies all true differences are covered, also where many differences are found."""
+    means = {"a": 0.58, "b": 0.55, "c": 0.52, "d": 0.50}
+    truth = {(a, b): means[a] - means[b] for a, b in itertools.combinations(means, 2)}
+    num, covered = 3000, 0
+    for seed in range(num):
+        found = by_pair(compare(scores(seed, means)))
+        covered += all((c.low or 0) <= truth[pair] <= (c.high or 0) for pair, c in found.items())
+    assert covered / num >= 1 - ALPHA
 
 
 def test_no_difference_is_rarely_called_one() -> None:
@@ -69,19 +99,64 @@ def test_no_difference_is_rarely_called_one() -> None:
 
 
 def test_only_common_seeds_count() -> None:
-    (comparison,) = compare({"a": {1: 0.5, 2: 0.6, 3: 0.9}, "b": {1: 0.4, 2: 0.5, 4: 0.1}})
-    assert comparison.num_seeds == 2
-    assert comparison.effect == pytest.approx(0.1)
+    (found,) = compare({"a": {1: 0.5, 2: 0.6, 3: 0.9}, "b": {1: 0.4, 2: 0.4, 4: 0.1}})
+    assert found.num_seeds == 2
+    assert found.effect == pytest.approx(0.15)
+
+
+def test_only_the_pairs_asked_for_count() -> None:
+    given = scores(0, {"a": 0.52, "b": 0.5, "c": 0.4})
+    (found,) = compare(given, pairs=[("b", "a")])
+    assert found == compare({name: given[name] for name in "ba"})[0]
+    assert compare(given, pairs=[]) == []
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [({1: 0.5}, {1: 0.1}), ({1: 0.5}, {2: 0.1}), ({}, {}), ({1: 0.5, 2: 0.5}, {1: 0.5, 2: 0.5})]
+    ("a", "b"),
+    [
+        ({1: 0.5}, {1: 0.1}),
+        ({1: 0.5}, {2: 0.1}),
+        ({}, {}),
+        ({1: 0.5, 2: 0.5}, {1: 0.5, 2: 0.5}),
+        ({1: 0.5, 2: 0.6}, {1: 0.1, 2: 0.2}),  # by the same on both
+    ],
 )
 def test_too_little_tells_nothing(a: dict[int, float], b: dict[int, float]) -> None:
-    (comparison,) = compare({"a": a, "b": b})
-    assert comparison.outcome == "not distinguishable"
-    assert comparison.adjusted_p_value == 1
-    assert "not distinguishable from b" in str(comparison)
+    (found,) = compare({"a": a, "b": b})
+    assert found.outcome == "not distinguishable"
+    assert found.adjusted_p_value == 1
+    assert found.low is None
+    assert str(found).startswith("a not distinguishable from b: ")
+
+
+def test_seeds_that_agree_on_a_coarse_score_leave_doubt() -> None:
+    """50 queries show steps of 0.02 only: one step on each of 5 seeds is no certainty, ten steps are enough."""
+
+    def against(effect: float) -> Comparison:
+        a = {seed: 0.5 + 0.1 * seed for seed in range(5)}
+        (found,) = compare({"a": a, "b": {seed: a[seed] - effect for seed in a}}, resolution=0.02)
+        return found
+
+    one, ten = against(0.02), against(0.2)
+    assert one.outcome == "not distinguishable"
+    assert one.low is not None
+    assert one.low < 0
+    assert ten.outcome == "better"
+    assert ten.low is not None
+    assert 0.1 < ten.low < ten.effect < (ten.high or 0)
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+@pytest.mark.parametrize("steps", [0.1, 0.5, 1.0])
+def test_no_difference_on_a_coarse_score_is_rarely_called_one(n: int, steps: float) -> None:
+    rng = np.random.default_rng(n)
+    wrong = 0
+    for _ in range(400):
+        level = rng.random()
+        rounded = np.round(level + steps * rng.normal(size=(2, n))) / 50
+        a, b = (dict(enumerate(row.tolist())) for row in rounded)
+        wrong += compare({"a": a, "b": b}, resolution=1 / 50)[0].outcome != "not distinguishable"
+    assert wrong <= 400 * ALPHA
 
 
 def test_swapping_two_families_turns_the_outcome() -> None:
@@ -90,4 +165,10 @@ def test_swapping_two_families_turns_the_outcome() -> None:
     (back,) = compare({name: given[name] for name in "ba"})
     assert (forth.outcome, back.outcome) == ("better", "worse")
     assert back.effect == pytest.approx(-forth.effect)
-    assert back.low == pytest.approx(-forth.high)
+    assert back.low == pytest.approx(-(forth.high or 0))
+
+
+def test_a_line_says_what_decided() -> None:
+    given = {"a": {1: 0.6, 2: 0.61, 3: 0.62}, "b": {1: 0.5, 2: 0.53, 3: 0.5}}
+    (found,) = compare(given)
+    assert str(found) == "a better than b: +0.1000 [+0.0503, +0.1497] p 0.013"

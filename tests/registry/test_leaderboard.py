@@ -46,13 +46,13 @@ def test_a_single_value_has_no_interval() -> None:
     assert str(Estimate(mean=0.5, half_width=0.01234, num=3)) == "0.5000 ± 0.012"
 
 
-def config(family: str, phase: Any, seed: int, lr: float) -> TrialConfig:
+def config(family: str, phase: Any, seed: int, lr: float, dim: int = 64) -> TrialConfig:
     return TrialConfig(
         family=family,
         phase=phase,
         seed=seed,
         data=DataConfig(name="digits"),
-        embedder=EmbedderConfig(),
+        embedder=EmbedderConfig(dim=dim),
         batch=BatchConfig(),
         training=TrainingConfig(lr=lr),
         loss=LossConfig(name="contrastive"),
@@ -60,8 +60,9 @@ def config(family: str, phase: Any, seed: int, lr: float) -> TrialConfig:
 
 
 def trial(tracker: StudyTracker, family: str, phase: str, seed: int, status: Any, **metrics: float) -> None:
-    lr = metrics.pop("lr", 1e-3)
-    run_id = tracker.start_trial("x", config(family, phase, seed, lr), None)
+    lr, dim, number = metrics.pop("lr", 1e-3), int(metrics.pop("dim", 64)), metrics.pop("number", None)
+    found = config(family, phase, seed, lr, dim)
+    run_id = tracker.start_trial("x", found, None if number is None else int(number))
     tracker.end_trial(run_id, status, [], metrics)
 
 
@@ -120,7 +121,86 @@ def test_families_are_compared_on_the_seeds_they_share(board: Leaderboard) -> No
     against_lucky = pairs["modest", "lucky"]
     assert against_lucky.num_seeds == 2
     assert against_lucky.effect == pytest.approx(-0.3)
-    assert against_lucky.outcome == "worse"  # by the same on both seeds
+    assert against_lucky.outcome == "not distinguishable"  # two seeds that agree
+
+
+def test_a_family_is_compared_with_its_own_embedder_untrained(store: Store) -> None:
+    tracker = StudyTracker(store, "embedders", {})
+    dims = {"red": 8, "blue": 16, "green": 8, "untrained (red)": 8, "untrained (blue)": 16}
+    for family, dim in dims.items():
+        for seed in (1, 2, 3):
+            trial(
+                tracker, family, "verdict", seed, "finished", test_map_at_r=dim / 100 + seed / 1000, dim=dim
+            )
+    board = leaderboard(store, "embedders")
+    assert {row.family: row.untrained for row in board.rows} == {
+        "red": "untrained (red)",
+        "blue": "untrained (blue)",
+        "green": "untrained (red)",
+        "untrained (red)": None,
+        "untrained (blue)": None,
+    }
+    assert {frozenset((c.first, c.second)) for c in board.comparisons} == {
+        frozenset(pair)
+        for pair in [
+            ("red", "blue"),
+            ("red", "green"),
+            ("blue", "green"),
+            ("red", "untrained (red)"),
+            ("green", "untrained (red)"),
+            ("blue", "untrained (blue)"),
+        ]
+    }
+
+
+def test_a_row_whose_seeds_have_not_all_the_same_scores(store: Store) -> None:
+    tracker = StudyTracker(store, "uneven", {})
+    trial(tracker, "red", "verdict", 1, "finished", test_map_at_r=0.5)
+    trial(tracker, "red", "verdict", 2, "finished", test_map_at_r=0.6, test_recall_at_1=0.9)
+    (row,) = leaderboard(store, "uneven").rows
+    assert {name: estimate.num for name, estimate in row.test.items()} == {
+        "test_map_at_r": 2,
+        "test_recall_at_1": 1,
+    }
+
+
+@pytest.mark.parametrize(("num_test_images", "outcome"), [(10_000, "better"), (20, "not distinguishable")])
+def test_seeds_that_agree_are_as_sure_as_the_test_classes_are_many(
+    num_test_images: int, outcome: str, store: Store
+) -> None:
+    name = f"coarse-{num_test_images}"
+    tracker = StudyTracker(store, name, {}, origin={"num_test_images": str(num_test_images)})
+    for family, score in (("red", 0.55), ("untrained", 0.5)):
+        for seed in (1, 2, 3, 4, 5):
+            trial(tracker, family, "verdict", seed, "finished", test_map_at_r=score)
+    (comparison,) = leaderboard(store, name).comparisons
+    assert comparison.outcome == outcome
+    assert comparison.low is not None
+    assert comparison.low < comparison.effect
+
+
+def test_with_a_second_objective_there_is_a_front(store: Store) -> None:
+    """Quality decides which trial is a family's best; the front shows what smaller embedders give."""
+    origin = {"objective": "map_at_r", "second_objective": "embedding_dim"}
+    tracker = StudyTracker(store, "front", {}, origin=origin)
+    trials = [
+        ("red", 32, 0.7), ("blue", 8, 0.5), ("red", 16, 0.5), ("blue", 16, 0.6), ("red", 64, 0.7),
+        ("blue", 8, 0.5), ("red", 4, 0.1), ("blue", 64, 0.8),
+    ]  # fmt: skip
+    for number, (family, dim, score) in enumerate(trials):
+        trial(tracker, family, "search", 0, "finished", map_at_r=score, dim=dim, number=number)
+    trial(tracker, "red", "search", 0, "pruned", map_at_r=0.9, dim=2, number=8)
+    board = leaderboard(store, "front")
+    assert board.second_objective == "embedding_dim"
+    assert [(one.trial, one.family, one.size, one.validation) for one in board.front] == [
+        (6, "red", 4, 0.1),
+        (1, "blue", 8, 0.5),
+        (5, "blue", 8, 0.5),
+        (3, "blue", 16, 0.6),
+        (0, "red", 32, 0.7),
+        (7, "blue", 64, 0.8),
+    ]
+    assert [(row.family, row.validation) for row in board.rows] == [("blue", 0.8), ("red", 0.7)]
 
 
 def test_a_study_that_has_just_begun(store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mlflow
+import pytest
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import tracking
@@ -61,6 +62,18 @@ def test_a_noted_search_gives_the_same_leaderboard(store: Store) -> None:
     at_end = leaderboard(store, "noted")
     assert at_end.rows == by_runs.rows
     assert at_end.winner == "blue"
+
+
+def test_a_note_too_long_for_a_tag_leaves_no_older_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = StudyTracker(store, "long", {})
+    monkeypatch.setattr(tracking, "NOTE_EVERY_S", 0.0)
+    tracker.note_search({"red": {"finished": 0, "pruned": 0, "failed": 0}}, {})
+    run_id = tracker.start_trial("x", config("red", "search", 0, 0.1), 0)
+    tracker.end_trial(run_id, "finished", [], {"map_at_r": 0.5})
+    counts = {f"family-{number}": {"finished": 0, "pruned": 0, "failed": 0} for number in range(100)}
+    tracker.note_search(counts | {"red": {"finished": 1, "pruned": 0, "failed": 0}}, {"red": 0})
+    (row,) = leaderboard(store, "long").rows
+    assert (row.family, row.num_finished, row.validation) == ("red", 1, 0.5)
 
 
 def test_a_study_of_an_older_store_is_found_without_the_experiments_tag(store: Store) -> None:

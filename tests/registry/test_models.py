@@ -87,6 +87,17 @@ def test_the_run_is_left_ended(registered: Registered) -> None:
     assert mlflow.active_run() is None
 
 
+def test_a_run_is_left_as_it_was_where_registering_breaks(
+    registered: Registered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tracking.connect(registered.store)
+    before = client.get_run(registered.run_ids[0]).info
+    with pytest.raises(RuntimeError, match="disk is full"), models._run(before.run_id):
+        raise RuntimeError("disk is full")
+    after = client.get_run(before.run_id).info
+    assert (after.status, after.end_time) == (before.status, before.end_time) == ("FINISHED", before.end_time)
+
+
 def test_versions_are_listed(registered: Registered) -> None:
     listed = models.versions(registered.store)
     assert [(v.name, v.version, v.aliases) for v in listed] == [

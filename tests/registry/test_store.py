@@ -53,6 +53,27 @@ def test_where_things_lie(tmp_path: Path) -> None:
     assert served.artifacts is None
 
 
+def test_a_store_knows_itself(tmp_path: Path) -> None:
+    first, second = Store(tmp_path / "first"), Store(tmp_path / "second", "http://127.0.0.1:5000")
+    for store in (first, second):
+        store.root.mkdir()
+    assert first.identity() == first.identity() == Store(first.root).identity()
+    assert first.identity() != second.identity()
+    (first.root / "store.id").write_text("")  # killed as it was made
+    assert len(first.identity()) == 16
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://me:pa55@host:5000", "me:pa55@host", "http://me:pa55/x@host", "https://pa55@host"]
+)
+def test_a_login_in_the_address_is_refused_and_not_repeated(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        Store(tmp_path, uri)
+    assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in str(caught.value)
+    assert "pa55" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_prepare_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path) -> None:
     store = Store(tmp_path / "a" / "b")
     store.prepare()

@@ -187,6 +187,79 @@ def test_a_second_sitting_finds_the_first_one(store: Store) -> None:
     assert run_of(second, running).info.status == "RUNNING"  # another study's
 
 
+def test_another_stores_study_of_the_same_name_is_left_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"study-{next(NUMBER)}"
+    first = StudyTracker(store, name, {}, origin={"spec_fingerprint": "f00"})
+    running = first.start_trial("power #0", config(), 0)
+    with pytest.raises(StoreError, match=r"another study .*, with another spec_fingerprint; .* \(--name\)$"):
+        StudyTracker(store, name, {}, origin={"spec_fingerprint": "f11"})
+    with monkeypatch.context() as other:
+        other.setattr(Store, "identity", lambda self: "other")
+        with pytest.raises(StoreError, match=rf"another study '{name}' already, another store's; .*--name"):
+            StudyTracker(store, name, {}, origin={"spec_fingerprint": "f00"})
+    assert run_of(first, running).info.status == run_of(first, first.parent_id).info.status == "RUNNING"
+    assert run_of(first, running).data.tags["status"] == "running"
+    assert StudyTracker(store, name, {}, origin={"spec_fingerprint": "f00"}).parent_id == first.parent_id
+
+
+def test_each_sitting_leaves_its_environment_and_trials_name_theirs(store: Store) -> None:
+    name = f"study-{next(NUMBER)}"
+    for sitting, file in ((1, "environment.json"), (2, "environment-2.json")):
+        tracker = StudyTracker(
+            store,
+            name,
+            {"study.yaml": f"sitting: {sitting}"},
+            environment=f"machine {sitting}",
+            of_each_trial={"workers": "2", "device": "cpu"},
+        )
+        text = Path(tracker.client.download_artifacts(tracker.parent_id, file)).read_text()
+        assert text == f"machine {sitting}"
+        tags = run_of(tracker, tracker.start_trial("power #0", config(), 0)).data.tags
+        assert (tags["environment"], tags["workers"], tags["device"]) == (file, "2", "cpu")
+    text = Path(tracker.client.download_artifacts(tracker.parent_id, "study.yaml")).read_text()
+    assert text == "sitting: 1"
+
+
+@pytest.mark.parametrize("status", ["finished", "pruned", "failed"])
+def test_a_run_that_had_ended_stays_what_it_was(status: Any, tracker: StudyTracker, store: Store) -> None:
+    """A kill while a model is registered from a run leaves that run open in MLflow."""
+    run_id = tracker.start_trial("x", config("power", "verdict", 1), None)
+    tracker.end_trial(run_id, status, [], {"test_map_at_r": 0.5})
+    tracker.client.update_run(run_id, status="RUNNING")
+    again = StudyTracker(store, tracker.study, {})
+    run = run_of(again, run_id)
+    assert (run.info.status, run.data.tags["status"]) == (tracking.RUN_STATUS[status], status)
+    assert again.finished_verdicts() == ({("power", 1)} if status == "finished" else set())
+
+
+def test_runs_of_others_in_the_experiment_are_left_alone(tracker: StudyTracker, store: Store) -> None:
+    foreign = tracker.client.create_run(tracker.experiment_id, tags={"status": "running"}).info.run_id
+    StudyTracker(store, tracker.study, {}).end_study("finished", {})
+    run = run_of(tracker, foreign)
+    assert (run.info.status, run.data.tags["status"]) == ("RUNNING", "running")
+
+
+def test_a_kill_amid_a_long_curve_leaves_no_ended_run(
+    tracker: StudyTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = tracker.start_trial("x", config("power", "verdict", 1), None)
+    log_batch, calls = mlflow.MlflowClient.log_batch, []
+
+    def killed(self: Any, *arguments: Any, **named: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        log_batch(self, *arguments, **named)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", killed)
+    curve = [{"step": float(e), "train_loss": 1.0} for e in range(1, 1501)]
+    with pytest.raises(KeyboardInterrupt):
+        tracker.end_trial(run_id, "finished", curve, {"test_map_at_r": 0.5})
+    assert run_of(tracker, run_id).data.tags["status"] == "running"
+
+
 def test_a_finished_study_that_goes_on_is_running_again(tracker: StudyTracker, store: Store) -> None:
     tracker.end_study("interrupted", {})
     assert run_of(tracker, tracker.parent_id).info.status == "KILLED"

@@ -13,8 +13,8 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 from tune_simulator import EPOCHS, STEPS, Score, Tune, by_number, hill, in_memory, on_disk, study
 
-from dmlstudy.records import TrialConfig
-from dmlstudy.studies.search import UNTRAINED, metrics_of
+from dmlstudy.records import UNTRAINED, TrialConfig
+from dmlstudy.studies.search import metrics_of
 
 
 def test_metrics_of_a_result() -> None:
@@ -185,6 +185,32 @@ def test_verdict_of_the_untrained_and_of_each_best_with_every_seed(unbroken: Tun
     value, label = unbroken.search.best() or (0, "")
     assert value == max(t.value for t in trials if t.state == TrialState.COMPLETE and t.value)
     assert label.startswith(f"{unbroken.search.winner()} #")
+
+
+def test_an_untrained_row_for_each_embedder() -> None:
+    found = study()
+    two = {name: dict(entry) for name, entry in found.raw["families"].items()}
+    two["green"] = {**two["red"], "override": {**two["red"]["override"], "embedder.dim": 32}}
+    found = study(families=two, search__trials_per_family=2)
+    assert (found.num_untrained, found.num_verdict_trials) == (2, 2 * (3 + 2))
+    tune = Tune(in_memory(found), at_once=2).run()
+    untrained = {c.family: c for n, c in tune.started if n is None and c.training.epochs == 0}
+    assert {name: config.embedder.dim for name, config in untrained.items()} == {
+        "untrained (red)": 64,
+        "untrained (green)": 32,
+    }
+    assert len([n for n, _ in tune.started if n is None]) == found.num_verdict_trials
+    assert tune.search.is_over
+
+
+def test_a_searched_embedder_may_need_an_untrained_row_of_its_own() -> None:
+    dims = {"dim": {"choice": [8, 16]}, "width": 4}
+    found = study(embedder=dims, search__trials_per_family=4)
+    assert found.num_untrained == 2
+    tune = Tune(in_memory(found)).run()
+    best = tune.search.best_configs()
+    num = len({config.embedder for config in best.values()})
+    assert len([n for n, _ in tune.started if n is None]) == 2 * (2 + num)
 
 
 def test_counts_of_what_is_left(tmp_path: Path) -> None:

@@ -249,6 +249,8 @@ def test_a_verdict_leaves_an_embedder_that_scores_as_it_said(tmp_path: Path) -> 
     extra = json.loads((tmp_path / "embedder" / "embedder.json").read_text())["extra"]
     assert extra["config"] == TrialConfig.model_validate(raw).model_dump(mode="json")
     assert extra["development_fingerprint"] == data.load("digits").development.fingerprint()
+    assert extra["test_fingerprint"] == test.fingerprint()
+    assert (extra["num_shared_images"], extra["workers"], extra["device"]) == (0, 1, "cpu")
 
 
 def test_fold_models_are_scored_one_by_one_and_concatenated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,17 @@
-"""Paired comparisons of families on equal seeds, corrected for how many there are (PROTOCOL, verdict)."""
+"""Paired comparisons on equal seeds, corrected for how many there are (PROTOCOL, verdict).
+
+Two statements stand beside each other. The outcome is Holm's test, the sharper one: over all pairs together the
+chance of one false difference or more is at most ALPHA. The intervals are Bonferroni's: they hold all at once with
+confidence 1 - ALPHA, which no interval that goes with Holm's test and says how large a difference is does. So an
+interval may just reach over 0 where the test finds a difference, never the other way round.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from scipy.special import stdtr, stdtrit
@@ -15,16 +21,21 @@ from dmlstudy.records import Record
 ALPHA = 0.05
 """Chance of one false difference or more among all comparisons of a study."""
 
+FEWEST_ALIKE = 3
+"""Seeds it takes to compare where their differences agree within the resolution."""
+
 Outcome = Literal["better", "worse", "not distinguishable"]
+Pair = tuple[str, str]
 
 
 class Comparison(Record):
     """Family ``first`` against ``second`` on the seeds both were judged with.
 
-    ``effect`` is the mean over seeds of first's score minus second's; ``low`` and ``high`` its interval at the level
-    at which Holm's procedure judged this pair, so it leaves out 0 exactly where the outcome is not 'not
-    distinguishable'. ``p_value`` is that of the two-sided paired t-test, ``adjusted_p_value`` Holm's. With fewer than
-    two seeds nothing can be told: no interval, p-values 1.
+    ``effect`` is the mean over seeds of first's score minus second's. ``low`` and ``high`` hold for all pairs of the
+    study at once with confidence 1 - ALPHA: t-intervals at level ALPHA / m, for m pairs (Bonferroni). ``p_value`` is
+    that of the two-sided paired t-test and ``adjusted_p_value`` Holm's, for all pairs: a difference is one where it
+    is at most ALPHA. Where nothing can be told, with one seed or with two that agree, there is no interval, and the
+    p-values are 1.
     """
 
     first: str
@@ -39,7 +50,10 @@ class Comparison(Record):
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" [{self.low:+.4f}, {self.high:+.4f}]"
-        return f"{self.first} {self.outcome} {self.preposition} {self.second}: {self.effect:+.4f}{interval}"
+        p = "p < 0.001" if self.adjusted_p_value < 0.001 else f"p {self.adjusted_p_value:.3f}"
+        return (
+            f"{self.first} {self.outcome} {self.preposition} {self.second}: {self.effect:+.4f}{interval} {p}"
+        )
 
     @property
     def preposition(self) -> str:
@@ -47,65 +61,78 @@ class Comparison(Record):
         return "from" if self.outcome == "not distinguishable" else "than"
 
 
-def compare(scores: Mapping[str, Mapping[int, float]]) -> list[Comparison]:
-    """All pairs of families, in the order given, from each family's scores by seed.
+def compare(
+    scores: Mapping[str, Mapping[int, float]], *, pairs: Iterable[Pair] | None = None, resolution: float
+) -> list[Comparison]:
+    """These pairs of families (all, in the order given), from each family's scores by seed.
 
-    Holm 1979: with p-values p_(1) <= ... <= p_(m), p_(k) is judged at ALPHA / (m - k + 1) until one fails.
+    Holm 1979: with p-values p_(1) <= ... <= p_(m), the adjusted p_(k) is the largest of (m - j + 1) p_(j) over j <= k.
+    ``resolution`` is the smallest difference that a score can show. A deviation over seeds below it is taken for it:
+    on a coarse score differences can agree on every seed, which does not make them certain.
     """
-    pairs = list(itertools.combinations(scores, 2))
-    differences = {
-        (a, b): [scores[a][seed] - scores[b][seed] for seed in sorted(scores[a].keys() & scores[b].keys())]
-        for a, b in pairs
+    assert resolution > 0
+    chosen = list(itertools.combinations(scores, 2) if pairs is None else pairs)
+    samples = {
+        (a, b): _Sample.of(
+            [scores[a][seed] - scores[b][seed] for seed in sorted(scores[a].keys() & scores[b].keys())],
+            resolution,
+        )
+        for a, b in chosen
     }
-    p_values = {pair: _p_value(values) for pair, values in differences.items()}
-    judged: dict[tuple[str, str], Comparison] = {}
-    adjusted, level, rejecting = 0.0, ALPHA / max(1, len(pairs)), True
-    for rank, pair in enumerate(sorted(pairs, key=lambda pair: p_values[pair])):
-        num_left = len(pairs) - rank
-        adjusted = max(adjusted, min(1.0, p_values[pair] * num_left))
-        if rejecting:
-            level = ALPHA / num_left
-            rejecting = p_values[pair] <= level
-        judged[pair] = _comparison(pair, differences[pair], p_values[pair], adjusted, level, rejecting)
-    return [judged[pair] for pair in pairs]
+    compared: dict[Pair, Comparison] = {}
+    adjusted = 0.0
+    for rank, pair in enumerate(sorted(chosen, key=lambda pair: samples[pair].p_value)):
+        adjusted = max(adjusted, min(1.0, samples[pair].p_value * (len(chosen) - rank)))
+        compared[pair] = _comparison(pair, samples[pair], adjusted, ALPHA / len(chosen))
+    return [compared[pair] for pair in chosen]
 
 
-def _comparison(
-    pair: tuple[str, str],
-    differences: list[float],
-    p_value: float,
-    adjusted: float,
-    level: float,
-    differs: bool,
-) -> Comparison:
-    effect = statistics.fmean(differences) if differences else 0.0
-    n = len(differences)
-    low = high = None
-    if n >= 2:
-        half_width = float(stdtrit(n - 1, 1 - level / 2)) * statistics.stdev(differences) / math.sqrt(n)
-        low, high = effect - half_width, effect + half_width
+class _Sample(Record):
+    """Paired differences: their number, their mean, and its standard error (None where nothing can be told)."""
+
+    num: int
+    mean: float
+    stderr: float | None
+
+    @classmethod
+    def of(cls, differences: list[float], resolution: float) -> _Sample:
+        n = len(differences)
+        mean = statistics.fmean(differences) if differences else 0.0
+        if n < 2:
+            return cls(num=n, mean=mean, stderr=None)
+        deviation = statistics.stdev(differences)
+        if deviation < resolution and n < FEWEST_ALIKE:
+            return cls(num=n, mean=mean, stderr=None)
+        return cls(num=n, mean=mean, stderr=max(deviation, resolution) / math.sqrt(n))
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided paired t-test."""
+        if self.stderr is None:
+            return 1.0
+        return float(2 * stdtr(self.num - 1, -abs(self.mean) / self.stderr))
+
+    def interval(self, level: float) -> tuple[float, float] | tuple[None, None]:
+        """The t-interval that misses with probability ``level``."""
+        if self.stderr is None:
+            return None, None
+        half_width = float(stdtrit(self.num - 1, 1 - level / 2)) * self.stderr
+        return self.mean - half_width, self.mean + half_width
+
+
+def _comparison(pair: Pair, sample: _Sample, adjusted: float, level: float) -> Comparison:
     outcome: Outcome = "not distinguishable"
-    if differs and effect != 0:
-        outcome = "better" if effect > 0 else "worse"
+    if adjusted <= ALPHA:
+        outcome = "better" if sample.mean > 0 else "worse"
+    low, high = sample.interval(level)
     return Comparison(
         first=pair[0],
         second=pair[1],
-        num_seeds=n,
-        effect=effect,
+        num_seeds=sample.num,
+        effect=sample.mean,
         low=low,
         high=high,
-        p_value=p_value,
+        p_value=sample.p_value,
         adjusted_p_value=adjusted,
         outcome=outcome,
     )
-
-
-def _p_value(differences: list[float]) -> float:
-    """Two-sided paired t-test; equal differences on all seeds leave no doubt, or none of a difference."""
-    n = len(differences)
-    if n < 2:
-        return 1.0
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    if deviation == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stdtr(n - 1, -abs(mean) / (deviation / math.sqrt(n))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,16 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from dmlstudy.records import Record
+from dmlstudy.records import Record, is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.comparison import Comparison, compare
 from dmlstudy.registry.store import Store
+
+SECOND_OBJECTIVES = {"embedding_dim": "embedder.dim"}
+"""The hyperparameter that each is."""
+
+UNKNOWN_RESOLUTION = 1e-3
+"""Of scores on test classes where nobody noted how many queries they have."""
 
 
 class Estimate(Record):
@@ -40,8 +47,8 @@ class Row(Record):
     """One family: how its search went, its best configuration, and that configuration on the test classes.
 
     ``validation`` is the objective on the validation classes (mean over folds) with its standard error;
-    ``test`` holds test metrics over the ``num_judged``
-    verdict seeds. The untrained embedder has no search.
+    ``test`` holds test metrics over the ``num_judged`` verdict seeds. ``untrained`` is the row of its embedder before
+    training. An untrained embedder has no search.
     """
 
     family: str
@@ -52,6 +59,7 @@ class Row(Record):
     validation: float | None
     validation_stderr: float | None
     params: dict[str, str]
+    untrained: str | None
     test: dict[str, Estimate]
 
     @property
@@ -60,17 +68,32 @@ class Row(Record):
         return self.num_finished + self.num_pruned + self.num_failed
 
 
+class FrontTrial(Record):
+    """A finished trial of the search that none beats in both objectives; ``size`` is the second, to be small."""
+
+    family: str
+    trial: int
+    validation: float
+    size: int
+
+
 class Leaderboard(Record):
-    """Rows by validation objective, best first, the untrained embedder last; never ordered by test scores."""
+    """Rows by validation objective, best first, untrained embedders last; never ordered by test scores.
+
+    A row's best configuration is that of the highest validation objective, also where the study has a second one.
+    """
 
     study: str
     objective: str
+    second_objective: str | None
     status: str
     winner: str | None
     model: str | None
     rows: list[Row]
+    front: list[FrontTrial]
+    """With a second objective: what can be had at each size, smallest first."""
     comparisons: list[Comparison]
-    """Every pair of rows that was judged, by the objective on the test classes."""
+    """By the objective on the test classes: each pair of judged families, and each with its untrained embedder."""
 
 
 def leaderboard(store: Store, study: str) -> Leaderboard:
@@ -79,6 +102,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     experiment_id = tracking.experiment_of(client, store, study)
     parent = tracking.study_run(client, experiment_id)
     objective = parent.data.tags.get("objective", "map_at_r")
+    second = parent.data.tags.get("second_objective")
     noted = tracking.noted_search(parent)
     if noted is None:  # an older study, or one that has only begun: look at every run
         runs = _last_of_each_trial(tracking.search_all(client, experiment_id, ""))
@@ -91,18 +115,82 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     families: dict[str, list[Any]] = {family: [] for family in counts}
     for run in runs:
         families.setdefault(run.data.tags["family"], []).append(run)
-    rows = [_row(family, own, counts.get(family, {}), objective) for family, own in families.items()]
+    untrained = _untrained_of(families)
+    rows = [
+        _row(family, own, counts.get(family, {}), objective, untrained.get(family))
+        for family, own in families.items()
+    ]
     rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
     scores = {row.family: _scores_by_seed(families[row.family], f"test_{objective}") for row in rows}
+    num_queries = int(parent.data.tags.get("num_test_images", 0))
     return Leaderboard(
         study=study,
         objective=objective,
+        second_objective=second,
         status=parent.data.tags.get("status", "running"),
         winner=parent.data.tags.get("winner"),
         model=parent.data.tags.get("model"),
         rows=rows,
-        comparisons=compare({family: by_seed for family, by_seed in scores.items() if by_seed}),
+        front=_front(client, experiment_id, objective, second) if second else [],
+        comparisons=compare(
+            scores,
+            pairs=[
+                (a.family, b.family)
+                for a, b in itertools.combinations(rows, 2)
+                if scores[a.family] and scores[b.family] and _are_comparable(a, b)
+            ],
+            resolution=1 / num_queries if num_queries else UNKNOWN_RESOLUTION,
+        ),
     )
+
+
+def _are_comparable(a: Row, b: Row) -> bool:
+    """Families with each other, and each with its own embedder untrained; another backbone is another question."""
+    if is_untrained(a.family) or is_untrained(b.family):
+        return b.family == a.untrained or a.family == b.untrained
+    return True
+
+
+def _untrained_of(families: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Family to the untrained row that was judged with the same embedder."""
+    embedders = {family: _embedder(_judged(runs)[0]) for family, runs in families.items() if _judged(runs)}
+    untrained = {embedder: name for name, embedder in embedders.items() if is_untrained(name)}
+    return {
+        family: untrained[embedder]
+        for family, embedder in embedders.items()
+        if not is_untrained(family) and embedder in untrained
+    }
+
+
+def _embedder(run: Any) -> frozenset[tuple[str, str]]:
+    return frozenset((name, value) for name, value in run.data.params.items() if name.startswith("embedder."))
+
+
+def _front(client: Any, experiment_id: str, objective: str, second: str) -> list[FrontTrial]:
+    """The finished trials that none beats, by size; of equal ones all."""
+    runs = tracking.search_all(
+        client, experiment_id, "tags.dmlstudy_kind = 'search' and tags.status = 'finished'"
+    )
+    trials = [
+        FrontTrial(
+            family=run.data.tags["family"],
+            trial=int(run.data.tags["trial_number"]),
+            validation=run.data.metrics[objective],
+            size=int(run.data.params[SECOND_OBJECTIVES[second]]),
+        )
+        for run in _last_of_each_trial(runs)
+    ]
+    trials.sort(key=lambda trial: (trial.size, -trial.validation, trial.trial))
+    front: list[FrontTrial] = []
+    for trial in trials:
+        best = front[-1] if front else None
+        if best is None or trial.validation > best.validation or _are_equal(trial, best):
+            front.append(trial)
+    return front
+
+
+def _are_equal(a: FrontTrial, b: FrontTrial) -> bool:
+    return (a.validation, a.size) == (b.validation, b.size)
 
 
 def _last_of_each_trial(runs: Sequence[Any]) -> list[Any]:
@@ -128,7 +216,9 @@ def _counted(runs: Sequence[Any]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _row(family: str, runs: Sequence[Any], counts: Mapping[str, int], objective: str) -> Row:
+def _row(
+    family: str, runs: Sequence[Any], counts: Mapping[str, int], objective: str, untrained: str | None
+) -> Row:
     """``runs`` are the family's verdicts, and those of its search trials among which the best is."""
     scored = [
         run
@@ -139,7 +229,7 @@ def _row(family: str, runs: Sequence[Any], counts: Mapping[str, int], objective:
     ]
     best = max(scored, key=lambda run: run.data.metrics[objective], default=None)
     judged = _judged(runs)
-    names = [name for name in (judged[0].data.metrics if judged else {}) if name.startswith("test_")]
+    names = dict.fromkeys(name for run in judged for name in run.data.metrics if name.startswith("test_"))
     return Row(
         family=family,
         num_finished=counts.get("finished", 0),
@@ -149,7 +239,11 @@ def _row(family: str, runs: Sequence[Any], counts: Mapping[str, int], objective:
         validation=best.data.metrics[objective] if best else None,
         validation_stderr=best.data.metrics.get(f"{objective}_stderr") if best else None,
         params=dict(best.data.params) if best else {},
-        test={name: Estimate.of([run.data.metrics[name] for run in judged]) for name in names},
+        untrained=untrained,
+        test={
+            name: Estimate.of([run.data.metrics[name] for run in judged if name in run.data.metrics])
+            for name in names
+        },
     )
 
 

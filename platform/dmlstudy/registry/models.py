@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
+from dmlstudy.registry.environment import installed
 from dmlstudy.registry.store import Store, StoreError
 
 CHAMPION = "champion"
@@ -55,7 +56,7 @@ def register(
     """Log the saved embedder in ``folder`` as the run's MLflow model, register it, make it champion.
 
     The registered version carries the SHA-256 of the folder's manifest, which lists the SHA-256 of every
-    file: ``pull`` checks both.
+    file: ``pull`` checks both. Killed before the end it leaves a version that ``crown`` completes, or none.
     """
     from mlflow.models import infer_signature
 
@@ -66,7 +67,6 @@ def register(
     digest = _sha256(folder / "manifest.json")
     tracking.connect(store)
     signature = infer_signature(example_NHWC, embedders.embed(embedder, example_NHWC))
-    client = mlflow.MlflowClient()
     with _run(run_id):
         info = mlflow.pyfunc.log_model(
             name="embedder",
@@ -77,10 +77,16 @@ def register(
             pip_requirements=_requirements(),
         )
     version = mlflow.register_model(info.model_uri, name, tags={**tags, "sha256": digest})
+    return crown(store, name, int(version.version), metrics)
+
+
+def crown(store: Store, name: str, number: int, metrics: Mapping[str, float]) -> RegisteredVersion:
+    """Note a version's scores and make it the champion; once more changes nothing."""
+    client = tracking.connect(store)
     for metric, value in metrics.items():
-        client.set_model_version_tag(name, version.version, f"metric_{metric}", f"{value:.6f}")
-    client.set_registered_model_alias(name, CHAMPION, version.version)
-    return _version(client.get_model_version(name, version.version))
+        client.set_model_version_tag(name, str(number), f"metric_{metric}", f"{value:.6f}")
+    client.set_registered_model_alias(name, CHAMPION, str(number))
+    return _version(client.get_model_version(name, str(number)))
 
 
 def of_run(store: Store, name: str, run_id: str) -> RegisteredVersion | None:
@@ -179,10 +185,12 @@ def fetched(store: Store, reference: str) -> Iterator[Path]:
 def _run(run_id: str) -> Iterator[None]:
     """Log into a run that has ended, and leave it ended as it was."""
     client = mlflow.MlflowClient()
-    status = client.get_run(run_id).info.status
-    with mlflow.start_run(run_id=run_id):
-        yield
-    client.set_terminated(run_id, status)
+    before = client.get_run(run_id).info
+    try:
+        with mlflow.start_run(run_id=run_id):
+            yield
+    finally:
+        client.set_terminated(run_id, before.status, before.end_time)
 
 
 def _version(version: Any) -> RegisteredVersion:
@@ -204,10 +212,8 @@ def _version(version: Any) -> RegisteredVersion:
 
 
 def _requirements() -> list[str]:
-    import importlib.metadata
-
     names = ("torch", "torchvision", "safetensors", "numpy", "dmlstudy")
-    return [f"{name}=={importlib.metadata.version(name)}" for name in names]
+    return [f"{name}=={version}" for name, version in installed(names).items()]
 
 
 def _sha256(path: Path) -> str:

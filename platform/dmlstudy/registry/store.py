@@ -3,6 +3,7 @@
 <store>/mlflow.db          runs and registered models (or a tracking server instead)
 <store>/optuna.db          the searches, one Optuna study per study; optuna-dashboard opens it
 <store>/artifacts/         what runs and models keep
+<store>/store.id           what tells this store from others that use the same tracking server
 <store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -42,6 +44,9 @@ class Store:
     root: Path
     server: str | None = None
     patience_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        refuse_login(self.server)
 
     @property
     def tracking_uri(self) -> str:
@@ -78,6 +83,16 @@ class Store:
         for database in (self.root / "mlflow.db", self.optuna_file):
             if database.exists() and not (database.is_file() and os.access(database, os.W_OK)):
                 raise StoreError(f"{database}: cannot be written; change its owner or name another --store")
+
+    def identity(self) -> str:
+        """What tells this store from all others, made once."""
+        path = self.root / "store.id"
+        with sole_maker(self):
+            known = path.read_text(encoding="utf-8") if path.exists() else ""
+            if not known:
+                known = secrets.token_hex(8)
+                path.write_text(known, encoding="utf-8")
+        return known
 
     def studies(self) -> list[str]:
         """Names of the studies in this store."""
@@ -120,7 +135,7 @@ class Store:
             sitting = max(0.0, end - old["started"]) if "started" in old else 0.0
             new["spent"] = old.get("spent", 0.0) + sitting
         new |= {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
-        new |= {"cwd": os.getcwd(), "server": _without_password(self.server)}
+        new |= {"cwd": os.getcwd(), "server": self.server}
         draft = folder / f".study.json.{os.getpid()}"
         draft.write_text(json.dumps(new, indent=1), encoding="utf-8")
         os.replace(draft, path)
@@ -140,12 +155,13 @@ def seconds_spent(state: Mapping[str, Any]) -> float:
     return float(state.get("spent", 0.0) + max(0.0, end - state["started"]))
 
 
-def _without_password(uri: str | None) -> str | None:
-    """A server's address as it may be written down."""
-    if uri is None or "@" not in urlparse(uri).netloc:
-        return uri
-    address = urlparse(uri)
-    return address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+def refuse_login(uri: str | None) -> None:
+    """Raise StoreError for an address with a login in it, for addresses are written down and shown to others."""
+    if uri is not None and "@" in uri:
+        raise StoreError(
+            "--tracking-uri: a login in the address would be seen by others; give http://HOST:PORT, and the login"
+            " as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+        )
 
 
 def knock_at_server(uri: str) -> None:

@@ -32,6 +32,10 @@ NOTE = "search"
 """The tag of a study's run that says how its search trials ended, so that nobody must look at each."""
 STUDY_RUN = "study_run"
 """The tag of an experiment that names the study's run."""
+STORE = "store_id"
+"""The tag of a study's run that names the store it belongs to."""
+SITTINGS = "sittings"
+"""The tag of a study's run that counts how often the study was run or gone on with."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
 
@@ -156,15 +160,23 @@ class _PatientClient:
 class StudyTracker:
     """The runs of one study; made anew it finds the ones of an earlier sitting again.
 
-    ``patiently`` is for calls of others to the same server; ``tell`` hears what is waited for.
+    ``description`` are texts kept once with the study's run, ``origin`` its tags: what it is computed from, and so
+    the same in every sitting. ``environment`` is a text kept for each sitting, ``of_each_trial`` are tags of each
+    trial's run. ``patiently`` is for calls of others to the same server; ``tell`` hears what is waited for.
+
+    Raises StoreError where there is a study of this name that belongs to another store or has another origin.
     """
 
     def __init__(
         self,
         store: Store,
         study: str,
-        description: Mapping[str, Any],
+        description: Mapping[str, str],
         tell: Callable[[str], object] = _log.warning,
+        *,
+        origin: Mapping[str, str] = {},
+        environment: str = "{}",
+        of_each_trial: Mapping[str, str] = {},
     ) -> None:
         client = connect(store, create=True)
         self.patiently = Patience(store, client, tell)
@@ -179,18 +191,27 @@ class StudyTracker:
             self.experiment_id = self.client.create_experiment(study, artifact_location=location)
         else:
             self.experiment_id = experiment.experiment_id
+        own = {STORE: store.identity(), **origin}
         parents = self._search("tags.dmlstudy_kind = 'study'")
         if parents:
+            known = parents[0].data.tags
+            _check_same(study, store, known, own)
             self.parent_id = parents[0].info.run_id
             self.client.update_run(self.parent_id, status="RUNNING")
             self._end_leftovers()
         else:
-            tags = {"dmlstudy_kind": "study", "study": study}
-            run = self.client.create_run(self.experiment_id, run_name=study, tags=tags)
+            known = {"dmlstudy_kind": "study", "study": study, **own}
+            run = self.client.create_run(self.experiment_id, run_name=study, tags=known)
             self.parent_id = run.info.run_id
+        sitting = int(known.get(SITTINGS, 0)) + 1
+        if sitting == 1:
             self.client.set_experiment_tag(self.experiment_id, STUDY_RUN, self.parent_id)
             for name, text in description.items():
                 self.client.log_text(self.parent_id, text, name)
+        name = "environment.json" if sitting == 1 else f"environment-{sitting}.json"
+        self.client.log_text(self.parent_id, environment, name)
+        self.client.set_tag(self.parent_id, SITTINGS, str(sitting))
+        self._of_each_trial = {"environment": name, **of_each_trial}
 
     def start_trial(self, label: str, config: TrialConfig, number: int | None) -> str:
         """Open a nested run and log the trial's hyperparameters; returns the run's id."""
@@ -202,6 +223,7 @@ class StudyTracker:
             "status": "running",
             "seed": str(config.seed),
             "config_fingerprint": config.fingerprint(),
+            **self._of_each_trial,
         }
         if number is not None:
             tags["trial_number"] = str(number)
@@ -232,8 +254,9 @@ class StudyTracker:
         points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
         points = [point for point in points if math.isfinite(point.value)]
         tags = [RunTag("status", status)] + ([RunTag("reason", reason[:5000])] if reason else [])
-        for start in range(0, max(len(points), 1), BATCH):
-            self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags)
+        for start in range(0, max(len(points), 1), BATCH):  # the status last, for then everything is there
+            is_last = start + BATCH >= len(points)
+            self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
         self.client.set_terminated(run_id, RUN_STATUS[status])
 
     def note_search(self, counts: Mapping[str, Mapping[str, int]], best: Mapping[str, int]) -> None:
@@ -254,8 +277,7 @@ class StudyTracker:
             for family, own in counts.items()
         }
         text = json.dumps(note)
-        if len(text) <= MOST_IN_A_TAG:
-            self.client.set_tag(self.parent_id, NOTE, text)
+        self.client.set_tag(self.parent_id, NOTE, text if len(text) <= MOST_IN_A_TAG else "")
         self._noted, self._note_written = None, time.monotonic()
 
     def _run_of(self, number: int) -> str | None:
@@ -303,13 +325,27 @@ class StudyTracker:
         return Path(self.client.download_artifacts(run_id, name, str(to)))
 
     def _end_leftovers(self) -> None:
-        for run in self._search("attributes.status = 'RUNNING'"):
-            if run.info.run_id != self.parent_id:
-                self.client.set_tag(run.info.run_id, "status", "interrupted")
-                self.client.set_terminated(run.info.run_id, "KILLED")
+        """End the trials' runs that are open in MLflow; one that had its scores stays what it was."""
+        for run in self._search(f"attributes.status = 'RUNNING' and tags.`{PARENT}` = '{self.parent_id}'"):
+            status = run.data.tags.get("status")
+            if status == "running":
+                status = "interrupted"
+                self.client.set_tag(run.info.run_id, "status", status)
+            if status in RUN_STATUS:
+                self.client.set_terminated(run.info.run_id, RUN_STATUS[status])
 
     def _search(self, filter_string: str) -> list[Any]:
         return search_all(self.client, self.experiment_id, filter_string)
+
+
+def _check_same(study: str, store: Store, known: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Raise StoreError where a study's run is not the own one's, as its tags say."""
+    differing = [name for name, value in own.items() if known.get(name, value) != value]
+    if differing:
+        whose = "another store's" if STORE in differing else f"with another {', '.join(differing)}"
+        raise StoreError(
+            f"{store.tracking_uri} has another study {study!r} already, {whose}; give this one another name (--name)"
+        )
 
 
 def search_all(client: mlflow.MlflowClient, experiment_id: str, filter_string: str) -> list[Any]:
@@ -331,7 +367,10 @@ def search_all(client: mlflow.MlflowClient, experiment_id: str, filter_string: s
 
 
 def noted_search(study_run: Any) -> dict[str, dict[str, Any]] | None:
-    """What ``StudyTracker.note_search`` kept with a study's run: family to ``counts`` and ``best``, a run id."""
+    """What ``StudyTracker.note_search`` kept with a study's run: family to ``counts`` and ``best``, a run id.
+
+    None where it kept nothing, or where it was too much for a tag.
+    """
     text = study_run.data.tags.get(NOTE)
     return json.loads(text) if text else None
 

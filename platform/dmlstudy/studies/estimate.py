@@ -21,7 +21,8 @@ def describe(spec: StudySpec, dataset: ZeroShotData, *, measure: bool) -> list[s
     lines = [
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
-        f" ({protocol.verdict_seeds} seeds x {len(spec.families) + 1}, the untrained embedder included)",
+        f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, the untrained embedder"
+        " included)",
         f"data: {dataset.name}, {len(development.labels_N)} images of {len(set(development.labels_N.tolist()))}"
         f" development classes in {protocol.num_folds} fold(s), {len(test.labels_N)} images of"
         f" {len(set(test.labels_N.tolist()))} test classes; {dataset.num_shared_images} images in both",

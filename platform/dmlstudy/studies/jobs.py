@@ -17,6 +17,8 @@ import yaml
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
+from dmlstudy.registry import environment
+from dmlstudy.registry.store import refuse_login
 from dmlstudy.studies.cluster import ClusterError, check_room, first_line, present_token, unreachable
 from dmlstudy.studies.spec import StudySpec
 
@@ -42,8 +44,9 @@ def submit(
     """Ship this package with the study and start ``jobs/study.py`` there; returns the job's id.
 
     Raises ClusterError where no cluster answers, where it can never hold one trial, or where it is remote
-    and ``store`` is not an absolute path on it.
+    and ``store`` is not an absolute path on it, and StoreError for a login in ``tracking_uri``.
     """
+    refuse_login(tracking_uri)
     there = client(address)
     here = urlparse(address).hostname in LOOPBACK
     if not here and not store.is_absolute() and tracking_uri is None:
@@ -73,7 +76,12 @@ def submit(
             submission_id=job,
             runtime_env={
                 "working_dir": str(staged),
-                "env_vars": {"DMLSTUDY_JOB": job, "PYTHONPATH": "platform", "PYTHONUNBUFFERED": "1"},
+                "env_vars": {
+                    "DMLSTUDY_JOB": job,
+                    "PYTHONPATH": "platform",
+                    "PYTHONUNBUFFERED": "1",
+                    environment.COMMIT: environment.commit() or "",
+                },
             },
             metadata={"study": study.name},
         )

@@ -30,12 +30,12 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
-from dmlstudy.records import TrialConfig
+from dmlstudy.records import EmbedderConfig, TrialConfig, untrained_name
 from dmlstudy.studies import early_stopping, samplers
 from dmlstudy.studies.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.studies.early_stopping import Curve
 from dmlstudy.studies.lanes import ALL, Lane, lanes_of
-from dmlstudy.studies.spec import UNTRAINED, StudySpec
+from dmlstudy.studies.spec import StudySpec
 from dmlstudy.studies.warm_start import MOST_PER_FAMILY, earlier_best
 
 SHIPPED_SEED = 1
@@ -438,28 +438,30 @@ class StudySearch(Searcher):
         """The number of each family's best finished trial."""
         return {family: trial.number for family, trial in self._best.items()}
 
-    def pareto_front(self) -> list[tuple[str, list[float]]]:
-        """(label, values) of the finished trials that no other one beats in every objective, by number."""
-        return [
-            (f"{self._family_of(trial)} #{trial.number}", trial.values)
-            for trial in sorted(self.study.best_trials, key=lambda trial: trial.number)
-        ]
-
     def verdict_configs(self) -> list[TrialConfig]:
-        """What is still to be retrained: the untrained embedder and each family's best, with every seed."""
+        """What is still to be retrained: each family's best, and its embedder untrained, with every seed.
+
+        Families whose bests have the same embedder share an untrained one.
+        """
         best = self.best_configs()
-        if not best:
-            return []
-        template = next(iter(best.values()))
-        untrained = template.model_copy(
-            update={"family": UNTRAINED, "training": template.training.model_copy(update={"epochs": 0})}
-        )
+        first_with: dict[EmbedderConfig, TrialConfig] = {}
+        for config in best.values():
+            first_with.setdefault(config.embedder, config)
+        untrained = [
+            config.model_copy(
+                update={
+                    "family": untrained_name(config.family if len(first_with) > 1 else None),
+                    "training": config.training.model_copy(update={"epochs": 0}),
+                }
+            )
+            for config in first_with.values()
+        ]
         seeds = range(1, self.spec.file.protocol.verdict_seeds + 1)
         return [
             config.model_copy(
                 update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED}
             )
-            for config in [untrained, *best.values()]
+            for config in [*untrained, *best.values()]
             for seed in seeds
             if (config.family, seed) not in self._judged
         ]

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationErr
 from dmlstudy import bundled
 from dmlstudy.naming import nearest
 from dmlstudy.records import (
+    UNTRAINED,
     BatchConfig,
     DataConfig,
     EmbedderConfig,
@@ -35,9 +36,6 @@ R = TypeVar("R", bound=BaseModel)
 
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """What a study, family or model is called: it names folders, runs and parameters too."""
-
-UNTRAINED = "untrained"
-"""The row of the embedder before training; no family can have this name."""
 
 SECTIONS: dict[str, type[Record]] = {
     "embedder": EmbedderConfig,
@@ -200,8 +198,18 @@ class StudySpec:
 
     @property
     def num_verdict_trials(self) -> int:
-        """Each family's best with every seed, and the untrained embedder with every seed."""
-        return self.file.protocol.verdict_seeds * (len(self.families) + 1)
+        """Each family's best with every seed, and each untrained embedder with every seed; at most."""
+        return self.file.protocol.verdict_seeds * (len(self.families) + self.num_untrained)
+
+    @property
+    def num_untrained(self) -> int:
+        """How many different embedders the families' bests have; at most, where the embedder is searched."""
+        fixed, num_searched = set(), 0
+        for family in self.families.values():
+            own = {self.trial_config(family, values).embedder for values in self.corners(family)}
+            num_searched += len(own) > 1
+            fixed |= own if len(own) == 1 else set()
+        return len(fixed) + num_searched
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of what the study computes (its resources left out)."""

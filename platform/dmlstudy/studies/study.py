@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import os
-import platform as machine
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
-import yaml
 from ray import tune
 
 from dmlstudy import data
+from dmlstudy.records import UNTRAINED
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
-from dmlstudy.studies import checks
+from dmlstudy.studies import checks, provenance
 from dmlstudy.studies.cluster import busy, concurrency, connected
 from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
 from dmlstudy.studies.search import SHIPPED_SEED, StudySearch
-from dmlstudy.studies.spec import UNTRAINED, StudySpec
+from dmlstudy.studies.spec import StudySpec
 from dmlstudy.studies.storage import open_storage
 from dmlstudy.studies.tune_mends import tune_mended
 from dmlstudy.studies.wishes import Desk
@@ -65,13 +62,15 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     ``tell`` gets the progress lines; it must not write to file descriptors 1 and 2, which are turned to
     the study's engine.log meanwhile (see ``progress.terminal``).
 
-    Raises SpecError, StoreError and ClusterError for what is wrong before it starts, StudyInterrupted when
-    it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
+    Raises SpecError, StoreError and ClusterError for what is wrong before it starts, also data that have changed
+    since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
     """
-    checks.check_parts(spec)
+    dataset = checks.check_parts(spec)
+    origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
+    del dataset
     store.prepare()
     with sole_driver(store, spec.name):
-        if _is_finished(spec, store):
+        if _is_finished(spec, store, origin):
             tell(f"study {spec.name} is finished already; run it under another --name to repeat it")
             return leaderboard(store, spec.name)
         folder = store.study_folder(spec.name)
@@ -81,16 +80,27 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             _kept(folder / "progress.log", tell) as said,
             connected(address, spec.file.resources),
         ):
-            return _run_here(spec, store, said)
+            return _run_here(spec, store, said, origin, description)
 
 
-def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
+def _run_here(
+    spec: StudySpec, store: Store, tell: Tell, origin: Mapping[str, str], description: Mapping[str, str]
+) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
-    tracker = tracking.StudyTracker(store, spec.name, _description(spec), tell)
+    tracker = tracking.StudyTracker(
+        store,
+        spec.name,
+        description,
+        tell,
+        origin=origin,
+        environment=provenance.surroundings(spec),
+        of_each_trial=provenance.of_each_trial(spec),
+    )
     store.write_state(
         spec.name,
         "running",
         fingerprint=spec.fingerprint(),
+        origin=dict(origin),
         spec=dict(spec.raw),
         num_search_trials=spec.num_search_trials,
         num_verdict_trials=spec.num_verdict_trials,
@@ -119,7 +129,7 @@ def _run_here(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
     return board
 
 
-def _is_finished(spec: StudySpec, store: Store) -> bool:
+def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bool:
     try:
         state = store.read_state(spec.name)
     except StoreError:
@@ -129,6 +139,7 @@ def _is_finished(spec: StudySpec, store: Store) -> bool:
             f"study {spec.name!r} is in the store {store.root} already, from another study file or version; "
             "give this one another name (--name) or store (--store)"
         )
+    provenance.check_data(spec.name, state.get("origin", {}), origin)
     return bool(state["state"] == "finished")
 
 
@@ -203,9 +214,12 @@ def _conclude(
     run = tracker.verdict_run(winner, SHIPPED_SEED)
     if run is None:
         raise StudyFailed(f"the retraining of {winner} failed; see `dmlstudy logs {spec.name}`")
+    row = next(row for row in board.rows if row.family == winner)
+    metrics = {name: estimate.mean for name, estimate in row.test.items()}
     version = models.of_run(store, spec.model_name, run.info.run_id)
-    if version is None:
-        row = next(row for row in board.rows if row.family == winner)
+    if version is not None:  # an earlier sitting came so far, at least
+        version = models.crown(store, version.name, version.version, metrics)
+    else:
         dataset = data.load(**spec.file.data.model_dump())
         with tempfile.TemporaryDirectory() as scratch:
             version = models.register(
@@ -214,30 +228,11 @@ def _conclude(
                 tracker.fetch_folder(run.info.run_id, "embedder", Path(scratch)),
                 run_id=run.info.run_id,
                 example_NHWC=dataset.test.images_NHWC[:2],
-                metrics={name: estimate.mean for name, estimate in row.test.items()},
+                metrics=metrics,
                 tags={"study": spec.name, "family": winner, "spec_fingerprint": spec.fingerprint()},
             )
-    summary = {
-        "objective": spec.file.protocol.objective,
-        "winner": winner,
-        "model": f"{version.name}/{version.version}",
-    }
-    tracker.end_study("finished", summary)
+    tracker.end_study("finished", {"winner": winner, "model": f"{version.name}/{version.version}"})
     return leaderboard(store, spec.name)
-
-
-def _description(spec: StudySpec) -> dict[str, str]:
-    """What is kept with the study's run: its file, the resolved spaces, the environment."""
-    names = ("dmlstudy", "ray", "torch", "torchvision", "optuna", "mlflow", "numpy", "scikit-learn")
-    environment = {name: importlib.metadata.version(name) for name in names}
-    environment |= {"python": machine.python_version(), "platform": machine.platform()}
-    environment |= {"cpus": str(os.cpu_count())}
-    tree = {name: family.tree() for name, family in spec.families.items()}
-    return {
-        "study.yaml": yaml.safe_dump(dict(spec.raw), sort_keys=False),
-        "search_space.yaml": yaml.safe_dump(tree, sort_keys=False),
-        "environment.json": json.dumps(environment, indent=1),
-    }
 
 
 @contextmanager

@@ -172,6 +172,10 @@ def _verdict(
             "family": config.family,
             "trained_on": dataset.name,
             "development_fingerprint": development.fingerprint(),
+            "test_fingerprint": test.fingerprint(),
+            "num_shared_images": dataset.num_shared_images,
+            "workers": distributed.world_size(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "config": config.model_dump(mode="json"),
         }
         embedders.save(learner.embedder, save_to, provenance, test.images_NHWC[:NUM_EXAMPLES])

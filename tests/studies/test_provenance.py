@@ -1,0 +1,120 @@
+"""Where numbers come from: data, folds and code that are kept, and data that have changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tune_simulator import study
+
+from dmlstudy import bundled, data
+from dmlstudy.registry import environment
+from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.studies import provenance
+from dmlstudy.studies.study import run_study
+
+
+def test_the_origin_of_a_study() -> None:
+    found, digits = study(), data.load("digits")
+    origin = provenance.origin(found, digits)
+    assert origin["spec_fingerprint"] == found.fingerprint()
+    assert origin["development_sha256"] == digits.development.fingerprint()
+    assert origin["test_sha256"] == digits.test.fingerprint()
+    assert origin["num_test_images"] == str(len(digits.test))
+    assert origin["num_shared_images"] == "0"
+    assert origin["objective"] == "map_at_r"
+    assert "second_objective" not in origin
+    two = {
+        "trials_per_family": 4,
+        "sampler": "nsga2",
+        "second_objective": "embedding_dim",
+        "scheduler": "none",
+    }
+    assert provenance.origin(study(search=two), digits)["second_objective"] == "embedding_dim"
+
+
+def test_the_folds_are_those_that_trials_use() -> None:
+    found, digits = study(), data.load("digits")
+    folds = json.loads(provenance.description(found, digits)["folds.json"])
+    assert list(folds) == ["search", "verdict seed 1", "verdict seed 2"]
+    for what, seed in (("search", 5), ("verdict seed 2", 2)):
+        used = data.class_disjoint_folds(digits.development.labels_N, 2, seed)
+        assert folds[what] == [[str(c) for c in fold.validation_classes] for fold in used]
+    alone = study(protocol={"num_folds": 1, "verdict_seeds": 2})
+    assert list(provenance.folds(alone, digits)) == ["search"]
+
+
+def test_each_trial_names_its_workers_and_device() -> None:
+    assert provenance.of_each_trial(study(resources={"workers": 3})) == {"workers": "3", "device": "cpu"}
+    assert provenance.of_each_trial(study(resources={"gpus_per_worker": 0.5}))["device"] == "cuda"
+
+
+def test_the_surroundings_of_a_sitting() -> None:
+    found: dict[str, Any] = json.loads(provenance.surroundings(study(resources={"workers": 3})))
+    assert {"ray", "torch", "optuna", "mlflow", "numpy", "scipy", "pyarrow"} <= found["packages"].keys()
+    assert found["code"]["source_sha256"] == environment.source_sha256()
+    assert found["hardware"]["cpu"]
+    assert found["hardware"]["cores"] >= 1
+    assert found["hardware"]["memory_gib"] > 0
+    assert isinstance(found["hardware"]["gpus"], list)
+    assert found["resources"]["workers"] == 3
+    assert {"cuda", "python", "platform", "host", "nodes"} <= found.keys()
+
+
+def test_the_code_is_known_by_its_commit_only_where_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "dmlstudy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(bundled, "PACKAGE", package)
+    monkeypatch.delenv(environment.COMMIT, raising=False)
+
+    def git(*arguments: str) -> str:
+        login = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        done = subprocess.run(["git", *login, *arguments], cwd=tmp_path, check=True, capture_output=True)
+        return done.stdout.decode().strip()
+
+    assert environment.commit() is None
+    git("init", "-q")
+    (tmp_path / "other").write_text("")
+    git("add", "other")
+    git("commit", "-qm", "another project's")
+    assert environment.commit() is None
+    monkeypatch.setenv(environment.COMMIT, "f00")  # a job is told
+    assert environment.commit() == "f00"
+    git("add", ".")
+    git("commit", "-qm", "ours")
+    head = git("rev-parse", "HEAD")
+    assert environment.commit() == head
+    before = environment.source_sha256()
+    (package / "new.py").write_text("")
+    assert environment.commit() == f"{head} (dirty)"
+    assert environment.source_sha256() != before
+
+
+def test_a_study_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = tmp_path / "images"
+    for label in "abcdefgh":
+        for number in range(4):
+            path = images / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+    found, store = study(data={"name": "image_folder", "path": str(images)}), Store(tmp_path / "store")
+    config = found.file.data.model_dump()
+    origin = provenance.origin(found, data.load(**config))
+    store.write_state(found.name, "interrupted", fingerprint=found.fingerprint(), origin=origin)
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(images / "h" / "0.png")
+    with pytest.raises(StoreError) as caught:
+        run_study(found, store, address=None, tell=print)
+    assert str(caught.value) == (
+        "study 'simulated': its test data have changed since it began; bring them back, or give this study another"
+        " name (--name)"
+    )
+    provenance.check_data(found.name, origin, origin)
