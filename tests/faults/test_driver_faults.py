@@ -1,4 +1,5 @@
-"""The driver killed with SIGKILL at random moments and resumed, and one trial ended from another shell."""
+"""The driver killed with SIGKILL at random moments and at the two worst ones, and resumed; and one trial ended from
+another shell."""
 
 from __future__ import annotations
 
@@ -7,16 +8,20 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import psutil
 import pytest
+import safetensors
 
 from .conftest import DMLSTUDY, Record, board_of, marked, seconds_until_training, trials_of
 
@@ -61,13 +66,13 @@ class Driver:
             start_new_session=True,
         )
 
-    def wait_until(self, what: Callable[[], object], timeout: float = 400) -> None:
+    def wait_until(self, what: Callable[[], object], timeout: float = 400, every: float = 0.05) -> None:
         """Wait for something to be true while the driver lives."""
         end = time.monotonic() + timeout
         while not what():
             assert self.process.poll() is None, f"it ended early: {self.log.read_text()}"
             assert time.monotonic() < end, self.log.read_text()
-            time.sleep(0.05)
+            time.sleep(every)
 
     def said(self, pattern: str) -> Callable[[], object]:
         return lambda: re.search(pattern, self.log.read_text(), re.MULTILINE)
@@ -109,10 +114,69 @@ def statuses_in_mlflow(store: Path) -> set[str]:
     return {run.info.status for run in client.search_runs([experiment.experiment_id], max_results=1000)}
 
 
-def test_a_driver_killed_at_random_moments_loses_nothing(
+BEGUN = """
+SELECT kind.run_uuid, family.value FROM tags kind JOIN tags family ON family.run_uuid = kind.run_uuid
+WHERE kind.key = 'dmlstudy_kind' AND kind.value = 'verdict' AND family.key = 'family' AND family.value != 'untrained'
+AND EXISTS (SELECT 1 FROM params WHERE params.run_uuid = kind.run_uuid)
+"""
+"""Runs, with their families, of the verdict trials that have been begun."""
+
+
+def in_mlflow(store: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(f"file:{store / 'mlflow.db'}?mode=ro", uri=True, timeout=20)) as database:
+        return database.execute(query).fetchall()
+
+
+def states_kept(store: Path, family: str) -> Iterator[dict[str, Any]]:
+    """What the states of the family's verdict trials say of themselves."""
+    for path in (store / "studies" / "tiny" / "checkpoints").glob(f"{family}-verdict-*/trial.safetensors"):
+        with safetensors.safe_open(path, "np") as file:
+            yield json.loads(file.metadata()["trial"])
+
+
+def killed_between_an_end_and_its_record(driver: Driver, store: Path, known: set[str]) -> dict[str, Any]:
+    """Kill the driver when a verdict trial that is not ``known`` has trained its last epoch; the state it has kept.
+
+    Its record is held up by a lock on MLflow's database, for as long as SQLite waits: 20 s.
+    """
+    begun: dict[str, str] = {}
+
+    def has_begun() -> bool:
+        begun.update(row for row in in_mlflow(store, BEGUN) if row[0] not in known)
+        return bool(begun)
+
+    driver.wait_until(has_begun, every=0.01)
+    (family,) = begun.values()
+    with closing(sqlite3.connect(store / "mlflow.db", timeout=20, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        driver.wait_until(
+            lambda: any(state["epoch"] == 12 for state in states_kept(store, family)), every=0.01
+        )
+        time.sleep(0.5)  # the result is with the driver
+        driver.kill()
+        database.execute("ROLLBACK")
+    (kept,) = states_kept(store, family)
+    return {"family": family, **kept}
+
+
+def judged(store: Path) -> dict[tuple[str, str], str]:
+    """The finished verdict runs by family and seed: never two of one."""
+    client = mlflow.MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    runs = client.search_runs(
+        [experiment.experiment_id], "tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'"
+    )
+    found = {(run.data.tags["family"], run.data.tags["seed"]): run.info.run_id for run in runs}
+    assert len(found) == len(runs), "a verdict was recorded twice"
+    return found
+
+
+def test_a_killed_driver_loses_nothing(
     tmp_path: Path, drive: Callable[..., Driver], record_fault: Record
 ) -> None:
-    """Killed while it starts and while trials run, and resumed each time at once, it ends as if unbroken."""
+    """Killed while it starts, while trials run, between the end of one and its record, and while it registers the
+    winner, and resumed each time at once, it ends as if unbroken, and runs no verdict twice."""
     (tmp_path / "tiny.yaml").write_text(SPEC)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     unbroken = drive(tmp_path / "unbroken", "run", tmp_path / "tiny.yaml", "--store", whole)
@@ -129,18 +193,43 @@ def test_a_driver_killed_at_random_moments_loses_nothing(
     assert "its process is gone; `dmlstudy resume tiny` goes on" in gone["notes"][0]
 
     second = drive(tmp_path / "1", "resume", "tiny", "--store", broken)
-    second.wait_until(second.said(rf"^{moments.randint(1, 7)}/9 "))
+    second.wait_until(second.said(rf"^{moments.randint(1, 5)}/9 "))
     time.sleep(moments.uniform(0, 1))
     second.kill()
     ended = {trial.number for trial in trials_of(broken, "tiny") if trial.state.is_finished()}
 
+    known = {run for run, _ in in_mlflow(broken, BEGUN)}
     killed = time.monotonic()
     third = drive(tmp_path / "2", "resume", "tiny", "--store", broken)
     again = seconds_until_training(broken / "studies" / "tiny", since=killed)
     record_fault("driver killed with SIGKILL, and resumed", 0, again)
-    assert third.process.wait(timeout=400) == 0, third.log.read_text()
-    assert not any(f"#{number} " in line for number in ended for line in lines_of_trials(third)), (
-        "a trial that had ended was run again"
+    known |= {run for run, _ in in_mlflow(broken, BEGUN)}
+    kept = killed_between_an_end_and_its_record(third, broken, known)
+    before = judged(broken)
+    assert (kept["family"], "1") not in before
+
+    fourth = drive(tmp_path / "3", "resume", "tiny", "--store", broken)
+    fourth.wait_until(lambda: in_mlflow(broken, "SELECT 1 FROM logged_models"), every=0.005)
+    fourth.kill()
+    registering = judged(broken)
+    assert registering.keys() == {("untrained", "1"), ("red", "1"), ("blue", "1")}
+    assert before.items() <= registering.items()
+    history = mlflow.MlflowClient(f"sqlite:///{broken / 'mlflow.db'}").get_metric_history(
+        registering[kept["family"], "1"], "images_per_second"
+    )
+    speeds = {step: metrics["images_per_second"] for step, metrics in kept["reports"]}
+    assert {point.step: point.value for point in history} == speeds, "an epoch was trained again"
+
+    fifth = drive(tmp_path / "4", "resume", "tiny", "--store", broken)
+    assert fifth.process.wait(timeout=400) == 0, fifth.log.read_text()
+    assert judged(broken) == registering
+    resumed = (third, fourth, fifth)
+    assert not any(
+        f"#{number} " in line for number in ended for driver in resumed for line in lines_of_trials(driver)
+    ), "a trial that had ended was run again"
+    assert (
+        called("pull", "tiny-embedder@champion", "--to", tmp_path / "model", "--store", broken).returncode
+        == 0
     )
 
     assert board_of(broken, "tiny") == board_of(whole, "tiny")
@@ -150,7 +239,7 @@ def test_a_driver_killed_at_random_moments_loses_nothing(
     assert statuses_in_mlflow(broken) <= {"FINISHED", "KILLED"}
     status = json.loads(called("status", "tiny", "--json", "--store", broken).stdout)
     assert (status["state"], status["num_left"]) == ("finished", 0)
-    for driver in (first, second, third):
+    for driver in (first, second, *resumed):
         assert driver.left() == [], "a process outlived its driver"
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dmlstudy.registry import store as stores
 from dmlstudy.registry.store import Store, StoreError, sole_driver
 
 DRIVER = """
@@ -171,3 +176,44 @@ def test_the_lock_ends_with_an_error_in_the_block(tmp_path: Path) -> None:
         raise RuntimeError("in between")
     with sole_driver(store, "s"):
         pass
+
+
+def test_the_lock_names_its_holder(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.driver("s") is None
+    with sole_driver(store, "s"):
+        store.write_state("s", "running")
+        assert store.driver("s") == (os.getpid(), socket.gethostname())
+    assert store.driver("s") is None
+    with sole_driver(store, "s"):
+        assert store.driver("s") is not None
+        assert json.loads((store.study_folder("s") / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_that_was_cleared_away_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that never began removes the folder, while a second one waits with the lock file open."""
+    monkeypatch.setattr(stores, "LOCK_PATIENCE_S", 20.0)
+    store = Store(tmp_path / "store")
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(sole_driver(store, "s"))
+    waits, try_lock = threading.Event(), stores._try_lock
+
+    def late(*arguments: Any) -> bool:  # between its opening of the file and its lock, the first driver ends
+        if threading.current_thread() is waiter and not waits.is_set():
+            waits.set()
+            assert is_over.wait(20)
+        return try_lock(*arguments)
+
+    monkeypatch.setattr(stores, "_try_lock", late)
+    is_over = threading.Event()
+    waiter = threading.Thread(target=lambda: second.enter_context(sole_driver(store, "s")))
+    waiter.start()
+    assert waits.wait(20)
+    first.close()
+    assert not store.root.exists(), "it leaves nothing behind"
+    is_over.set()
+    waiter.join(20)
+    monkeypatch.setattr(stores, "LOCK_PATIENCE_S", 0.1)
+    with pytest.raises(StoreError, match="is running already"), sole_driver(store, "s"):
+        pytest.fail("two drivers")
+    second.close()

@@ -60,7 +60,9 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
         embedders.build("small_conv", 6, width=4, in_channels=1, image_size=8, seed=0), tmp_path / "model", {}
     )
 
-    def play(spec: StudySpec, store: Store, tell: Any, tracker: StudyTracker, search: StudySearch) -> None:
+    def play(
+        spec: StudySpec, store: Store, tell: Any, tracker: StudyTracker, search: StudySearch, _: Any
+    ) -> None:
         for number, config in Tune(search).run().started:
             run_id = tracker.start_trial(config.family, config, number)
             name = "map_at_r" if number is not None else "test_map_at_r"

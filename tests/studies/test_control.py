@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +130,19 @@ def test_a_new_sitting_forgets_unanswered_wishes_and_what_ran(tmp_path: Path) ->
     Desk(tmp_path)
     assert wished(tmp_path) == []
     assert running_trials(tmp_path) == []
+
+
+def test_what_an_earlier_driver_showed_is_not_shown_while_the_next_one_starts(ran: Store) -> None:
+    folder = ran.study_folder("s")
+    with sole_driver(ran, "s"):
+        Desk(folder).serve(Tune(a="RUNNING"), {"a": Assignment("red #0", config(), 0)})
+        assert control.study_status(ran, "s").running != []
+    time.sleep(0.02)
+    with sole_driver(ran, "s"):
+        status = control.study_status(ran, "s")
+        assert (status.state, status.running) == ("running", [])
+        Desk(folder)
+        assert running_trials(folder) == []
 
 
 def test_the_desk_is_not_asked_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +351,83 @@ def test_a_wish_is_waited_for(ran: Store) -> None:
     thread.join()
     shown = control.stop_trial(ran, "s", 3, timeout_s=0.2)
     assert shown == "trial 3 of s was asked to stop, and ends when its study next looks"
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from dmlstudy.registry.store import Store, sole_driver
+with sole_driver(Store(Path(sys.argv[1])), "s"):
+    print("held", flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("before", ["running", "failed"])
+def test_stop_signals_the_holder_of_the_lock_alone(before: stores.State, tmp_path: Path) -> None:
+    """The earlier driver's process number, which study.json still has, may be a stranger's by now."""
+    store = Store(tmp_path)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    store.write_state("s", before, spec=RAW, job="", started=1.0)
+    path = store.study_folder("s") / "study.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": stranger.pid}))
+    assert control.stop(store, "s").startswith("study s is not running: it is ")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            assert (store.read_state("s")["pid"] == holder.pid) is (before == "running")
+            assert control.stop(store, "s") == "study s is stopped; `dmlstudy resume s` goes on with it"
+            assert holder.wait(timeout=20) == -signal.SIGINT
+            assert stranger.poll() is None
+        finally:
+            holder.kill()
+            stranger.kill()
+            stranger.wait()
+
+
+def test_stop_where_no_signal_can_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.write_state("s", "running", spec=RAW, job="", started=1.0)
+    with sole_driver(store, "s"):
+
+        def gone(pid: int, number: int) -> None:
+            assert (pid, number) == (os.getpid(), signal.SIGINT)
+            raise ProcessLookupError(3, "No such process")
+
+        monkeypatch.setattr(control.os, "kill", gone)
+        with pytest.raises(
+            StoreError, match=r"its process \d+ takes no signal from here \(No such process\)"
+        ):
+            control.stop(store, "s")
+        lock = store.study_folder("s") / "lock"
+        lock.write_text(json.dumps({"pid": 1, "host": "another"}))
+        with pytest.raises(StoreError, match="study 's' runs on another; stop it there"):
+            control.stop(store, "s")
+        lock.write_text("")
+        with pytest.raises(StoreError, match="is only just starting"):
+            control.stop(store, "s")
+
+
+def test_stop_waits_for_a_study_that_is_ending_and_does_not_disturb_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("it was disturbed"))
+    held = ExitStack()
+    held.enter_context(sole_driver(store, "s"))
+    store.write_state("s", "finished", spec=RAW, job="", started=1.0)
+    monkeypatch.setattr(control.time, "sleep", lambda _: held.close())
+    assert control.stop(store, "s") == "study s has come to its end by itself: it is finished"
+    assert store.driver("s") is None
+
+
+def test_looking_writes_nothing(ran: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "dmlstudy.studies.storage.open_storage", lambda _: pytest.fail("opened to be written")
+    )
+    assert control.study_status(ran, "s").num("finished") == 1
 
 
 def test_resume_reads_the_study_from_the_store(ran: Store) -> None:

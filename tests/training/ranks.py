@@ -101,29 +101,27 @@ def broken_trial(
 ) -> tuple[list[dict[str, float]], dict[str, float], int]:
     """A trial that breaks again and again, each attempt going on from what the one before has kept.
 
-    ``where``: 'report' breaks each attempt in its second report, before the state after it is kept; 'epoch' in its
-    second epoch, after the state of the first was kept. Returns the reports of all attempts, the result
-    and the number of attempts.
+    ``where``: 'report' breaks each attempt in the report of its second epoch, before the state after it is kept;
+    'epoch' in its second epoch, after the state of the first was kept. Returns the reports of all attempts, the
+    result and the number of attempts.
     """
     reports: list[dict[str, float]] = []
+    begun: list[int] = []
     attempts = 0
     result = None
     train_epoch = training._Learner.train_epoch
     while result is None:
         attempts += 1
-        begun = made = 0
+        begun.clear()
 
         def report(given: TrialReport) -> None:
-            nonlocal made
-            made += 1
             reports.append({"step": given.step, **given.metrics})
-            if where == "report" and made == 2:
+            if where == "report" and len(begun) == 2:
                 raise Broken
 
         def breaking(self: Any, epoch: int) -> dict[str, float]:
-            nonlocal begun
-            begun += 1
-            if where == "epoch" and begun == 2:
+            begun.append(epoch)
+            if where == "epoch" and len(begun) == 2:
                 train_epoch(self, epoch)  # lost
                 raise Broken
             return train_epoch(self, epoch)

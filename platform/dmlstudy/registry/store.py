@@ -4,7 +4,8 @@
 <store>/optuna.db          the searches, one Optuna study per study; optuna-dashboard opens it
 <store>/artifacts/         what runs and models keep
 <store>/store.id           what tells this store from others that use the same tracking server
-<store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files
+<store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files, and the
+                           lock: its driver holds it, and has written into it who that is
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 from urllib.parse import urlparse
 
 State = Literal["running", "finished", "interrupted", "failed"]
+
+LOCK = "lock"
 
 LOCK_PATIENCE_S = 0.5
 """Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
@@ -32,6 +35,13 @@ LOCK_PATIENCE_S = 0.5
 
 class StoreError(ValueError):
     """A store that is not there, cannot be written or has no such study or model; one line with the mend."""
+
+
+class Driver(NamedTuple):
+    """The process that drives a study; without a ``pid`` one that has not said yet who it is."""
+
+    pid: int | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ class Store:
         """What ``write_state`` wrote; raises StoreError where there is no such study.
 
         Where the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and
-        ``updated`` is its last sign of life.
+        ``updated`` is its last sign of life. Where another one has taken the study over, ``pid`` and ``host`` are its.
         """
         path = self.study_folder(name) / "study.json"
         try:
@@ -115,10 +125,24 @@ class Store:
             raise StoreError(f"no study {name!r} in the store {self.root}; {there}") from None
         state["crashed"] = False
         if state["state"] == "running":
-            with open(path.with_name("lock"), "a", encoding="utf-8") as file:
-                if _try_lock(file):  # nobody holds the study: its driver was killed
-                    state |= {"state": "interrupted", "crashed": True, "updated": self._last_sign(name)}
+            driver = self.driver(name)
+            if driver is None:  # nobody holds the study: its driver was killed
+                state |= {"state": "interrupted", "crashed": True, "updated": self._last_sign(name)}
+            elif driver.pid is not None:
+                state |= driver._asdict()
         return state
+
+    def driver(self, name: str) -> Driver | None:
+        """The process that holds the study now; None where there is none."""
+        try:
+            with open(self.study_folder(name) / LOCK, encoding="utf-8") as file:
+                if _try_lock(file, fcntl.LOCK_SH):
+                    return None
+                return Driver(**json.loads(file.read()))
+        except FileNotFoundError:
+            return None
+        except json.JSONDecodeError:  # it was taken an instant ago
+            return Driver()
 
     def write_state(self, name: str, state: State, **details: Any) -> None:
         """Record what the study is doing and which process does it, atomically.
@@ -183,21 +207,47 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
     Raises StoreError where another process holds it.
     """
     folder = store.study_folder(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w", encoding="utf-8") as file:
-        end = time.monotonic() + LOCK_PATIENCE_S
-        while not (is_held := _try_lock(file)) and time.monotonic() < end:
-            time.sleep(0.05)
-        if not is_held:
+    end = time.monotonic() + LOCK_PATIENCE_S
+    while (file := _taken(folder)) is None:
+        if time.monotonic() > end:
             raise StoreError(f"study {name!r} is running already; see `dmlstudy status {name}`")
+        time.sleep(0.05)
+    with file:
+        file.truncate(0)
+        file.write(json.dumps(Driver(os.getpid(), socket.gethostname())._asdict()))
+        file.flush()
         try:
             yield
         finally:
             if not (folder / "study.json").exists():  # it never began: leave nothing behind
-                shutil.rmtree(folder, ignore_errors=True)
-                for empty in (folder.parent, store.root):
+                with suppress(OSError):
+                    _clear(folder)
+                for empty in (folder, folder.parent, store.root):
                     with suppress(OSError):
                         empty.rmdir()
+
+
+def _taken(folder: Path) -> IO[str] | None:
+    """The lock file of a study's folder, made if missing, and held; None where another process holds it."""
+    with suppress(FileNotFoundError):  # its driver has cleared the folder away meanwhile
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK, "a", encoding="utf-8")  # noqa: SIM115
+        try:
+            if _try_lock(file) and os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
+                return file
+        except FileNotFoundError:  # so what is held is not the lock any more
+            pass
+        file.close()
+    return None
+
+
+def _clear(folder: Path) -> None:
+    """Empty a study's folder; the lock goes last, for from then on another driver may take the study."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -208,9 +258,9 @@ def sole_maker(store: Store) -> Iterator[None]:
         yield
 
 
-def _try_lock(file: IO[str]) -> bool:
+def _try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

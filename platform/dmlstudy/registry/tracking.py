@@ -80,6 +80,8 @@ class Patience:
         self._client = client
         self._tell = tell
         self._left_s = store.patience_s if store.server else 0.0
+        self.gives_up: Callable[[], bool] = lambda: False
+        """Whether to wait no longer, for the study is to end."""
         if store.server:  # its own retries take up to minutes, and say nothing
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
@@ -107,7 +109,7 @@ class Patience:
         started, told = time.monotonic(), False
         while not self._answers():
             waited = time.monotonic() - started
-            if waited > self._left_s:
+            if waited > self._left_s or self.gives_up():
                 self._left_s = 0.0
                 raise StoreError(
                     f"no MLflow server at {self._store.server} for {waited:.0f} s; when it is back,"

@@ -234,9 +234,9 @@ def _search_trials(store: Store, name: str) -> list[Any]:
     """The search's trials as Optuna knows them; none where the search has not begun."""
     if not store.optuna_file.is_file():
         return []
-    from dmlstudy.studies.storage import open_storage
+    from dmlstudy.studies.storage import read_storage
 
-    storage = open_storage(store)
+    storage = read_storage(store)
     try:
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
@@ -384,22 +384,40 @@ def _mentions(path: Path, words: list[str], num: int = 200) -> list[str]:
 
 
 def stop(store: Store, study: str | None) -> str:
-    """Ask a running study to end, wait until it has, and say so."""
+    """Ask a running study to end, wait until it has, and say so.
+
+    Only the process that holds the study's lock is signalled, also while it is still starting Ray.
+    """
     name = _named(store, study)
-    state = store.read_state(name)
-    if state["state"] != "running":
+    state, driver = store.read_state(name), store.driver(name)
+    if driver is None:
         return f"study {name} is not running: it is {state['state']}"
-    if state["host"] != socket.gethostname():
+    if driver.pid is None:
+        raise StoreError(f"study {name!r} is only just starting; try again")
+    if driver.host != socket.gethostname():
         raise StoreError(
-            f"study {name!r} runs on {state['host']}; stop it there, or its job:"
+            f"study {name!r} runs on {driver.host}; stop it there, or its job:"
             f" dmlstudy stop --job {state['job'] or 'JOB'} --address http://HOST:8265"
         )
-    os.kill(state["pid"], signal.SIGINT)
+    is_ending = state["state"] != "running" and (state["pid"], state["host"]) == driver
+    if not is_ending:
+        try:
+            os.kill(driver.pid, signal.SIGINT)
+        except OSError as error:
+            raise StoreError(
+                f"study {name!r}: its process {driver.pid} takes no signal from here ({error.strerror});"
+                f" see `dmlstudy status {name}`, and stop it where and as whom it was started"
+            ) from None
     for _ in range(600):
-        if store.read_state(name)["state"] != "running":
-            return f"study {name} is stopped; `dmlstudy resume {name}` goes on with it"
+        if store.driver(name) != driver:
+            break
         time.sleep(0.1)
-    return f"study {name} was asked to stop and is still ending its trials"
+    else:
+        return f"study {name} was asked to stop and is still ending its trials"
+    ended = store.read_state(name)
+    if ended["state"] in ("finished", "failed") and ended["pid"] == driver.pid:
+        return f"study {name} has come to its end by itself: it is {ended['state']}"
+    return f"study {name} is stopped; `dmlstudy resume {name}` goes on with it"
 
 
 def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float = 60.0) -> str:

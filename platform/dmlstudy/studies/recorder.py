@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,19 @@ from ray import tune
 
 from dmlstudy.registry.store import StoreError
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.studies.cluster import first_line
+from dmlstudy.studies.gang import checkpoint_name
 from dmlstudy.studies.progress import Progress
-from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.search import Assignment, StudySearch
+from dmlstudy.training.checkpoint import Checkpoint
+
+STOPPED_KEPT = 16
+"""After so many further stopped trials a stopped one's state is removed again: its workers, which were an epoch ahead,
+may have written it once more."""
+
+
+class StudyEnds(Exception):
+    """Ends Tune's loop in good order."""
 
 
 @ray.remote(num_cpus=0)
@@ -28,32 +39,61 @@ class Vault:
     def put(self, trial_id: str, files: dict[str, bytes]) -> None:
         self._files[trial_id] = files
 
-    def take(self, trial_id: str) -> dict[str, bytes]:
-        return self._files.pop(trial_id, {})
+    def files(self, trial_id: str) -> dict[str, bytes]:
+        return self._files.get(trial_id, {})
+
+    def drop(self, trial_id: str) -> None:
+        self._files.pop(trial_id, None)
 
 
 class Recorder(tune.Callback):
-    """Follows Tune's trials: opens an MLflow run for each, and ends it with its scores and reason."""
+    """Follows Tune's trials: opens an MLflow run for each, and ends it with its scores and reason.
 
-    def __init__(self, search: StudySearch, tracker: StudyTracker, progress: Progress, vault: Any) -> None:
+    What a trial has left elsewhere, its embedder in the vault and its state in ``checkpoints``, stays until all of it
+    is recorded: a driver killed before that finds it again. ``is_stopped`` says whether the study is to end early.
+    """
+
+    def __init__(
+        self,
+        search: StudySearch,
+        tracker: StudyTracker,
+        progress: Progress,
+        vault: Any,
+        checkpoints: Path,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._search = search
         self._tracker = tracker
         self._progress = progress
         self._vault = vault
+        self._checkpoints = checkpoints
+        self._is_stopped = is_stopped
         self._open: dict[str, tuple[str, float]] = {}
+        self._stopped: deque[Checkpoint] = deque()
         self.failure: StoreError | None = None
-        """Why nothing can be recorded any more. Tune swallows what a callback raises, so the study is stopped."""
+        """Why nothing can be recorded any more; the study ends with it."""
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        # Tune swallows what most callbacks raise, but not here.
+        if self.failure or self._is_stopped():
+            raise StudyEnds
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if self.failure:
+            return
         assignment = self._search.assignments[trial.trial_id]
-        run_id = self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
-        self._open[trial.trial_id] = (run_id, time.monotonic())
+        try:
+            run_id = self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
+        except Exception as error:
+            self._fail(assignment, error)
+        else:
+            self._open[trial.trial_id] = (run_id, time.monotonic())
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._end(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.trial_id not in self._open and not self.failure:  # it failed before it started
+        if trial.trial_id not in self._open:  # it failed before it started
             self.on_trial_start(iteration, trials, trial)
         self._end(trial.trial_id)
 
@@ -66,23 +106,31 @@ class Recorder(tune.Callback):
     def _end(self, trial_id: str) -> None:
         if trial_id not in self._open or self.failure:
             return
-        try:
-            self._file(trial_id)
-        except StoreError as error:
-            self.failure = error
-            self._search.assignments[
-                trial_id
-            ].status = "interrupted"  # it is run again when the store is mended
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def _file(self, trial_id: str) -> None:
-        run_id, started = self._open.pop(trial_id)
         assignment = self._search.assignments[trial_id]
+        try:
+            self._file(trial_id, assignment)
+        except Exception as error:
+            self._fail(assignment, error)
+
+    def _fail(self, assignment: Assignment, error: Exception) -> None:
+        """Give up recording; the trial is run again, or only its end, when what is wrong is mended."""
+        assignment.status = "interrupted"
+        if isinstance(error, StoreError):
+            self.failure = error
+            return
+        self.failure = StoreError(
+            f"{assignment.label} could not be recorded ({type(error).__name__}: {first_line(error)});"
+            " mend it and run the study again, it goes on from there"
+        )
+        self.failure.__cause__ = error
+
+    def _file(self, trial_id: str, assignment: Assignment) -> None:
+        run_id, started = self._open[trial_id]
         assert assignment.status != "running"
-        files: dict[str, bytes] = {}
-        if assignment.config.phase == "verdict" and assignment.status == "finished":
-            files = ray.get(self._vault.take.remote(trial_id))
-        if files:
+        if assignment.config.keep_embedder and assignment.status == "finished":
+            files: dict[str, bytes] = ray.get(self._vault.files.remote(trial_id))
+            if not files:
+                raise RuntimeError("its trained embedder is lost")
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in files.items():
                     (Path(folder) / name).write_bytes(content)
@@ -91,10 +139,27 @@ class Recorder(tune.Callback):
             run_id, assignment.status, assignment.curve, assignment.metrics, assignment.reason
         )
         self._search.commit(trial_id)
+        del self._open[trial_id]
+        self._forget(trial_id, assignment)
         self._tracker.note_search(self._search.counts(), self._search.best_numbers())
         self._progress.ended(assignment, time.monotonic() - started, self._search.best())
         for line in self._search.take_notes():
             self._progress.tell(line)
+
+    def _forget(self, trial_id: str, assignment: Assignment) -> None:
+        """Remove what the trial has left elsewhere, for it is recorded; one that was interrupted goes on from it."""
+        if assignment.status == "interrupted":
+            return
+        config = assignment.config
+        if config.keep_embedder:
+            self._vault.drop.remote(trial_id)
+        folder = self._checkpoints / checkpoint_name(config.model_dump(mode="json"))
+        over = Checkpoint(folder, config.fingerprint())
+        over.discard()
+        if assignment.status == "pruned":
+            self._stopped.append(over)
+        if len(self._stopped) > STOPPED_KEPT:
+            self._stopped.popleft().discard()
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -9,8 +9,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Literal
 
 import optuna
 from ray import tune
@@ -41,6 +42,7 @@ ENGINE_SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the search reads nested metrics
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # the storage is the state
     "TUNE_FORCE_TRIAL_CLEANUP_S": "15",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ``Interruption`` hears it
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 
@@ -79,12 +81,21 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             engine_noise_to(folder / "engine.log"),
             _kept(folder / "progress.log", tell) as said,
             connected(address, spec.file.resources),
+            Interruption() as interruption,
         ):
-            return _run_here(spec, store, said, origin, description)
+            try:
+                return _run_here(spec, store, said, interruption, origin, description)
+            except KeyboardInterrupt:
+                raise StudyInterrupted from None
 
 
 def _run_here(
-    spec: StudySpec, store: Store, tell: Tell, origin: Mapping[str, str], description: Mapping[str, str]
+    spec: StudySpec,
+    store: Store,
+    tell: Tell,
+    interruption: Interruption,
+    origin: Mapping[str, str],
+    description: Mapping[str, str],
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(
@@ -96,6 +107,7 @@ def _run_here(
         environment=provenance.surroundings(spec),
         of_each_trial=provenance.of_each_trial(spec),
     )
+    tracker.patiently.gives_up = interruption.is_wished
     store.write_state(
         spec.name,
         "running",
@@ -113,20 +125,32 @@ def _run_here(
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
-            _run_trials(spec, store, tell, tracker, search)
+            _run_trials(spec, store, tell, tracker, search, interruption)
         if not search.is_over:
             raise StudyInterrupted
         board = tracker.patiently(lambda: _conclude(spec, store, tracker, search))
     except (StudyInterrupted, KeyboardInterrupt):
-        tracker.end_study("interrupted", {})
-        store.write_state(spec.name, "interrupted")
+        _record_end(spec, store, tracker, "interrupted")
         raise StudyInterrupted from None
     except BaseException as error:
-        tracker.end_study("failed", {})
-        store.write_state(spec.name, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
+        _record_end(spec, store, tracker, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
         raise
     store.write_state(spec.name, "finished")
     return board
+
+
+def _record_end(
+    spec: StudySpec,
+    store: Store,
+    tracker: tracking.StudyTracker,
+    state: Literal["interrupted", "failed"],
+    **details: str,
+) -> None:
+    """Note how the study ended, where other shells look first; what does not take it may be why it ended."""
+    with suppress(OSError):
+        store.write_state(spec.name, state, **details)
+    with suppress(StoreError):
+        tracker.end_study(state, {})
 
 
 def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bool:
@@ -144,7 +168,12 @@ def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bo
 
 
 def _run_trials(
-    spec: StudySpec, store: Store, tell: Tell, tracker: tracking.StudyTracker, search: StudySearch
+    spec: StudySpec,
+    store: Store,
+    tell: Tell,
+    tracker: tracking.StudyTracker,
+    search: StudySearch,
+    interruption: Interruption,
 ) -> None:
     """Let Tune run what is left of the search and the verdict."""
     resources = spec.file.resources
@@ -163,9 +192,9 @@ def _run_trials(
     width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
     objective = spec.file.protocol.objective
     progress = Progress(tell, objective, num_total - search.num_left, num_total, width)
-    recorder = Recorder(search, tracker, progress, vault)
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = store.study_folder(spec.name) / "checkpoints"
+    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished)
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={
@@ -189,11 +218,16 @@ def _run_trials(
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
         ),
     )
-    with _sigterm_as_sigint(), tune_mended():
+    with interruption.looked_at(), tune_mended():
         try:
             tuner.fit()
+        except Exception:
+            if not (recorder.failure or interruption.is_wished()):
+                raise
         finally:
             recorder.end_open_runs()
+    if interruption.is_wished():
+        raise StudyInterrupted
     if recorder.failure:
         raise recorder.failure
     if search.is_over:
@@ -247,14 +281,40 @@ def _kept(path: Path, tell: Tell) -> Iterator[Tell]:
         yield tell_and_keep
 
 
-@contextmanager
-def _sigterm_as_sigint() -> Iterator[None]:
-    """Let a polite kill, as `ray job stop` sends it, end the study as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
+class Interruption:
+    """Hears, in its block, who wishes that the study ends: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
+
+    While the wish is ``looked_at`` it is only noted at first, so that Tune ends its trials in good order. A second
+    one, and any at another time, is a KeyboardInterrupt. In a thread other than the main one nothing is heard.
+    """
+
+    def __init__(self) -> None:
+        self._is_wished = False
+        self._is_looked_at = False
+
+    def is_wished(self) -> bool:
+        return self._is_wished
+
+    @contextmanager
+    def looked_at(self) -> Iterator[None]:
+        self._is_looked_at = True
+        try:
+            yield
+        finally:
+            self._is_looked_at = False
+
+    def __enter__(self) -> Interruption:
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: object) -> None:
+        is_first, self._is_wished = not self._is_wished, True
+        if not (is_first and self._is_looked_at):
+            raise KeyboardInterrupt

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dmlstudy.records import Record
+from dmlstudy.registry.store import LOCK
 
 if TYPE_CHECKING:
     from dmlstudy.studies.search import Assignment
@@ -98,9 +99,15 @@ class Desk:
 
 
 def running_trials(folder: Path) -> list[RunningTrial]:
-    """What the driver of a study showed last, oldest first; true only while the driver lives."""
+    """What the driver of a study showed last, oldest first; true only while the driver lives.
+
+    A driver that has just taken the study has shown nothing yet, whatever one before it left there.
+    """
+    path = folder / "running.json"
     try:
-        shown = json.loads((folder / "running.json").read_text(encoding="utf-8"))
+        if (folder / LOCK).exists() and path.stat().st_mtime_ns < (folder / LOCK).stat().st_mtime_ns:
+            return []
+        shown = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return []
     return sorted((RunningTrial.model_validate(trial) for trial in shown), key=lambda trial: trial.started)

@@ -17,7 +17,7 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +27,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dmlstudy import distributed
+from dmlstudy.records import TrialReport
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 FILE = "trial.safetensors"
 
@@ -40,12 +41,14 @@ MAX_SHARE = 0.05
 
 
 class Progress(NamedTuple):
-    """How far a trial has come: ``epoch`` epochs of fold ``fold`` are done, and what is needed to go on."""
+    """How far a trial has come: ``epoch`` epochs of fold ``fold`` are done, what is needed to go on, and what it has
+    reported."""
 
     fold: int = 0
     epoch: int = 0
     scores: tuple[dict[str, float], ...] = ()
     tensors: Mapping[str, Tensor] = {}
+    reports: tuple[TrialReport, ...] = ()
 
 
 class Checkpoint:
@@ -101,7 +104,8 @@ class Checkpoint:
                 f"{path}: the state of another configuration (fingerprint {header['config']}, this one's is "
                 f"{self.fingerprint}); give each trial a folder of its own"
             )
-        return Progress(header["fold"], header["epoch"], tuple(header["scores"]), tensors)
+        reports = tuple(TrialReport(step=step, metrics=metrics) for step, metrics in header["reports"])
+        return Progress(header["fold"], header["epoch"], tuple(header["scores"]), tensors, reports)
 
     def offer(
         self,
@@ -109,12 +113,19 @@ class Checkpoint:
         epoch: int,
         scores: list[dict[str, float]],
         tensors: Callable[[], Mapping[str, Tensor]],
+        reports: Sequence[TrialReport] = (),
+        *,
+        is_last: bool = False,
     ) -> None:
-        """Write the state, on rank 0 and if it is time to; a disk that refuses costs a RuntimeWarning only."""
+        """Write the state, on rank 0 and if it is time to, as it is for the last one; a disk that refuses costs a
+        RuntimeWarning only."""
         started = time.monotonic()
-        if self.folder is None or distributed.rank() != 0 or started - self._last < self._pause:
+        if self.folder is None or distributed.rank() != 0:
+            return
+        if started - self._last < self._pause and not is_last:
             return
         header = {"config": self.fingerprint, "fold": fold, "epoch": epoch, "scores": scores}
+        header["reports"] = [(report.step, report.metrics) for report in reports]
         content = _packed(header | {"made_by": _made_by()}, tensors())
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +137,7 @@ class Checkpoint:
             self._pause = max(self.min_seconds_between, (self._last - started) / MAX_SHARE)
 
     def discard(self) -> None:
-        """Remove what was kept, and the folder if it is empty: the trial has ended by itself."""
+        """Remove what was kept, and the folder if it is empty: how the trial ended is recorded elsewhere."""
         if self.folder is None or distributed.rank() != 0:
             return
         with contextlib.suppress(OSError):  # a file that stays leads to the same end again

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,24 +66,17 @@ def run_trial(
 
     In the folder ``checkpoint``, which belongs to this trial alone and is seen by all ranks, rank 0 keeps the
     trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always). A
-    call that finds it there goes on from it and gives, on as many ranks, the further reports and the result
-    of an unbroken trial, bit for bit; a kill between a report and what is kept of it repeats that
-    report. The state is removed when the trial ends or fails by itself, and stays when it is stopped or
-    killed. Raises ValueError for the state of another configuration.
+    call that finds it there makes its reports again, as they were, goes on from it and gives, on as many ranks,
+    the further reports and the result of an unbroken trial, bit for bit. The state after the last epoch
+    is always kept, and none is removed here, however the trial ends: so the caller may be killed until it has
+    recorded the result, and call again for it. Raises ValueError for the state of another configuration.
     """
     device = device or torch.device("cpu")
     kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
     dataset = _dataset(config.data.name, config.data.path, config.data.image_size)
-    try:
-        if config.phase == "verdict":
-            result = _verdict(config, dataset, report, device, save_to, kept)
-        else:
-            result = _cross_validate(config, dataset, report, device, kept)
-    except TrialFailed:  # it would fail again
-        kept.discard()
-        raise
-    kept.discard()
-    return result
+    if config.phase == "verdict":
+        return _verdict(config, dataset, report, device, save_to, kept)
+    return _cross_validate(config, dataset, report, device, kept)
 
 
 @functools.lru_cache(maxsize=1)
@@ -97,7 +90,8 @@ def _cross_validate(
     development = dataset.development
     folds = data.class_disjoint_folds(development.labels_N, config.num_folds, config.seed)
     num_epochs = max(config.training.epochs, 1)
-    first_fold, first_epoch, scores_of_finished, tensors = kept.load()
+    first_fold, first_epoch, scores_of_finished, tensors, reported = kept.load()
+    reports = _Reports(report, reported)
     finished = list(scores_of_finished)
     for number, fold in enumerate(folds[first_fold:], first_fold):
         learner = _Learner(config, development.select(fold.train_indices), device, stream=number)
@@ -109,11 +103,11 @@ def _cross_validate(
             progress = learner.train_epoch(epoch)
             scores = learner.evaluate(validation, config.recall_at)
             step = number * num_epochs + epoch + 1
-            report(TrialReport(step=step, metrics=_mean([*finished, scores]) | progress))
+            reports.make(step, _mean([*finished, scores]) | progress)
             if epoch + 1 < num_epochs:
-                kept.offer(number, epoch + 1, finished, learner.state)
+                kept.offer(number, epoch + 1, finished, learner.state, reports.made)
         finished.append(scores)
-        kept.offer(number + 1, 0, finished, dict)
+        kept.offer(number + 1, 0, finished, dict, reports.made, is_last=number + 1 == len(folds))
         first_epoch = 0
     return TrialResult(metrics=_mean(finished) | _spread(finished, config.objective))
 
@@ -134,7 +128,8 @@ def _verdict(
     )
     metrics: dict[str, float] = {}
     num_epochs = config.training.epochs
-    first_model, first_epoch, _, tensors = kept.load()
+    first_model, first_epoch, _, tensors, reported = kept.load()
+    reports = _Reports(report, reported)
     fold_embeddings: list[NDArray[np.float32]] = [
         tensors[f"fold_embeddings.{number}"].numpy() for number in range(first_model)
     ]
@@ -151,8 +146,9 @@ def _verdict(
             learner.restore(tensors, start)
         for epoch in range(start, num_epochs):
             step = model * num_epochs + epoch + 1
-            report(TrialReport(step=step, metrics=learner.train_epoch(epoch)))
-            kept.offer(model, epoch + 1, [], state)
+            reports.make(step, learner.train_epoch(epoch))
+            is_last = model == len(folds) and epoch + 1 == num_epochs
+            kept.offer(model, epoch + 1, [], state, reports.made, is_last=is_last)
 
     for number, fold in enumerate(folds[first_model:], first_model):
         learner = _Learner(config, development.select(fold.train_indices), device, stream=number + 1)
@@ -180,6 +176,20 @@ def _verdict(
         }
         embedders.save(learner.embedder, save_to, provenance, test.images_NHWC[:NUM_EXAMPLES])
     return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
+
+
+class _Reports:
+    """What a trial has reported; what it has reported before it was broken off is reported again at once."""
+
+    def __init__(self, report: Report, earlier: Sequence[TrialReport]) -> None:
+        self._report = report
+        self.made: list[TrialReport] = []
+        for each in earlier:
+            self.make(each.step, each.metrics)
+
+    def make(self, step: int, metrics: dict[str, float]) -> None:
+        self.made.append(TrialReport(step=step, metrics=metrics))
+        self._report(self.made[-1])
 
 
 def _mean(scores: list[dict[str, float]]) -> dict[str, float]:

@@ -1,0 +1,270 @@
+"""What is recorded of a trial, in which order, and what is left when it cannot be; without Ray, Tune is played."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import pytest
+
+from dmlstudy.records import TrialConfig
+from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.registry.tracking import StudyTracker, search_all
+from dmlstudy.studies import recorder as recorders
+from dmlstudy.studies import spec
+from dmlstudy.studies.gang import checkpoint_name
+from dmlstudy.studies.progress import Progress
+from dmlstudy.studies.recorder import Recorder, StudyEnds
+from dmlstudy.studies.search import Assignment, StudySearch
+from dmlstudy.training.checkpoint import FILE, Checkpoint
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+RAW: dict[str, Any] = {
+    "name": "s",
+    "data": {"name": "digits"},
+    "training": {"epochs": 4, "head_lr_mult": 1},
+    "batch": {"classes": "all", "images_per_class": 4},
+    "families": {"red": {"space": "contrastive"}},
+    "search": {"trials_per_family": 1},
+    "protocol": {"num_folds": 1, "verdict_seeds": 1},
+}
+
+
+class Vault:
+    """Answers as Ray's handle of the vault does, at once."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[str, bytes]] = {}
+        self.files = SimpleNamespace(remote=lambda trial_id: self.held.get(trial_id, {}))
+        self.drop = SimpleNamespace(remote=lambda trial_id: self.held.pop(trial_id, None))
+
+
+class Sitting:
+    """A search, a tracker and a recorder, with Tune's calls for one trial after another."""
+
+    def __init__(self, store: Store, name: str, storage: optuna.storages.BaseStorage) -> None:
+        self.storage = storage
+        self.tracker = StudyTracker(store, name, {})
+        self.search = StudySearch(
+            spec.parse({**RAW, "name": name}), storage, self.tracker.finished_verdicts()
+        )
+        self.vault = Vault()
+        self.checkpoints = store.study_folder(name) / "checkpoints"
+        self.told: list[str] = []
+        progress = Progress(self.told.append, "map_at_r", 0, 3, 20)
+        self.recorder = Recorder(self.search, self.tracker, progress, self.vault, self.checkpoints)
+
+    def begin(self, trial_id: str) -> TrialConfig:
+        """Tune starts the next trial, and its workers keep a state."""
+        assert self.search.suggest(trial_id)
+        self.recorder.on_trial_start(0, [], SimpleNamespace(trial_id=trial_id))
+        config = self.search.assignments[trial_id].config
+        self.keep(config)
+        if config.keep_embedder:
+            self.vault.held[trial_id] = {"weights.safetensors": b"w", "embedder.json": b"{}"}
+        return config
+
+    def keep(self, config: TrialConfig) -> None:
+        Checkpoint(self.folder(config), config.fingerprint(), 0).offer(0, 1, [], dict)
+
+    def folder(self, config: TrialConfig) -> Path:
+        return self.checkpoints / checkpoint_name(config.model_dump(mode="json"))
+
+    def end(self, trial_id: str, **more: object) -> None:
+        """Tune has the trial's last result."""
+        name = "map_at_r" if self.search.assignments[trial_id].number is not None else "test_map_at_r"
+        result = {f"metrics/{name}": 0.5, "done": True, **more}
+        self.search.on_trial_complete(trial_id, result)
+        self.recorder.on_trial_complete(0, [], SimpleNamespace(trial_id=trial_id))
+
+    def statuses(self) -> list[str]:
+        return [run.data.tags["status"] for run in self.runs("tags.dmlstudy_kind != 'study'")]
+
+    def runs(self, filter_string: str) -> list[Any]:
+        return search_all(self.tracker.client, self.tracker.experiment_id, filter_string)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorders.ray, "get", lambda answer: answer)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store whose MLflow database is made once, for that takes seconds."""
+    made = Store(tmp_path_factory.mktemp("recorder") / "store")
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def sitting(store: Store, tmp_path: Path) -> Sitting:
+    return Sitting(store, tmp_path.name, optuna.storages.InMemoryStorage())
+
+
+def again(sitting: Sitting, store: Store) -> Sitting:
+    """The study resumed after its driver has gone."""
+    return Sitting(store, sitting.tracker.study, sitting.storage)
+
+
+def to_the_shipped_verdict(sitting: Sitting) -> TrialConfig:
+    """Play the search and begin the verdict whose embedder is kept, as trial ``v``."""
+    sitting.begin("a")
+    sitting.end("a")
+    return sitting.begin("v")
+
+
+def test_what_a_trial_has_left_goes_when_it_is_recorded(
+    sitting: Sitting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = to_the_shipped_verdict(sitting)
+    assert config.keep_embedder
+    there: list[bool] = []
+    commit = sitting.search.commit
+
+    def looking(trial_id: str) -> None:
+        there.append((sitting.folder(config) / FILE).exists() and trial_id in sitting.vault.held)
+        commit(trial_id)
+
+    monkeypatch.setattr(sitting.search, "commit", looking)
+    sitting.end("v")
+    assert there == [True]
+    assert sitting.vault.held == {}
+    assert list(sitting.checkpoints.glob("*")) == []
+    assert sitting.statuses() == ["finished", "finished"]
+    run = sitting.tracker.verdict_run(config.family, config.seed)
+    assert run is not None
+    assert {file.path for file in sitting.tracker.client.list_artifacts(run.info.run_id, "embedder")} == {
+        "embedder/weights.safetensors",
+        "embedder/embedder.json",
+    }
+
+
+def test_what_failed_goes_too_and_what_was_interrupted_stays(sitting: Sitting, store: Store) -> None:
+    config = sitting.begin("a")
+    sitting.recorder.end_open_runs()
+    assert sitting.recorder.failure is None
+    assert sitting.folder(config).exists()
+    resumed = again(sitting, store)
+    assert resumed.begin("b") == config
+    resumed.end("b", failure="the loss is nan")
+    assert not resumed.folder(config).exists()
+    assert resumed.statuses() == ["interrupted", "failed"]
+
+
+def test_a_stopped_trial_may_keep_a_state_once_more(
+    sitting: Sitting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorders, "STOPPED_KEPT", 1)
+    config = sitting.begin("a")
+    assignment = sitting.search.assignments["a"]
+    assignment.status = "pruned"
+    sitting.recorder._forget("a", assignment)
+    sitting.keep(config)
+    sitting.recorder._forget("a", Assignment("b", config.model_copy(update={"seed": 9}), status="pruned"))
+    assert list(sitting.checkpoints.glob("*")) == []
+
+
+@pytest.mark.parametrize("what", ["disk", "vault", "artifacts", "optuna", "lost"])
+def test_what_cannot_be_recorded_ends_the_study_and_is_run_again(
+    what: str, sitting: Sitting, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = to_the_shipped_verdict(sitting)
+    error = OSError(28, "No space left on device\nin two lines")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        if what == "disk":
+            broken.setattr(Path, "write_bytes", fail)
+        elif what == "vault":
+            broken.setattr(recorders.ray, "get", fail)
+        elif what == "artifacts":
+            broken.setattr(sitting.tracker, "log_folder", fail)
+        elif what == "optuna":
+            broken.setattr(sitting.search, "commit", fail)
+        else:
+            sitting.vault.held.clear()
+        sitting.end("v")
+        trial = SimpleNamespace(trial_id="v")
+        sitting.recorder.on_trial_error(0, [], trial)  # as Tune does where a callback has raised
+    failure = sitting.recorder.failure
+    assert isinstance(failure, StoreError)
+    kind = (
+        "RuntimeError: its trained embedder is lost"
+        if what == "lost"
+        else f"OSError: {error}".splitlines()[0]
+    )
+    assert str(failure) == (
+        f"{sitting.search.assignments['v'].label} could not be recorded ({kind});"
+        " mend it and run the study again, it goes on from there"
+    )
+    with pytest.raises(StudyEnds):
+        sitting.recorder.on_step_end(0, [])
+    sitting.recorder.end_open_runs()
+    assert (sitting.folder(config) / FILE).exists()
+    assert ("v" in sitting.vault.held) is (what != "lost")
+    runs = sitting.runs("tags.dmlstudy_kind = 'verdict'")
+    assert len(runs) == 1, "no second run is opened"
+
+    resumed = again(sitting, store)
+    if what == "optuna":  # MLflow has all of a verdict, and Optuna none of it
+        return
+    assert resumed.begin("w") == config
+    resumed.end("w")
+    assert resumed.recorder.failure is None
+    assert resumed.statuses() == ["finished", "interrupted", "finished"]
+
+
+def test_a_run_that_cannot_be_opened_ends_the_study(
+    sitting: Sitting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise StoreError("no MLflow server")
+
+    monkeypatch.setattr(sitting.tracker, "start_trial", fail)
+    sitting.begin("a")
+    with pytest.raises(StudyEnds):
+        sitting.recorder.on_step_end(0, [])
+    assert str(sitting.recorder.failure) == "no MLflow server"
+    sitting.end("a")
+    sitting.recorder.end_open_runs()
+    assert not sitting.search.study.trials[0].state.is_finished()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import optuna
+sys.path.insert(0, sys.argv[1])
+from test_recorder import Sitting, recorders, to_the_shipped_verdict
+from dmlstudy.registry.store import Store
+recorders.ray.get = lambda answer: answer
+sitting = Sitting(Store(Path(sys.argv[2])), "killed", optuna.storages.RDBStorage(sys.argv[3]))
+to_the_shipped_verdict(sitting)
+sitting.tracker.end_trial = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+sitting.end("v")
+"""
+
+
+def test_a_driver_killed_before_the_end_is_recorded_finds_the_state_again(
+    store: Store, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(store.root), url]
+    assert subprocess.run(command, check=False, timeout=200).returncode == -9
+    resumed = Sitting(store, "killed", optuna.storages.RDBStorage(url))
+    (left,) = resumed.checkpoints.iterdir()
+    assert resumed.tracker.finished_verdicts() == set()
+    config = resumed.search.verdict_configs()[0]
+    assert left == resumed.folder(config)
+    assert resumed.begin("w") == config
+    resumed.end("w")
+    assert len(resumed.runs("tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'")) == 1
+    assert not left.exists()
