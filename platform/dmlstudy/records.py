@@ -148,6 +148,9 @@ class TrialConfig(Record):
     seed: int = 0
     recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)
     objective: str = "map_at_r"
+    measure_latency: Annotated[
+        bool, Field(description="a search trial tells embed_ms_per_image, which no two runs measure alike")
+    ] = False
     keep_embedder: Annotated[bool, Field(description="a verdict trial leaves its trained embedder")] = False
 
     def fingerprint(self) -> str:

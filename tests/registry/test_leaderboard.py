@@ -203,6 +203,17 @@ def test_with_a_second_objective_there_is_a_front(store: Store) -> None:
     assert [(row.family, row.validation) for row in board.rows] == [("blue", 0.8), ("red", 0.7)]
 
 
+def test_latency_is_a_second_objective_too(store: Store) -> None:
+    tracker = StudyTracker(
+        store, "fast", {}, origin={"objective": "map_at_r", "second_objective": "latency_ms"}
+    )
+    for number, (latency, score) in enumerate([(0.5, 0.7), (0.25, 0.6), (0.75, 0.6), (None, 0.8)]):
+        told = {} if latency is None else {"embed_ms_per_image": latency}
+        trial(tracker, "red", "search", 0, "finished", map_at_r=score, number=number, **told)
+    front = leaderboard(store, "fast").front
+    assert [(one.trial, one.size) for one in front] == [(1, 0.25), (0, 0.5), (3, math.inf)]
+
+
 def test_a_study_that_has_just_begun(store: Store) -> None:
     tracker = StudyTracker(store, "begun", {})
     tracker.start_trial("x", config("a", "search", 0, 1e-3), 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import optuna
 import pytest
 
 from dmlstudy.studies.early_stopping import RULES, Curve, EarlyStopping
@@ -35,7 +38,7 @@ FLAT = {level: curve([level] * 8) for level in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
     ids=["best", "as good", "below", "last"],
 )
 def test_halving_keeps_the_best_half(level: float, step: int | None) -> None:
-    """Rungs at 2, 4, 8: r = 4 epochs / 2; of six peers the best three had 0.4 or more."""
+    """Rungs at 2 and 4: r = 4 epochs / 2; of six peers and the trial the best three have 0.4 or more."""
     assert stopped_at(taught("halving", 2, *FLAT.values()), [level] * 8) == step
 
 
@@ -44,6 +47,44 @@ def test_halving_judges_at_rungs_only_and_by_those_who_got_there() -> None:
     rule = taught("halving", 2, *short, curve([0.9, 0.9, 0.2, 0.2]), curve([0.9, 0.9, 0.3, 0.3]))
     assert stopped_at(rule, [0.0, 0.9, 0.0, 0.25]) == 4
     assert stopped_at(rule, [0.0, 0.9, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0]) is None  # nobody was there at 8
+
+
+@pytest.mark.parametrize("eta", [2, 3, 4])
+@pytest.mark.parametrize("num_peers", range(4, 14))
+def test_halving_decides_as_the_pruner_of_optuna(eta: int, num_peers: int) -> None:
+    """A rung after the first step, at which peers and trials have random scores, some of them equal."""
+    order = random.Random(num_peers)
+    peers = [order.randint(0, 9) / 10 for _ in range(num_peers)]
+    rule = taught("halving", eta, *(curve([score], epochs=1) for score in peers))
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=eta)
+    for score in [0.0, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0]:
+        study = optuna.create_study(direction="maximize", pruner=pruner)
+        for own in [*peers, score]:
+            trial = study.ask()
+            trial.report(own, 1)
+            pruned = trial.should_prune()
+        assert rule.stops(curve([score], epochs=1), 1) == pruned
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_nobody_is_stopped_at_the_last_step_or_for_a_score_that_is_not_finite(name: str) -> None:
+    """Bracket 0 of hyperband and halving have rungs at 2, 4 and 8 of 8 steps."""
+    rule = taught(name, 2, *FLAT.values())
+    assert not rule.stops(curve([0.0] * 8), 8)
+    assert not rule.stops(Curve("a", 0, 4, 2, {1: 0.0, 3: 0.0}), 2)  # what was reported there is left out
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_curve_is_learned_whole_or_step_by_step(name: str) -> None:
+    curves = [curve([0.1 * ((7 * i + j) % 10) for j in range(8)], turn=i) for i in range(9)]
+    steps = RULES[name](2)
+    for known in curves:
+        for step in range(1, 9):
+            steps.learn(curve(list(known.scores.values())[:step], turn=known.turn), since=step)
+    for level in (0.2, 0.4, 0.6):
+        for turn in range(3):
+            whole = stopped_at(taught(name, 2, *curves), [level] * 8, turn=turn)
+            assert stopped_at(steps, [level] * 8, turn=turn) == whole
 
 
 def test_it_takes_eta_peers_to_judge() -> None:
@@ -60,10 +101,10 @@ def test_peers_are_of_the_same_group(name: str) -> None:
 
 
 def test_hyperband_has_a_bracket_for_each_first_rung_and_one_without() -> None:
-    """8 steps, r = 2, eta = 2: first rungs at 2, 4 and 8, and a trial has ended at 8."""
+    """8 steps, r = 2, eta = 2: first rungs at 2, 4 and 8, where a trial has ended."""
     peers = [curve([0.5] * 8, turn=turn) for turn in range(9)]
     rule = taught("hyperband", 2, *peers)
-    assert [stopped_at(rule, [0.1] * 8, turn=turn) for turn in range(6)] == [2, 4, 8, 2, 4, 8]
+    assert [stopped_at(rule, [0.1] * 8, turn=turn) for turn in range(6)] == [2, 4, None, 2, 4, None]
     rule = taught("hyperband", 2, *(peer for peer in peers if peer.turn % 3 == 1))
     assert [stopped_at(rule, [0.1] * 8, turn=turn) for turn in range(3)] == [None, 4, None]
 

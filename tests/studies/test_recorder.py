@@ -80,7 +80,7 @@ class Sitting:
         name = "map_at_r" if self.search.assignments[trial_id].number is not None else "test_map_at_r"
         result = {f"metrics/{name}": 0.5, "done": True, **more}
         self.search.on_trial_complete(trial_id, result)
-        self.recorder.on_trial_complete(0, [], SimpleNamespace(trial_id=trial_id))
+        self.recorder.on_trial_complete(0, [], SimpleNamespace(trial_id=trial_id, last_result=result))
 
     def statuses(self) -> list[str]:
         return [run.data.tags["status"] for run in self.runs("tags.dmlstudy_kind != 'study'")]
@@ -268,3 +268,15 @@ def test_a_driver_killed_before_the_end_is_recorded_finds_the_state_again(
     resumed.end("w")
     assert len(resumed.runs("tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'")) == 1
     assert not left.exists()
+
+
+def test_a_study_that_gets_no_room_ends_and_can_be_resumed(sitting: Sitting, store: Store) -> None:
+    sitting.begin("a")
+    sitting.end("a", failure="no room within resources.start_limit_s = 5", unstarted=True)
+    assert str(sitting.recorder.failure) == (
+        "no room within resources.start_limit_s = 5; make room or raise it, and `dmlstudy resume` goes on"
+    )
+    assert sitting.statuses() == ["interrupted"]
+    resumed = again(sitting, store)
+    resumed.begin("b")
+    assert resumed.search.assignments["b"].number == 0

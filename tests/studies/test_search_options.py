@@ -16,7 +16,7 @@ from tune_simulator import EPOCHS, STEPS, Tune, by_number, hill, in_memory, on_d
 from dmlstudy.records import TrialConfig
 from dmlstudy.studies import samplers
 from dmlstudy.studies.samplers import OutsideSpaceError, Point
-from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.search import TIME_NOTED_S, StudySearch
 from dmlstudy.studies.spec import SpecError, StudySpec
 
 SAMPLERS = ["tpe", "gp", "cma", "qmc", "random", "nsga2"]
@@ -59,13 +59,7 @@ LAWFUL = [
     {"scheduler": "median", "trials_per_family": 8},
     {"families": "adaptive", "trials_per_family": 8},
     {"generation_size": 3, "trials_per_family": 7},
-    {
-        "families": "adaptive",
-        "sampler": "gp",
-        "generation_size": 2,
-        "scheduler": "none",
-        "trials_per_family": 4,
-    },
+    {"families": "adaptive", "sampler": "random", "generation_size": 2, "trials_per_family": 6},
 ]
 
 
@@ -99,7 +93,7 @@ def test_a_kill_while_a_generation_is_asked_for(num_asked: int, monkeypatch: pyt
 
     storage = InMemoryStorage()
     search = in_memory(found, storage=storage)
-    create, left = search._storage.create_new_trial, [num_asked]
+    create, left = search.study._storage.create_new_trial, [num_asked]
 
     def create_or_die(study_id: int, template_trial: FrozenTrial | None = None) -> int:
         if not left[0]:
@@ -116,10 +110,14 @@ def test_a_kill_while_a_generation_is_asked_for(num_asked: int, monkeypatch: pyt
     assert by_number(tune.search) == expected
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "scheduler"),
+    [(name, "none") for name in SAMPLERS] + [(name, "halving") for name in ("tpe", "cma", "qmc", "random")],
+)
 @pytest.mark.parametrize("space", ["graph_consistency", "pair_weighting", "triplet"])
-def test_every_sampler_stays_inside_a_space_with_choices(sampler: str, space: str) -> None:
-    search = {"trials_per_family": 14, "sampler": sampler, "scheduler": "none"}
+def test_every_sampler_stays_inside_a_space_with_choices(sampler: str, scheduler: str, space: str) -> None:
+    search = {"trials_per_family": 14, "sampler": sampler, "scheduler": scheduler}
+    search |= {"reduction_factor": 2, "seed": 4}
     if sampler == "nsga2":
         search |= TWO
     found = study(families={"red": {"space": space}}, batch={"classes": "all"}, search=search)
@@ -166,6 +164,46 @@ def test_a_model_finds_a_hill_that_chance_does_not(sampler: str) -> None:
     assert model < 0.8 * chance
 
 
+def test_samplers_without_a_rule_for_stopped_trials_see_what_they_might_have_scored() -> None:
+    """Two completed trials have gained 0.4 and 0.6 since step 2, and 0.2 since step 4."""
+
+    def trial(state: TrialState, scores: dict[int, float]) -> FrozenTrial:
+        value = next(reversed(scores.values()))
+        value = value if math.isfinite(value) else None
+        return optuna.trial.create_trial(state=state, value=value, intermediate_values=scores)
+
+    done, cut = TrialState.COMPLETE, TrialState.PRUNED
+    completed = [trial(done, {2: 0.4, 4: 0.6, 8: 0.8}), trial(done, {2: 0.1, 4: 0.5, 8: 0.7})]
+    stopped = [trial(cut, {2: 0.1}), trial(cut, {2: 0.1, 4: 0.2}), trial(cut, {2: 0.35})]
+    unknown = [trial(cut, {3: 0.1}), trial(cut, {2: math.nan})]
+    seen = samplers.as_finished([*completed, *stopped, *unknown])
+    assert {t.state for t in seen} == {done}
+    assert [t.values[0] for t in seen] == pytest.approx([0.8, 0.7, 0.6, 0.4, 0.8])
+    assert [t.state for t in stopped] == [cut] * 3
+    assert samplers.as_finished(stopped) == []
+
+
+@pytest.mark.parametrize("sampler", ["gp", "cma"])
+def test_a_model_is_asked_beside_early_stopping_too(sampler: str) -> None:
+    found = study(
+        families={"red": {"space": "graph_consistency"}},
+        batch={"classes": "all"},
+        search={"sampler": sampler, "trials_per_family": 9 if sampler == "gp" else 18},
+    )
+
+    def score(config: TrialConfig, step: int) -> float:
+        return -abs(math.log10(config.training.lr) + 4) + 0.1 * step
+
+    trials = Tune(in_memory(found), score).run().search.study.trials
+    memory = [key for trial in trials for key in trial.system_attrs]
+    if sampler == "gp":  # after three trials at random
+        assert sum("relative_params:0" in key for key in memory) >= 5
+        return
+    generations = [trial.system_attrs["cma:generation"] for trial in trials]  # the default point counts, too
+    assert generations == sorted(generations)
+    assert generations[-1] >= 2
+
+
 def test_qmc_fills_the_space_more_evenly_than_chance() -> None:
     def largest_gap(sampler: str) -> float:
         override = {"training.lr": 1e-5, "loss.negative_margin": {"float": [0.0, 1.0], "default": 0.0}}
@@ -198,6 +236,9 @@ def test_cma_without_its_package_names_it(monkeypatch: pytest.MonkeyPatch) -> No
         ({"sampler": "nsga2", "second_objective": None}, r"^search\.sampler: nsga2 and a second objective"),
         ({"second_objective": "embedding_dim"}, r"^search\.second_objective: needs sampler nsga2, not tpe"),
         ({"sampler": "nsga2", "scheduler": "halving"}, r"^search\.scheduler: halving would stop small"),
+        ({"families": "adaptive", "sampler": "gp"}, r"^search\.sampler: gp cannot model .*sampler: tpe, or"),
+        ({"generation_size": 2, "deterministic": False}, r"^search\.generation_size: there are no gen"),
+        ({"seed": -1}, r"^search\.seed: input should be greater than or equal to 0, got -1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -210,7 +251,7 @@ def test_what_is_wrong_with_a_search(search: dict[str, Any], message: str) -> No
 
 
 def test_hyperband_stops_by_bracket() -> None:
-    """8 steps, r = 2, eta = 2: brackets with first rungs at 2, 4 and 8; the third stops nobody before its end."""
+    """8 steps, r = 2, eta = 2: brackets with first rungs at 2, 4 and 8, where a trial has ended."""
     search = in_memory(options(scheduler="hyperband", trials_per_family=18, sampler="random"))
     Tune(search, at_once=2).run()
     stopped: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
@@ -219,7 +260,39 @@ def test_hyperband_stops_by_bracket() -> None:
             stopped[trial.number // 2 % 3].add(len(trial.intermediate_values))
     assert min(stopped[0]) == 2
     assert min(stopped[1]) >= 4
-    assert stopped[2] <= {8}
+    assert stopped[2] == set()
+
+
+def test_nobody_is_stopped_when_it_has_cost_all_it_can() -> None:
+    """9 steps, r = 3, eta = 3: the last rung is the last step; the faster family is the worse one."""
+
+    def score(config: TrialConfig, step: int) -> float:
+        quality = 0.9 - (float(config.loss.params["negative_margin"]) - 1.1) ** 2
+        return quality * (0.7 * (1 - math.exp(-step)) if config.family == "blue" else 1 - math.exp(-step / 5))
+
+    for seed in range(4):
+        search = {"trials_per_family": 12, "families": "adaptive", "seed": seed}
+        found = study(search=search, training={"epochs": 9}, protocol={"num_folds": 1, "verdict_seeds": 1})
+        tune = Tune(in_memory(found), score, num_steps_of_trial=9).run()
+        whole = [trial for trial in tune.search.study.trials if len(trial.intermediate_values) == 9]
+        assert {trial.state for trial in whole} == {TrialState.COMPLETE}
+        for family, number in tune.search.best_numbers().items():
+            own = [trial for trial in whole if trial.user_attrs["family"] == family]
+            assert max(own, key=lambda trial: trial.intermediate_values[9]).number == number
+
+
+@pytest.mark.parametrize("scheduler", ["halving", "hyperband", "median"])
+def test_a_score_that_is_not_finite_stalls_nothing(scheduler: str) -> None:
+    def score(config: TrialConfig, step: int) -> float:
+        is_odd = config.phase == "search" and int(config.fingerprint(), 16) % 2
+        return math.nan if is_odd and step in (2, 4) else hill(config, step)
+
+    search = in_memory(options(scheduler=scheduler, trials_per_family=12, sampler="random"))
+    tune = Tune(search, score, at_once=2).run()
+    assert tune.search.is_over
+    trials = search.study.trials
+    assert any(math.isnan(score) for trial in trials for score in trial.intermediate_values.values())
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
 
 
 def test_median_stops_some_and_not_the_best() -> None:
@@ -278,6 +351,21 @@ def test_time_is_counted_over_sittings() -> None:
     assert again.is_over
 
 
+def test_time_passes_where_nothing_reports() -> None:
+    """Twelve sittings, each killed after 3,500 seconds of an epoch of an hour."""
+    storage, now = InMemoryStorage(), [0.0]
+    found = options(wall_time="10h", scheduler="none")
+    for _ in range(12):
+        search = in_memory(found, storage=storage, clock=lambda: now[0])
+        search.suggest("t")
+        for _ in range(3500):
+            now[0] += 1.0
+            search.pass_time()  # as the scheduler does, whenever Tune looks
+    spent = search.study.user_attrs["spent"][0]
+    assert spent >= 36000
+    assert spent >= 12 * (3500 - TIME_NOTED_S)
+
+
 def test_device_hours_count_what_runs_at_once() -> None:
     def num_trials(at_once: int, **resources: Any) -> int:
         found = study(
@@ -326,6 +414,79 @@ def test_equal_budgets(search: dict[str, Any]) -> None:
     tune = Tune(in_memory(options(**search)), at_once=3).run()
     families = [config.family for config in searched(tune)]
     assert families.count("red") == families.count("blue") == 6
+
+
+def test_a_family_may_be_called_all() -> None:
+    families = {name: {"space": "contrastive"} for name in ("all", "blue")}
+    search = in_memory(study(families=families, batch={"classes": "all"}))
+    Tune(search).run()
+    assert set(search.best_configs()) == {"all", "blue"}
+    reasons = [t.user_attrs["reason"] for t in search.study.trials if t.state == TrialState.PRUNED]
+    assert all(reason.endswith("not among its family's best there") for reason in reasons)
+
+
+# Without generations
+
+
+@pytest.mark.parametrize(
+    "search", [{}, {"scheduler": "median"}, {"sampler": "cma"}, {"families": "adaptive"}]
+)
+def test_without_generations_no_place_is_idle(search: dict[str, Any]) -> None:
+    found = options(deterministic=False, trials_per_family=12, **search)
+    storage, checkpoints = InMemoryStorage(), dict[int, int]()
+    for sitting in range(4):  # killed without a word
+        tune = Tune(in_memory(found, storage=storage), at_once=7, seed=sitting, checkpoints=checkpoints)
+        tune.run(20 + sitting)
+        assert len(tune.running) in (6, 7)  # the one that ended last has left its place
+    tune = Tune(in_memory(found, storage=storage), at_once=7, seed=9, checkpoints=checkpoints).run()
+    trials = tune.search.study.trials
+    assert len(trials) == 24
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+    families = [trial.user_attrs["family"] for trial in trials]
+    assert families.count("red") == 12 or "families" in search
+    assert len({str(trial.params) for trial in trials}) == 24
+    assert tune.search.is_over
+    again = in_memory(found, storage=storage)
+    assert (again.counts(), again.best()) == (tune.search.counts(), tune.search.best())
+
+
+def test_without_generations_a_trial_is_measured_by_those_that_run() -> None:
+    search = in_memory(options(deterministic=False, sampler="random"))
+    for trial in range(6):  # three of each family
+        search.suggest(f"t{trial}")
+    for trial in (0, 2):
+        assert not search.observe(f"t{trial}", {"step": 2.0, "map_at_r": 0.5})
+    assert not search.observe("t1", {"step": 2.0, "map_at_r": 0.4})  # of the other family
+    assert search.observe("t4", {"step": 2.0, "map_at_r": 0.4})
+    assert search.observe("t4", {"step": 2.0, "map_at_r": 0.9})  # said again
+    resumed = in_memory(search.spec, storage=search.study._storage)
+    assert resumed.study.trials[4].state == TrialState.PRUNED
+
+
+def test_without_generations_a_small_space_ends_and_so_does_a_budget() -> None:
+    tune = Tune(in_memory(tiny(7, deterministic=False)), at_once=4).run()
+    families = [config.family for config in searched(tune)]
+    assert (families.count("few"), families.count("many")) == (3, 7)
+    assert tune.search.is_over
+    found = options(deterministic=False, wall_time="30s", trials_per_family=50, scheduler="none")
+    tune = Tune(in_memory(found, clock=Clock()), at_once=2).run()
+    assert 2 <= len(tune.search.study.trials) < 10
+    assert tune.search.take_notes() == ["search.wall_time is spent; no further trial is asked for"]
+    assert tune.search.is_over
+
+
+def test_people_are_told_of_places_that_a_generation_leaves_idle() -> None:
+    search = in_memory(options())
+    assert search.idle_places(2) is None
+    assert search.idle_places(7) == (
+        "7 trials could run at once, but a generation of the search has 2: raise search.generation_size to 4,"
+        " or set search.deterministic: false"
+    )
+    assert "generation_size to 6" in str(search.idle_places(1000))  # trials of a family
+    assert in_memory(options(generation_size=4)).idle_places(7) is None
+    assert in_memory(options(deterministic=False)).idle_places(7) is None
+    Tune(search, at_once=2).run()
+    assert search.idle_places(7) is None
 
 
 # Repeats
@@ -452,6 +613,63 @@ def test_points_that_are_not_in_the_present_space_are_left_out() -> None:
     assert len(warm) <= 5
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"training.weight_decay": {"float": [0, 1e-3], "default": 0}},
+            "5 of them fitted to the space of now",
+        ),
+        ({"training.lr": 1e-4}, "5 of them fitted to the space of now"),
+        ({"loss.negative_margin": {"float": [0.3, 0.9], "default": 0.6}}, "lie outside it and are left out"),
+    ],
+    ids=["a name more", "a name less", "narrower"],
+)
+def test_a_warm_start_from_another_space_takes_what_fits(change: dict[str, Any], told: str) -> None:
+    def red(name: str, own: dict[str, Any], **search: Any) -> StudySpec:
+        override = {"loss.negative_margin": {"float": [0.3, 1.5], "default": 0.6}, "batch.classes": "all"}
+        families = {"red": {"space": "contrastive", "override": override | own}}
+        return study(name=name, families=families, search={"trials_per_family": 12, **search})
+
+    storage = InMemoryStorage()
+    Tune(in_memory(red("earlier", {}, sampler="random", scheduler="none"), storage=storage)).run()
+    new = red("later", change, warm_start=["earlier"])
+    search = in_memory(new, storage=storage)
+    (line,) = search.take_notes()
+    assert line.startswith("search.warm_start: red: ")
+    assert told in line
+    Tune(search).run(30)
+    warm = [trial for trial in search.study.trials if "warm_start" in trial.user_attrs]
+    assert warm
+    if "training.weight_decay" in change:
+        assert {trial.params["red/training.weight_decay"] for trial in warm} == {0.0}
+    optuna.delete_study(study_name="earlier", storage=storage)
+    resumed = in_memory(new, storage=storage)
+    assert resumed.take_notes() == []
+    Tune(resumed).run()
+    assert sum("warm_start" in trial.user_attrs for trial in resumed.study.trials) == int(line.split()[2])
+
+
+def test_points_that_were_not_drawn_count_for_the_sampler_too() -> None:
+    """Of NSGA-II a population has four: the default and three warm starts are the first."""
+    storage = InMemoryStorage()
+    Tune(
+        in_memory(study_named(options(sampler="random", scheduler="none"), "earlier"), storage=storage)
+    ).run()
+    fixed = options(sampler="nsga2", trials_per_family=10, warm_start=["earlier"])
+    search = in_memory(study_named(fixed, "later"), storage=storage)
+    Tune(search).run()
+    own = [trial for trial in search.study.trials if trial.user_attrs["family"] == "red"]
+    assert [t.user_attrs.get("warm_start", "")[:7] for t in own[:5]] == [
+        "",
+        "earlier",
+        "earlier",
+        "earlier",
+        "earlier",
+    ]
+    assert [t.system_attrs["NSGAIISampler:generation"] for t in own] == [0] * 4 + [1] * 4 + [2] * 2
+
+
 def test_a_warm_start_from_nowhere_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"^search\.warm_start: no study 'gone' in the store; there are: none$"
@@ -479,3 +697,13 @@ def test_two_objectives_keep_a_front_of_quality_and_size(tmp_path: Path) -> None
     assert best is not None
     assert best[0] == max(v[0] for v in values)
     assert search.best_configs()["red"].training.epochs == EPOCHS
+
+
+def test_latency_is_what_a_finished_trial_says_of_it() -> None:
+    found = options(sampler="nsga2", second_objective="latency_ms", trials_per_family=4)
+    told = Tune(in_memory(found), final={"embed_ms_per_image": 0.25}).run().search
+    assert {trial.values[1] for trial in told.study.trials} == {0.25}
+    untold = Tune(in_memory(found)).run().search
+    assert [trial.state for trial in untold.study.trials] == [TrialState.COMPLETE] * 8
+    assert {trial.values[1] for trial in untold.study.trials} == {math.inf}
+    assert untold.is_over

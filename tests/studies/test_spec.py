@@ -13,6 +13,8 @@ import pytest
 from dmlstudy.losses import catalogue
 from dmlstudy.records import LossConfig, Scalar, TrialConfig
 from dmlstudy.studies import checks, spec
+from dmlstudy.studies.lanes import lanes_of
+from dmlstudy.studies.samplers import Point
 from dmlstudy.studies.space import Choice, Fixed, Float, Int, Space
 from dmlstudy.studies.spec import SpecError, StudySpec
 
@@ -292,6 +294,23 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         study(training__epochs="ten"),
         "families.contrastive.training.epochs: input should be",
     ),
+    (
+        "epochs searched",
+        study(training__epochs={"int": [1, 5]}),
+        "training.epochs: epochs are not searched, for trials are compared epoch by epoch; set one number",
+    ),
+    (
+        "epochs under a choice",
+        study(training__optimizer={"choice": {"adam": {}, "sgd": {"epochs": 4}}}, training__epochs=None),
+        "training.epochs: epochs are not searched",
+    ),
+    (
+        "epochs of a family",
+        study(families__margin__override={"training.epochs": 9}),
+        "families.margin.override.training.epochs: margin has 9 epochs, but contrastive another number;"
+        " all families need the same: set training.epochs for all of them",
+    ),
+    ("negative seed", study(search__seed=-1), "search.seed: input should be greater than or equal to 0"),
     (
         "too small",
         study(search__trials_per_family=0),
@@ -671,6 +690,18 @@ def test_the_fingerprint_follows_the_content_of_a_family_file(tmp_path: Path) ->
         file.write_text(f"loss: {{name: margin, alpha: {{float: [0.1, {high}]}}}}\n")
         prints.append(spec.parse(study(families={"a": {"space": str(file)}})).fingerprint())
     assert prints[0] != prints[1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_point_of_another_space_is_completed_with_defaults(name: str) -> None:
+    """From nothing the default point is made; from a choice alone, whatever the choice brings at its defaults."""
+    found = spec.parse(study(families={"x": {"space": name}}))
+    (lane,), family = lanes_of(found), found.families["x"]
+    assert lane.completed("x", {}) == family.default_point()
+    assert lane.completed("x", {"x/gone": 1.0}) == family.default_point()
+    for corner in family.corners():
+        (drawn, _) = Point.read(lane.completed("x", corner), lane.sample)
+        assert drawn[1] in found.corners(family)
 
 
 def test_corners_reach_under_every_choice() -> None:

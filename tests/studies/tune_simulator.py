@@ -54,14 +54,44 @@ def hill(config: TrialConfig, step: int) -> float:
     return quality * (1 - math.exp(-step / (2 if config.family == "red" else 4)))
 
 
-class Tune:
-    """Does with a search as Tune would: up to ``at_once`` trials, which advance in an order of their own."""
+class ActorLost(Exception):
+    """The actor of a trial, and its workers with it, is gone."""
 
-    def __init__(self, search: StudySearch, score: Score = hill, at_once: int = 1, seed: int = 0) -> None:
+
+class Killed(BaseException):
+    """The driver dies."""
+
+
+class Tune:
+    """Does with a search as Tune would: up to ``at_once`` trials, which advance in an order of their own.
+
+    ``checkpoints`` are how far workers have got with each trial, over all sittings: a trial that goes on makes its
+    earlier reports again, unless not ``repeats``. The driver dies before the so-many-th call of a method of the
+    search, as in ``dies_before=("commit", 3)``; ``run`` ends then.
+    """
+
+    def __init__(
+        self,
+        search: StudySearch,
+        score: Score = hill,
+        at_once: int = 1,
+        seed: int = 0,
+        *,
+        checkpoints: dict[int, int] | None = None,
+        repeats: bool = True,
+        dies_before: tuple[str, int] = ("", 0),
+        final: Mapping[str, float] | None = None,
+        num_steps_of_trial: int = STEPS,
+    ) -> None:
         self.search = search
         self.score = score
         self.at_once = at_once
         self.order = random.Random(seed)
+        self.checkpoints = {} if checkpoints is None else checkpoints
+        self.repeats = repeats
+        self.dies_before, self.calls_left = dies_before
+        self.final = final or {}
+        self.num_steps_of_trial = num_steps_of_trial
         self.running: dict[str, tuple[TrialConfig, int]] = {}
         self.started: list[tuple[int | None, TrialConfig]] = []
         self.num_steps = 0
@@ -69,13 +99,22 @@ class Tune:
 
     def run(self, num_steps: int | None = None) -> Tune:
         """Play until the search is over, or for this many epochs of any trial."""
-        while not self.is_over and (num_steps is None or self.num_steps < num_steps):
-            self._fill()
-            if not self.running:
-                assert self.is_over, "the search waits for a trial, but none is running"
-                break
-            self._advance(self.order.choice(sorted(self.running)))
+        try:
+            while not self.is_over and (num_steps is None or self.num_steps < num_steps):
+                self._fill()
+                if not self.running:
+                    assert self.is_over, "the search waits for a trial, but none is running"
+                    break
+                self._advance(self.order.choice(sorted(self.running)))
+        except Killed:
+            pass
         return self
+
+    def _calls(self, method: str) -> None:
+        if method == self.dies_before:
+            self.calls_left -= 1
+            if not self.calls_left:
+                raise Killed
 
     def _fill(self) -> None:
         while len(self.running) < self.at_once:
@@ -89,27 +128,39 @@ class Tune:
             assert isinstance(answer, Mapping)
             config = TrialConfig.model_validate(answer["trial"])
             assert self.search.assignments[trial_id].config == config
-            self.started.append((self.search.assignments[trial_id].number, config))
-            self.running[trial_id] = (config, 0)
+            number = self.search.assignments[trial_id].number
+            self.started.append((number, config))
+            step = self.checkpoints.get(number, 0) if number is not None and not self.repeats else 0
+            self.running[trial_id] = (config, step)
 
     def _advance(self, trial_id: str) -> None:
         config, step = self.running[trial_id]
         self.num_steps += 1
         is_verdict = config.phase == "verdict"
-        num_steps = config.training.epochs if is_verdict else STEPS
+        num_steps = config.training.epochs if is_verdict else self.num_steps_of_trial
         name = "test_map_at_r" if is_verdict else "map_at_r"
         try:
             if step == num_steps:
-                self._end(trial_id, {f"metrics/{name}": self.score(config, step), "done": True})
+                final = {name: self.score(config, step), **self.final}
+                self._end(
+                    trial_id, {f"metrics/{key}": value for key, value in final.items()} | {"done": True}
+                )
                 return
             score = self.score(config, step + 1)
-        except Exception as error:
+        except ActorLost as error:
             self.search.assignments[trial_id].reason = str(error)
             del self.running[trial_id]
             self.search.on_trial_complete(trial_id, None, error=True)
             self.search.commit(trial_id)
             return
+        except Exception as error:
+            self._end(trial_id, {"failure": str(error), "done": True})
+            return
         self.running[trial_id] = (config, step + 1)
+        number = self.search.assignments[trial_id].number
+        if number is not None:
+            self.checkpoints[number] = max(step + 1, self.checkpoints.get(number, 0))
+        self._calls("observe")
         metrics = {"step": step + 1.0} | ({"train_loss": score} if is_verdict else {name: score})
         result = {f"metrics/{key}": value for key, value in metrics.items()} | {"done": False}
         self.search.on_trial_result(trial_id, result)
@@ -120,6 +171,7 @@ class Tune:
         del self.running[trial_id]
         self.search.on_trial_complete(trial_id, result)
         self.search.on_trial_complete(trial_id, result)  # Tune may say so twice
+        self._calls("commit")
         self.search.commit(trial_id)
 
 

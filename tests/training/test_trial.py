@@ -355,3 +355,13 @@ def test_two_processes_stop_alike_and_go_on_with_the_next(
 def test_errors_are_of_the_kinds_a_study_knows() -> None:
     assert issubclass(TrialFailed, RuntimeError)
     assert not issubclass(TrialStopped, TrialFailed)
+
+
+def test_a_trial_tells_how_long_an_image_takes_if_it_is_asked() -> None:
+    def told(**changes: Any) -> float:
+        """Of a network of this width; none where nobody asked."""
+        asked = TrialConfig.model_validate(config(**changes))
+        return run_trial(asked, lambda report: None).metrics.get("embed_ms_per_image", 0.0)
+
+    assert 0 < told(measure_latency=True) < told(measure_latency=True, embedder__width=256)
+    assert told() == 0

@@ -1,7 +1,7 @@
 """Embedders: backbones by name, the image -> unit sphere module, and its folder on disk."""
 
 from dmlstudy.embedders.backbones import BACKBONES
-from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed
+from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed, latency_ms
 from dmlstudy.embedders.folder import add_program, largest_deviation, load, save, seal, verify
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "build",
     "embed",
     "largest_deviation",
+    "latency_ms",
     "load",
     "save",
     "seal",

@@ -5,6 +5,8 @@ Shapes: N images, H height, W width, C channels, D embedding size.
 
 from __future__ import annotations
 
+import statistics
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,6 +136,18 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Embedder(build_backbone(backbone, in_channels, width, weights), architecture)
+
+
+def latency_ms(
+    embedder: Embedder, image_HWC: NDArray[np.uint8], device: str | torch.device | None = None
+) -> float:
+    """Milliseconds to embed one image that is alone in its batch: the median of 20 times, after 3 to warm up."""
+    seconds = []
+    for _ in range(23):
+        started = time.perf_counter()
+        embed(embedder, image_HWC[None], device=device)
+        seconds.append(time.perf_counter() - started)
+    return 1000 * statistics.median(seconds[3:])
 
 
 def embed(

@@ -1,15 +1,18 @@
-"""Which trials are stopped early, by name: each looks at ended trials of earlier generations only.
+"""Which trials are stopped early, by name, each by what its peers have scored so far.
 
-``halving``: successive halving, asynchronous in what it waits for (ASHA, Li et al. 2020, algorithm 2): at rungs
-r, r*eta, r*eta^2, ... a trial goes on if its score is among the best 1/eta of those its peers had there.
+``halving``: asynchronous successive halving in the variant that stops, as Ray's and Optuna's schedulers do (in
+algorithm 2 of ASHA, Li et al. 2020, trials are paused and promoted later): at rungs r, r*eta, r*eta^2, ... a trial
+goes on if its score is among the best floor(n/eta) of the n that have been there, itself included.
 ``hyperband``: brackets s = 0, 1, ... of halving whose first rungs are r*eta^s, the last of which stops nobody;
 a trial's bracket is its place in the search modulo their number (Li et al. 2018, with equal numbers of trials).
 ``median``: a trial is stopped at any step from r on where its best score is below the median of its peers'
 running averages there (Golovin et al. 2017, section 3.2.1).
 ``none``: every trial runs to its end.
 
-r is the epochs of one fold divided by eta, at least 1. Peers are the ended trials with a score at that step: of
-the same family, where families have equal budgets, and of the same bracket. It takes eta peers to judge.
+r is the epochs of one fold divided by eta, at least 1. Peers are the trials with a score at that step: of the same
+family, where families have equal budgets, and of the same bracket; whether only those that have ended or those that
+run as well is for the search to say. It takes eta peers to judge. Nobody is stopped at the last step, where nothing
+is left to save, nor at one whose score is not finite.
 """
 
 from __future__ import annotations
@@ -27,13 +30,17 @@ Key: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Curve:
-    """What is known of a trial: whose peer it is, its place among them, its length, its scores by step."""
+    """What is known of a trial: whose peer it is, its place among them, its length, its finite scores by step."""
 
     group: str
     turn: int
     epochs: int
     num_folds: int
     scores: Mapping[int, float]
+
+    @property
+    def last_step(self) -> int:
+        return self.epochs * self.num_folds
 
 
 class EarlyStopping:
@@ -45,15 +52,18 @@ class EarlyStopping:
         self.eta = eta
         self._peers: defaultdict[Key, list[float]] = defaultdict(list)
 
-    def learn(self, ended: Curve) -> None:
-        """Take an ended trial among the peers."""
-        for step, score in self._standards(ended):
-            bisect.insort(self._peers[self._key(ended, step)], score)
+    def learn(self, trial: Curve, since: int = 0) -> None:
+        """Take a trial's scores from a step on among those of the peers."""
+        for step, score in self._standards(trial):
+            if step >= since:
+                bisect.insort(self._peers[self._key(trial, step)], score)
 
     def stops(self, trial: Curve, step: int) -> bool:
-        """Whether the trial, which has a score at ``step`` now, should be stopped."""
+        """Whether the trial, of which no score at ``step`` has been learned, should be stopped there."""
+        if step not in trial.scores or step >= trial.last_step or not self._judges(trial, step):
+            return False
         peers = self._peers.get(self._key(trial, step), [])
-        return self._judges(trial, step) and len(peers) >= self.eta and self._is_below(trial, step, peers)
+        return len(peers) >= self.eta and self._is_below(trial, step, peers)
 
     def _key(self, trial: Curve, step: int) -> Key:
         return trial.group, self._bracket(trial), step
@@ -64,8 +74,8 @@ class EarlyStopping:
     def _first_rung(self, trial: Curve) -> int:
         return max(1, trial.epochs // self.eta)
 
-    def _standards(self, ended: Curve) -> Iterator[tuple[int, float]]:
-        """What an ended trial sets for its peers: steps and scores."""
+    def _standards(self, trial: Curve) -> Iterator[tuple[int, float]]:
+        """What a trial sets for its peers: steps and scores."""
         return iter(())
 
     def _judges(self, trial: Curve, step: int) -> bool:
@@ -79,8 +89,8 @@ class EarlyStopping:
 class Halving(EarlyStopping):
     """Stops at a rung whoever is not among the best 1/eta there."""
 
-    def _standards(self, ended: Curve) -> Iterator[tuple[int, float]]:
-        return ((step, score) for step, score in ended.scores.items() if self._judges(ended, step))
+    def _standards(self, trial: Curve) -> Iterator[tuple[int, float]]:
+        return ((step, score) for step, score in trial.scores.items() if self._judges(trial, step))
 
     def _judges(self, trial: Curve, step: int) -> bool:
         rung = self._first_rung(trial)
@@ -89,15 +99,15 @@ class Halving(EarlyStopping):
         return rung == step
 
     def _is_below(self, trial: Curve, step: int, peers: list[float]) -> bool:
-        return trial.scores[step] < peers[-(len(peers) // self.eta)]
+        return trial.scores[step] < peers[-((len(peers) + 1) // self.eta)]
 
 
 class Hyperband(Halving):
-    """Brackets of halving; the last one has its first rung beyond a trial's end."""
+    """Brackets of halving; the last one has its first rung at a trial's end or beyond."""
 
     def _bracket(self, trial: Curve) -> int:
         rung, num_brackets = super()._first_rung(trial), 1
-        while rung < trial.epochs * trial.num_folds:
+        while rung < trial.last_step:
             rung, num_brackets = rung * self.eta, num_brackets + 1
         return trial.turn % num_brackets
 
@@ -110,9 +120,9 @@ class Median(EarlyStopping):
 
     WHY = "below {whose} median there"
 
-    def _standards(self, ended: Curve) -> Iterator[tuple[int, float]]:
+    def _standards(self, trial: Curve) -> Iterator[tuple[int, float]]:
         total = 0.0
-        for count, (step, score) in enumerate(sorted(ended.scores.items()), start=1):
+        for count, (step, score) in enumerate(sorted(trial.scores.items()), start=1):
             total += score
             yield step, total / count
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+from optuna.distributions import BaseDistribution
 from optuna.samplers import RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -14,7 +18,7 @@ from dmlstudy.records import Scalar, TrialConfig
 from dmlstudy.studies import samplers
 from dmlstudy.studies.samplers import FAMILY, Point
 from dmlstudy.studies.space import Suggester
-from dmlstudy.studies.spec import Family, SearchConfig, StudySpec
+from dmlstudy.studies.spec import Family, StudySpec
 
 REDRAWS = 10
 """How often the sampler is asked again after it drew what had been tried; then chance is, ten times as often."""
@@ -46,91 +50,133 @@ class Lane:
         self.name = name
         self.budget = budget
         self.width = width
+        self.chooses_family = spec.file.search.families == "adaptive"
+        self.families = {family.name: family for family in families}
         self.num_asked = 0
         self.num_of_generation: dict[int, int] = {}
         self.is_exhausted = False
-        self.settled: list[FrozenTrial] = []
-        """Completed and pruned trials of earlier generations, by number."""
-        self.running: list[FrozenTrial] = []
-        """What was asked for since, as the sampler may know it: without scores."""
-        self._families = {family.name: family for family in families}
-        self._chooses = len(families) > 1 or spec.file.search.families == "adaptive"
         self._spec = spec
+        self._ended: list[FrozenTrial] = []
+        self._running: dict[int, FrozenTrial] = {}
         self._tried: set[str] = set()
         self._left: dict[str, dict[str, Scalar]] | None = None
         self._is_counted = False
-        self.queue: list[tuple[dict[str, Scalar], dict[str, str]]] = [
+        self.queue: deque[tuple[dict[str, Scalar], dict[str, str]]] = deque(
             (self._point(family.name, family.default_point()), {}) for family in families
-        ]
+        )
 
-    def add_to_queue(self, found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]], most: int) -> None:
-        """Begin with up to ``most`` points of each family besides, those that lie in its space and are new."""
+    def add_to_queue(self, found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]], most: int) -> list[str]:
+        """Begin with up to ``most`` points of each family besides, as far as they fit its space and are new.
+
+        A point need not have the names of the present space (see ``completed``). Returns what people should
+        know, a line for each family.
+        """
         seen = {self.config_of(point).fingerprint() for point, _ in self.queue}
         chosen: list[list[tuple[dict[str, Scalar], dict[str, str]]]] = []
-        for name in self._families:
+        lines: list[str] = []
+        for name in self.families:
             own: list[tuple[dict[str, Scalar], dict[str, str]]] = []
-            for source, point in found.get(name, []):
+            num_changed = num_outside = 0
+            for source, given in found.get(name, []):
                 if len(own) == most:
                     break
                 try:
-                    config = self.config_of(self._point(name, point))
+                    point = self.completed(name, given)
+                    config = self.config_of(point)
                 except ValueError:
+                    num_outside += 1
                     continue
                 if config.fingerprint() not in seen:
                     seen.add(config.fingerprint())
-                    own.append((self._point(name, point), {"warm_start": source}))
+                    own.append((point, {"warm_start": source}))
+                    num_changed += point.keys() - {FAMILY} != given.keys()
             chosen.append(own)
+            lines.append(
+                f"{name}: {len(own)} configurations of earlier studies come right after the default"
+                + f", {num_changed} of them fitted to the space of now" * (num_changed > 0)
+                + f"; {num_outside} lie outside it and are left out" * (num_outside > 0)
+            )
         in_turn = itertools.zip_longest(*chosen)
         self.queue += [item for items in in_turn for item in items if item is not None]
+        return lines
+
+    def completed(self, family: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
+        """The point with these values, and defaults for names that are missing; names that are not drawn go.
+
+        Raises OutsideSpaceError where a value is outside its domain.
+        """
+        answers = {**self._defaults, **self._point(family, given)}
+        point = Point(answers)
+        self.sample(point)
+        return {name: answers[name] for name in point.distributions}
+
+    @cached_property
+    def _defaults(self) -> dict[str, Scalar]:
+        """A default for each name that can be drawn: among corners the one that introduces a name comes first."""
+        found: dict[str, Scalar] = {}
+        for family in self.families.values():
+            for corner in family.corners():
+                found = corner | found
+        return found
+
+    @cached_property
+    def _modelled(self) -> dict[str, BaseDistribution]:
+        """The parameters that every trial has or, for a sequence without a model, those of the default point."""
+        (family,) = self.families.values()
+        corners = family.corners()
+        first, *others = [
+            self._distributions(corner)
+            for corner in (corners[:1] if self._spec.file.search.sampler == "qmc" else corners)
+        ]
+        return {
+            name: first[name]
+            for name in sorted(first)
+            if not first[name].single() and all(name in other for other in others)
+        }
+
+    def _distributions(self, answers: Mapping[str, Scalar]) -> dict[str, BaseDistribution]:
+        point = Point(answers)
+        self.sample(point)
+        return point.distributions
 
     def sample(self, trial: Suggester) -> tuple[Family, dict[str, Scalar | None]]:
         """The family of a trial and its values, drawn from it."""
-        name = next(iter(self._families))
-        if self._chooses:
-            name = trial.suggest_categorical(FAMILY, list(self._families))
-        family = self._families[name]
+        name = next(iter(self.families))
+        if self.chooses_family:
+            name = trial.suggest_categorical(FAMILY, list(self.families))
+        family = self.families[name]
         return family, family.sample(trial)
 
     def config_of(self, point: Mapping[str, Any]) -> TrialConfig:
         """The configuration at a point; raises OutsideSpaceError."""
-        return self._spec.trial_config(*self.read(point))
-
-    def read(self, point: Mapping[str, Any]) -> tuple[Family, dict[str, Scalar | None]]:
-        """The family at a point and its values by full names; raises OutsideSpaceError."""
         drawn, _ = Point.read(point, self.sample)
-        return drawn
+        return self._spec.trial_config(*drawn)
 
     def num_missing(self, generation: int) -> int:
         """How many trials of a generation are still to be asked for."""
-        if self.is_exhausted:
-            return 0
-        own = self.num_of_generation.get(generation, 0)
-        return min(self.width - own, self.budget - self.num_asked)
+        return max(0, min(self.width - self.num_of_generation.get(generation, 0), self.num_left))
+
+    @property
+    def num_left(self) -> int:
+        """How many trials are still to be asked for."""
+        return 0 if self.is_exhausted else max(0, self.budget - self.num_asked)
 
     def next_trial(
         self, number: int, generation: int, directions: Sequence[StudyDirection]
-    ) -> tuple[FrozenTrial, TrialConfig] | None:
-        """The next trial, as it is to be stored, and its configuration; None where nothing new is left."""
-        attrs: dict[str, Any] = {}
-        system_attrs: dict[str, Any] = {}
-        if self.num_asked < len(self.queue):
-            point, source = self.queue[self.num_asked]
-            attrs |= source
-        else:
-            found = self._new_point(number, directions)
-            if found is None:
-                return None
-            point, system_attrs = found
-        (family, values), read = Point.read(point, self.sample)
-        config = self._spec.trial_config(family, values)
-        trial = create_trial(
+    ) -> FrozenTrial | None:
+        """The next trial, as it is to be stored; None where nothing new is left."""
+        found = self._next_point(number, directions)
+        if found is None:
+            return None
+        point, system_attrs, source = found
+        (family, _), read = Point.read(point, self.sample)
+        return create_trial(
             state=TrialState.RUNNING,
-            params=dict(point),
+            params=point,
             distributions=read.distributions,
-            user_attrs={"family": family.name, "generation": generation, **attrs},
+            user_attrs={FAMILY: family.name, "generation": generation, **source},
             system_attrs=system_attrs,
         )
-        return trial, config
 
     def note(self, trial: FrozenTrial, config: TrialConfig, generation: int) -> int:
         """Take a trial into account that was asked for, now or in an earlier sitting; returns its turn."""
@@ -141,30 +187,45 @@ class Lane:
             state=TrialState.RUNNING, params=dict(trial.params), distributions=dict(trial.distributions)
         )
         unscored.number = trial.number
-        self.running.append(unscored)
+        self._running[trial.number] = unscored
         return self.num_asked - 1
 
-    def _new_point(
+    def settle(self, trial: FrozenTrial) -> None:
+        """Let the sampler see how a trial has ended; until then it sees that it runs."""
+        del self._running[trial.number]
+        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+            bisect.insort(self._ended, trial, key=lambda trial: trial.number)
+
+    def _next_point(
         self, number: int, directions: Sequence[StudyDirection]
-    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        search: SearchConfig = self._spec.file.search
+    ) -> tuple[dict[str, Scalar], dict[str, Any], dict[str, str]] | None:
+        """A point, what the sampler keeps with it, and where it comes from."""
+        while self.queue and self._is_tried(self.queue[0][0]):
+            self.queue.popleft()
         untried = self._untried()
         if untried is not None and not untried:
             return None
-        seen = self.settled
-        if search.sampler in ("tpe", "gp"):  # the others do not look at what runs
-            seen = self.settled + self.running
+        search = self._spec.file.search
+        modelled = {} if self.chooses_family else self._modelled
+        seen = samplers.seen_by(search.sampler, self._ended, self._running.values())
         for attempt in range(REDRAWS):
-            sampler = samplers.sampler_for(search, number, self.num_asked, attempt)
+            sampler = samplers.sampler_for(search, number, self.num_asked, modelled, attempt)
             drawn = samplers.draw(sampler, directions, seen, number, self.sample)
+            if attempt == 0:  # a point that was not drawn counts in its place, as Optuna's enqueued trials do
+                memory = {k: v for k, v in drawn.system_attrs.items() if "relative_params" not in k}
+                if self.queue:
+                    point, source = self.queue[0]
+                    return point, memory, source
             if not self._is_tried(drawn.params):
-                return drawn.params, drawn.system_attrs
+                return drawn.params, drawn.system_attrs, {}
         chance = RandomSampler(seed=samplers.seed_of(search.seed, number, REDRAWS))
         for _ in range(10 * REDRAWS):
             drawn = samplers.draw(chance, directions, [], number, self.sample)
             if not self._is_tried(drawn.params):
-                return drawn.params, {}
-        return (untried[samplers.seed_of(search.seed, number) % len(untried)], {}) if untried else None
+                return drawn.params, memory, {}
+        if not untried:
+            return None
+        return untried[samplers.seed_of(search.seed, number) % len(untried)], memory, {}
 
     def _untried(self) -> list[dict[str, Scalar]] | None:
         """The points with a configuration that was not tried; None where they are endless."""
@@ -181,4 +242,4 @@ class Lane:
         return self.config_of(point).fingerprint() in self._tried
 
     def _point(self, family: str, point: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        return {FAMILY: family, **point} if self._chooses else dict(point)
+        return {**point, FAMILY: family} if self.chooses_family else dict(point)

@@ -68,8 +68,9 @@ class Progress:
     def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
         """One line for a trial that has ended."""
         if assignment.status == "interrupted":
+            why = f", goes on later: {_shortened(assignment.reason)}" if assignment.reason else ""
             self._tell(
-                f"{'':>{2 * len(str(self._num_total))}}   {assignment.label:<{self._width}}  interrupted"
+                f"{'':>{2 * len(str(self._num_total))}}   {assignment.label:<{self._width}}  interrupted{why}"
             )
             return
         self._num_done += 1

@@ -14,7 +14,7 @@ from ray import tune
 
 from dmlstudy.registry.store import StoreError
 from dmlstudy.registry.tracking import StudyTracker
-from dmlstudy.studies.cluster import first_line
+from dmlstudy.studies.cluster import ClusterError, first_line
 from dmlstudy.studies.gang import checkpoint_name
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.search import Assignment, StudySearch
@@ -70,8 +70,8 @@ class Recorder(tune.Callback):
         self._is_stopped = is_stopped
         self._open: dict[str, tuple[str, float]] = {}
         self._stopped: deque[Checkpoint] = deque()
-        self.failure: StoreError | None = None
-        """Why nothing can be recorded any more; the study ends with it."""
+        self.failure: StoreError | ClusterError | None = None
+        """Why the study cannot go on; it ends with it."""
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         # Tune swallows what most callbacks raise, but not here.
@@ -91,6 +91,11 @@ class Recorder(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._end(trial.trial_id)
+        result = trial.last_result
+        if result.get("unstarted") and not self.failure and not self._search.has_progress():
+            self.failure = ClusterError(
+                f"{result['failure']}; make room or raise it, and `dmlstudy resume` goes on"
+            )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._open:  # it failed before it started

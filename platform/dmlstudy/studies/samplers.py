@@ -1,21 +1,26 @@
 """Which point of a space is tried next: Optuna's samplers by name, each a function of ended trials and a seed.
 
-A sampler is made anew for every trial, from a seed of its own, and sees what it is given: the ended trials of
-earlier generations, and the points asked for in the same generation as running. What a sampler keeps between
-trials (the state of CMA-ES, the generation of NSGA-II) it keeps in the trials' system attributes, so in the
-storage. Hence the order in which trials finish changes nothing, nor does an interruption.
+A sampler is made anew for every trial, from a seed of its own, and sees what it is given: trials that have ended,
+and the points of others as running. What a sampler keeps between trials (the state of CMA-ES, the generation of
+NSGA-II) it keeps in the trials' system attributes, so in the storage. Hence an interruption changes nothing, nor
+does the order in which the trials of a generation finish.
 
 Spaces with parameters under choices: ``tpe`` models the groups of parameters that occur together (multivariate,
-grouped). ``gp``, ``cma`` and ``nsga2`` model the parameters that every trial has; ``qmc`` those of the first
-trial, which is the default point; ``cma`` no categories at all. What they do not model they draw at random,
-independently of the results.
+grouped). ``gp``, ``cma`` and ``nsga2`` model the parameters that every trial has; ``qmc`` those of the default
+point; ``cma`` no categories at all. What they do not model they draw at random, independently of the results.
+
+Trials stopped early: ``tpe`` ranks them below the others by a rule of its own. ``gp`` and ``cma`` take them as if
+they had run to their end (see ``as_finished``). ``nsga2`` never meets any; the others do not look at scores.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import math
+import statistics
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,33 +64,81 @@ def check_installed(sampler: str) -> None:
         raise SpecError("search.sampler: cma needs the package cmaes; pip install cmaes")
 
 
-def sampler_for(search: SearchConfig, number: int, turn: int, attempt: int = 0) -> BaseSampler:
+def sampler_for(
+    search: SearchConfig,
+    number: int,
+    turn: int,
+    modelled: Mapping[str, BaseDistribution],
+    attempt: int = 0,
+) -> BaseSampler:
     """The study's sampler for one trial.
 
     ``number`` is the trial's, ``turn`` its place among the trials of its space, ``attempt`` counts how often
-    it was drawn before and found to have been tried.
+    it was drawn before and found to have been tried. ``modelled`` are the parameters that a sampler models
+    which cannot do with missing ones.
     """
     seed = seed_of(search.seed, number, *([attempt] if attempt else []))
     startup = min(10, max(2, search.trials_per_family // 3))
-    with warnings.catch_warnings():
-        # `group` of TPE, pruned trials in CMA-ES, and QMC are experimental in Optuna.
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        if search.sampler == "tpe":
-            return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
-        if search.sampler == "gp":
-            return GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
-        if search.sampler == "cma":
-            return CmaEsSampler(
-                seed=seed,
-                # By Optuna's benchmarks (pull request 1229): of use except beside the median rule.
-                consider_pruned_trials=search.scheduler in ("halving", "hyperband"),
-                warn_independent_sampling=False,
-            )
-        if search.sampler == "qmc":
-            return _Sequence(search.seed, turn + attempt, RandomSampler(seed=seed))
-        if search.sampler == "nsga2":
-            return NSGAIISampler(seed=seed, population_size=min(50, max(4, search.trials_per_family // 4)))
+    if search.sampler == "random":
         return RandomSampler(seed=seed)
+    if search.sampler == "tpe":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of the groups
+            return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
+    sampler: BaseSampler
+    if search.sampler == "gp":
+        sampler = GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+    elif search.sampler == "cma":
+        sampler = CmaEsSampler(seed=seed, n_startup_trials=0, warn_independent_sampling=False)
+        modelled = {k: d for k, d in modelled.items() if not isinstance(d, CategoricalDistribution)}
+    elif search.sampler == "qmc":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            sampler = _Sequence(search.seed, turn + attempt, RandomSampler(seed=seed))
+    else:
+        sampler = NSGAIISampler(seed=seed, population_size=min(50, max(4, search.trials_per_family // 4)))
+    # Optuna would take what the trials so far have in common, which changes as trials end.
+    sampler.infer_relative_search_space = lambda study, trial: dict(modelled)  # type: ignore[method-assign]
+    return sampler
+
+
+def seen_by(
+    sampler: str, ended: Sequence[FrozenTrial], running: Iterable[FrozenTrial]
+) -> Sequence[FrozenTrial]:
+    """The trials as a sampler looks at them: completed and pruned ones by number, and what runs."""
+    if sampler == "tpe":
+        return [*ended, *running]
+    if sampler == "gp":
+        return [*as_finished(ended), *running]
+    return as_finished(ended) if sampler == "cma" else ended
+
+
+def as_finished(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials with the pruned ones as completed, at what they might have scored in the end.
+
+    That is the last score plus what the completed trials have gained from that step on, in their mean, and not
+    more than the best of them has: so an early score is compared with late ones at the same step. Pruned trials
+    for which there is none of these are left out.
+    """
+    completed = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    best = max((trial.values[0] for trial in completed), default=math.nan)
+    gains: dict[int, float] = {}
+    found: list[FrozenTrial] = []
+    for trial in trials:
+        step = trial.last_step
+        if trial.state == TrialState.COMPLETE:
+            found.append(trial)
+        elif step is not None and math.isfinite(trial.intermediate_values[step]):
+            if step not in gains:
+                each = [t.values[0] - t.intermediate_values.get(step, math.nan) for t in completed]
+                each = [gain for gain in each if math.isfinite(gain)]
+                gains[step] = statistics.fmean(each) if each else math.nan
+            if math.isfinite(gains[step]):
+                finished = copy.copy(trial)
+                finished.state = TrialState.COMPLETE
+                finished.values = [min(best, trial.intermediate_values[step] + gains[step])]
+                found.append(finished)
+    return found
 
 
 def seed_of(*numbers: int) -> int:

@@ -24,6 +24,7 @@ class StudyScheduler(FIFOScheduler):
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         # Called in every step of Tune's loop, so that a trial which seldom reports is ended soon, too.
+        self._search.pass_time()
         self._desk.serve(tune_controller, self._search.assignments)
         return super().choose_trial_to_run(tune_controller)
 

@@ -1,45 +1,45 @@
 """What runs next: the search over all families, then the verdict on each family's best.
 
 The Optuna study in the storage is the truth about the search: every step is reported to it, a trial stopped
-early is PRUNED there, a failed one is FAIL with its reason, and this object rebuilds itself from it. It reads
-the storage once, when it is made; from then on it keeps an index of its own, so that the time for a trial does
-not grow with their number.
+early is PRUNED there, a failed one is FAIL with its reason, and this object rebuilds itself from it (``ledger``).
 
 Trials are asked for in generations: ``search.generation_size`` of each family, one by default. A generation
 starts when the one before has ended, and both the sampler and the early stopping look at ended generations
 only. So neither the number of trials at once nor the order in which they finish changes what is tried or what
-it scores. A budget in time is looked at between generations.
+it scores, nor does an interruption: a trial that was unfinished is judged again by what it has reported, and goes
+on. A budget in time is looked at between generations.
+
+With ``search.deterministic: false`` there is one generation without an end: a trial is asked for as soon as there
+is room, the sampler knows all that has ended and what runs, the early stopping all that was reported.
 
 What the study's user attributes keep: ``spent`` (seconds of the time budgets, over all sittings), ``exhausted``
 (lanes without a configuration that was not tried) and ``warm_start`` (points of earlier studies, as they were
-when this one began). A trial's: ``family``, ``generation``, ``reason`` and where it comes from (``warm_start``).
+when this one began).
 """
 
 from __future__ import annotations
 
-import copy
+import bisect
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal
 
 import optuna
-from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
-from dmlstudy.records import EmbedderConfig, TrialConfig, untrained_name
+from dmlstudy.records import TrialConfig
 from dmlstudy.studies import early_stopping, samplers
 from dmlstudy.studies.budget import Clock, TimeBudget, seconds_of
-from dmlstudy.studies.early_stopping import Curve
-from dmlstudy.studies.lanes import ALL, Lane, lanes_of
+from dmlstudy.studies.lanes import Lane
+from dmlstudy.studies.ledger import Entry, Ledger, label
 from dmlstudy.studies.spec import StudySpec
+from dmlstudy.studies.verdict import Verdicts
 from dmlstudy.studies.warm_start import MOST_PER_FAMILY, earlier_best
-
-SHIPPED_SEED = 1
-"""The verdict seed whose embedder is kept: the first, never the one that did best on the test classes."""
 
 ENDED_KEPT = 100
 """Assignments that are remembered after their trial has ended."""
@@ -47,7 +47,9 @@ ENDED_KEPT = 100
 TIME_NOTED_S = 5.0
 """How much of a time budget a killed driver may forget."""
 
-STATUS_OF = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+LATENCY = "embed_ms_per_image"
+"""The metric of a finished trial that ``second_objective: latency_ms`` is about."""
+
 Status = Literal["running", "finished", "pruned", "failed", "interrupted"]
 
 
@@ -62,6 +64,15 @@ class Assignment:
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
+    """A report for each step, by step; a trial that goes on makes the same reports again."""
+
+    def note(self, report: dict[str, float]) -> None:
+        """Take in a report, in the place of an earlier one on the same step."""
+        step = itemgetter("step")
+        at = bisect.bisect_left(self.curve, step(report), key=step)
+        is_known = at < len(self.curve) and step(self.curve[at]) == step(report)
+        self.curve[at : at + is_known] = [report]
+        self.metrics = self.curve[-1]
 
 
 def metrics_of(result: Mapping[str, Any] | None) -> dict[str, float]:
@@ -71,25 +82,6 @@ def metrics_of(result: Mapping[str, Any] | None) -> dict[str, float]:
         for key, value in (result or {}).items()
         if key.startswith("metrics/")
     }
-
-
-def _rank(trial: FrozenTrial) -> tuple[float, int]:
-    """The better trial has the higher rank; of equals the first."""
-    return trial.values[0], -trial.number
-
-
-def _generation_of(trial: FrozenTrial, num_families: int) -> int:
-    return int(trial.user_attrs.get("generation", trial.number // num_families))
-
-
-@dataclass
-class _Asked:
-    """What is known of a trial of the search until its generation has ended."""
-
-    trial: FrozenTrial
-    lane: Lane
-    turn: int
-    config: TrialConfig
 
 
 class StudySearch(Searcher):
@@ -111,15 +103,16 @@ class StudySearch(Searcher):
         search, resources = spec.file.search, spec.file.resources
         super().__init__(metric=spec.file.protocol.objective, mode="max")
         samplers.check_installed(search.sampler)
-        warm_points = earlier_best(spec, storage) if search.warm_start else {}
+        warm_points = None
+        if search.warm_start and "warm_start" not in _user_attrs(storage, spec.name):
+            warm_points = earlier_best(spec, storage)
         self.spec = spec
         self.assignments: dict[str, Assignment] = {}
         """Every trial that runs, and those that ended last, by Tune's id."""
         self._ended: deque[str] = deque()
         self._hopeless: set[str] = set()
         self._notes: list[str] = []
-        self._judged = set(finished_verdicts)
-        self._verdicts: list[TrialConfig] | None = None
+        self._verdicts = Verdicts(spec.file.protocol.verdict_seeds, finished_verdicts)
         self._budget = TimeBudget(
             seconds_of(search.wall_time) if search.wall_time else None,
             search.device_hours * 3600 if search.device_hours else None,
@@ -128,75 +121,85 @@ class StudySearch(Searcher):
         )
         self._spent_noted = 0.0
         self._stopping = early_stopping.RULES[search.scheduler](search.reduction_factor)
-        self._lanes = lanes_of(spec)
-        self._trials: list[FrozenTrial] = []
-        self._asked: dict[int, _Asked] = {}
+        self._in_generations = search.deterministic
+        self._generation = -1 if self._in_generations else 0
+        self._entries: dict[int, Entry] = {}
+        """The trials whose end the sampler has not seen."""
         self._waiting: list[int] = []
-        self._best: dict[str, FrozenTrial] = {}
-        self._counts = {family: dict.fromkeys(STATUS_OF.values(), 0) for family in spec.families}
-        self._generation = -1
-        self._num_open = 0
-        self.study = optuna.create_study(
-            study_name=spec.name,
-            storage=storage,
-            sampler=RandomSampler(seed=search.seed),
-            pruner=optuna.pruners.NopPruner(),
-            directions=["maximize", "minimize"] if search.second_objective else ["maximize"],
-            load_if_exists=True,
-        )
-        self._storage: optuna.storages.BaseStorage = self.study._storage
-        self._read_storage(warm_points)
+        self._num_lost: Counter[str] = Counter()
+        self._ledger = Ledger(spec, storage)
+        self._lanes = self._ledger.lanes
+        self.study = self._ledger.study
+        self._begin_lanes(warm_points)
+        self._read_ledger()
 
-    def _read_storage(self, warm_points: Mapping[str, Any]) -> None:
-        """Take in what earlier sittings have left in the study."""
-        attrs = self.study.user_attrs
-        if self.spec.file.search.warm_start and "warm_start" not in attrs:
+    def _begin_lanes(self, warm_points: Mapping[str, Any] | None) -> None:
+        if warm_points is not None:
             self.study.set_user_attr("warm_start", warm_points)
-            attrs = self.study.user_attrs
+        attrs = self.study.user_attrs
         self._budget.wall, self._budget.device = attrs.get("spent", (0.0, 0.0))
         most = min(MOST_PER_FAMILY, (self.spec.file.search.trials_per_family - 1) // 2)
         for lane in self._lanes:
-            lane.add_to_queue(attrs.get("warm_start", {}), most)
+            lines = lane.add_to_queue(attrs.get("warm_start", {}), most)
+            if warm_points is not None:
+                self._notes += [f"search.warm_start: {line}" for line in lines]
             lane.is_exhausted = lane.name in attrs.get("exhausted", [])
-        for frozen in self.study.get_trials(deepcopy=False):
-            trial = frozen
-            if frozen.state == TrialState.WAITING:  # enqueued by others
-                waiting = self.study.ask()
-                self._lane_of(frozen).sample(waiting)
-                trial = self._storage.get_trial(waiting._trial_id)
-            if not trial.state.is_finished():  # it goes on, so it is ours to change
-                trial = copy.deepcopy(trial)
-            generation = _generation_of(trial, len(self.spec.families))
+
+    def _read_ledger(self) -> None:
+        """Take in what earlier sittings have left in the storage, and what others have enqueued there."""
+        for generation, trial in self._ledger.stored():
             if generation > self._generation:
-                self._settle()
+                self._settle_all()
                 self._generation = generation
-            config = self.spec.trial_config(*self._lane_of(trial).read(trial.params))
-            self._note(trial, self._lane_of(trial), config)
-            if trial.state.is_finished():
-                self._end(trial)
-            else:  # what an earlier sitting left unfinished is handed out again, under its old number
+            self._enter(trial)
+            if not trial.state.is_finished():
                 self._waiting.append(trial.number)
+                continue
+            if not self._in_generations and trial.state != TrialState.FAIL:
+                self._stopping.learn(self._entries[trial.number].curve)
+            self._ledger.count(trial)
+            self._settle_if_alone(trial.number)
+        for trial in self._ledger.take_in(max(0, self._generation)):
+            self._generation = max(0, self._generation)
+            self._enter(trial)
+            self._waiting.append(trial.number)
+        for number in list(self._waiting):  # the others are handed out again, under their old numbers
+            self._judge_again(self._entries[number])
+
+    def _judge_again(self, entry: Entry) -> None:
+        """Stop a trial whose reports say so, which an interruption has kept from being stopped."""
+        curve = entry.curve
+        # Without generations more is known by now than when the trial was let go on; its last report may not
+        # have been judged.
+        steps = sorted(curve.scores) if self._in_generations else sorted(curve.scores)[-1:]
+        step = next((step for step in steps if self._stopping.stops(curve, step)), None)
+        if not self._in_generations:
+            self._stopping.learn(curve)
+        if step is not None:
+            self._waiting.remove(entry.trial.number)
+            self._ledger.end(entry.trial, TrialState.PRUNED, reason=self._why_stopped(entry, step))
+            self._settle_if_alone(entry.trial.number)
 
     # What Tune calls
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
-        self._pass_time()
-        if not self._num_open:
+        self.pass_time()
+        if not self._waiting:
             self._ask()
         if self._waiting:
-            asked = self._asked[self._waiting.pop(0)]
-            number, config = asked.trial.number, asked.config
-            self.assignments[trial_id] = Assignment(f"{config.family} #{number}", config, number)
-            return {"trial": config.model_dump(mode="json")}
-        if self._num_open:
+            entry = self._entries[self._waiting.pop(0)]
+            assignment = Assignment(label(entry.trial), entry.config, entry.trial.number)
+            for step, score in sorted(entry.trial.intermediate_values.items()):
+                assignment.note({"step": float(step), str(self.metric): score})
+        elif self._ledger.num_open:
             return None
-        if self._verdicts is None:
-            self._verdicts = self.verdict_configs()
-        if not self._verdicts:
-            return str(Searcher.FINISHED)
-        config = self._verdicts.pop(0)
-        self.assignments[trial_id] = Assignment(f"{config.family} verdict seed {config.seed}", config)
-        return {"trial": config.model_dump(mode="json")}
+        else:
+            config = self._verdicts.next(self.best_configs())
+            if config is None:  # one that runs may be lost, and have to run again
+                return None if self._is_running() else str(Searcher.FINISHED)
+            assignment = Assignment(f"{config.family} verdict seed {config.seed}", config)
+        self.assignments[trial_id] = assignment
+        return {"trial": assignment.config.model_dump(mode="json")}
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Nothing: the scheduler, which sees each result first, tells it to ``observe``."""
@@ -207,12 +210,16 @@ class StudySearch(Searcher):
         assignment = self.assignments[trial_id]
         if assignment.status != "running":
             return
-        self._pass_time()
-        if error:
+        self.pass_time()
+        if error:  # its actor was lost; a trial itself ends with a reason
             assignment.status = "failed"
             assignment.reason = assignment.reason or "no reason given"
+            self._hand_out_again(assignment)
         elif trial_id in self._hopeless:  # Tune says of these that they are done
             assignment.status = "pruned"
+        elif result and result.get("unstarted"):
+            assignment.status, assignment.reason = "interrupted", str(result["failure"])
+            self._put_back(assignment)
         elif result and result.get("failure"):
             assignment.status, assignment.reason = "failed", str(result["failure"])
         elif result and result.get("done"):
@@ -225,7 +232,27 @@ class StudySearch(Searcher):
         else:
             assignment.status = "interrupted"  # it stays RUNNING in the storage, to be handed out again
         if assignment.number is None and assignment.status in ("finished", "failed"):
-            self._judged.add((assignment.config.family, assignment.config.seed))
+            self._verdicts.end(assignment.config)
+
+    def _hand_out_again(self, assignment: Assignment) -> None:
+        """Let a lost trial go on under its number, as often as a study's trials are tried again."""
+        self._num_lost[assignment.label] += 1
+        if self._num_lost[assignment.label] <= self.spec.file.resources.retries:
+            assignment.status = "interrupted"
+            self._put_back(assignment)
+
+    def _put_back(self, assignment: Assignment) -> None:
+        if assignment.number is None:
+            self._verdicts.put_back(assignment.config)
+        else:
+            self._waiting.insert(0, assignment.number)
+
+    def _is_running(self) -> bool:
+        return any(assignment.status == "running" for assignment in self.assignments.values())
+
+    def has_progress(self) -> bool:
+        """Whether a trial that runs has reported anything."""
+        return any(a.status == "running" and a.curve for a in self.assignments.values())
 
     def commit(self, trial_id: str) -> None:
         """Tell Optuna how the trial ended: the last thing that is written of a trial.
@@ -234,31 +261,31 @@ class StudySearch(Searcher):
         knows to be over is missing anywhere else.
         """
         assignment = self.assignments[trial_id]
-        if assignment.status in ("running", "interrupted"):
+        if assignment.status == "running":
             return
         self._forget(trial_id)
-        if assignment.number is None:
+        if assignment.status == "interrupted":
             return
-        trial = self._trials[assignment.number]
-        if trial.state.is_finished():
+        entry = self._entries.get(-1 if assignment.number is None else assignment.number)
+        if entry is None or entry.trial.state.is_finished():
             return
-        values: list[float] | None = None
         if assignment.status == "finished":
-            state, values = TrialState.COMPLETE, [assignment.metrics[self.metric]]
-            if self.spec.file.search.second_objective:
-                values.append(float(assignment.config.embedder.dim))
-        elif assignment.status == "pruned":  # as Optuna does, its last score is its value
-            state = TrialState.PRUNED
-            last = trial.intermediate_values[trial.last_step] if trial.last_step is not None else math.nan
-            values = [last] if math.isfinite(last) and len(self.study.directions) == 1 else None
+            self._ledger.end(entry.trial, TrialState.COMPLETE, self._values(assignment))
         else:
-            state = TrialState.FAIL
-        if assignment.reason:
-            self._storage.set_trial_user_attr(trial._trial_id, "reason", assignment.reason)
-            trial.user_attrs["reason"] = assignment.reason
-        self._storage.set_trial_state_values(trial._trial_id, state, values)
-        trial.state, trial.values = state, values
-        self._end(trial)
+            state = TrialState.PRUNED if assignment.status == "pruned" else TrialState.FAIL
+            self._ledger.end(entry.trial, state, reason=assignment.reason)
+        self._settle_if_alone(entry.trial.number)
+
+    def _values(self, assignment: Assignment) -> list[float]:
+        """What a finished trial has reached in each objective; one that tells no latency counts as the slowest."""
+        quality = assignment.metrics[self.metric]
+        second = self.spec.file.search.second_objective
+        if second == "embedding_dim":
+            return [quality, float(assignment.config.embedder.dim)]
+        if second == "latency_ms":
+            latency = assignment.metrics.get(LATENCY, math.inf)
+            return [quality, math.inf if math.isnan(latency) else latency]
+        return [quality]
 
     def _forget(self, trial_id: str) -> None:
         """Keep the assignments of the trials that ended last only."""
@@ -272,66 +299,69 @@ class StudySearch(Searcher):
     # While a trial runs
 
     def observe(self, trial_id: str, metrics: dict[str, float]) -> bool:
-        """Note a trial's report, for Optuna too; whether the trial should be stopped."""
-        self._pass_time()
+        """Note a trial's report, for Optuna too; whether the trial should be stopped.
+
+        A report on a step that is known already changes nothing and is judged as it was.
+        """
+        self.pass_time()
         assignment = self.assignments[trial_id]
-        assignment.curve.append(metrics)
-        assignment.metrics = metrics
+        assignment.note(metrics)
         if assignment.number is None:
             return False
-        asked = self._asked[assignment.number]
-        trial, step, score = asked.trial, int(metrics["step"]), metrics[self.metric]
-        if step not in trial.intermediate_values:
-            self._storage.set_trial_intermediate_value(trial._trial_id, step, score)
-            trial.intermediate_values[step] = score
-        if self._stopping.stops(self._curve(asked), step):
-            self._hopeless.add(trial_id)
-            whose = "its family's" if asked.lane.name != ALL else "the search's"
-            assignment.reason = f"stopped after epoch {step}: {self._stopping.WHY.format(whose=whose)}"
+        entry, step = self._entries[assignment.number], int(metrics["step"])
+        is_new = self._ledger.report(entry.trial, step, metrics[self.metric])
+        if is_new or self._in_generations:
+            curve = entry.curve
+            if self._stopping.stops(curve, step):
+                self._hopeless.add(trial_id)
+                assignment.reason = self._why_stopped(entry, step)
+            if not self._in_generations:
+                self._stopping.learn(curve, since=step)
         return trial_id in self._hopeless
 
-    def _curve(self, asked: _Asked) -> Curve:
-        config, scores = asked.config, asked.trial.intermediate_values
-        return Curve(
-            group=asked.lane.name,
-            turn=asked.turn,
-            epochs=config.training.epochs,
-            num_folds=config.num_folds,
-            scores={step: score for step, score in scores.items() if math.isfinite(score)},
-        )
+    def _why_stopped(self, entry: Entry, step: int) -> str:
+        whose = "the search's" if entry.lane.chooses_family else "its family's"
+        return f"stopped after epoch {step}: {self._stopping.WHY.format(whose=whose)}"
 
     # The search
 
     def _ask(self) -> None:
-        """Ask for what an interruption left of the generation, or for the next one if there is budget for it."""
-        if self._generation >= 0:
-            self._ask_generation()
-        if self._waiting or self._is_spent():
-            return
-        self._settle()
-        self._generation += 1
-        self._ask_generation()
+        """Ask for what runs next, if there is budget for it and its time has come."""
+        if not self._in_generations:
+            self._ask_for_one()
+        elif not self._ledger.num_open:
+            self._ask_for_generation()  # what an interruption left of it
+            if not self._waiting and not self._is_spent():
+                self._settle_all()
+                self._generation += 1
+                self._ask_for_generation()
 
-    def _ask_generation(self) -> None:
+    def _ask_for_generation(self) -> None:
         for lane in self._lanes:
-            for _ in range(lane.num_missing(self._generation)):
-                found = lane.next_trial(len(self._trials), self._generation, self.study.directions)
-                if found is None:
-                    self._exhaust(lane)
+            for _ in range(lane.num_missing(self._generation) if self._generation >= 0 else 0):
+                if not self._ask_lane(lane):
                     break
-                trial, config = found
-                trial._trial_id = self._storage.create_new_trial(self.study._study_id, trial)
-                trial.number = len(self._trials)
-                self._note(trial, lane, config)
-                self._waiting.append(trial.number)
 
-    def _note(self, trial: FrozenTrial, lane: Lane, config: TrialConfig) -> None:
-        """Take a trial into the index that the storage holds."""
-        assert trial.number == len(self._trials)
-        self._trials.append(trial)
-        turn = lane.note(trial, config, self._generation)
-        self._asked[trial.number] = _Asked(trial, lane, turn, config)
-        self._num_open += 1
+    def _ask_for_one(self) -> None:
+        """Ask the lane that was asked least."""
+        while self._budget.spent() is None and not self._waiting:
+            open_lanes = [lane for lane in self._lanes if lane.num_left]
+            if not open_lanes:
+                return
+            self._ask_lane(min(open_lanes, key=lambda lane: lane.num_asked))
+
+    def _ask_lane(self, lane: Lane) -> bool:
+        """Ask for a trial of a lane; whether there is one."""
+        trial = lane.next_trial(self._ledger.next_number, self._generation, self.study.directions)
+        if trial is None:
+            self._exhaust(lane)
+            return False
+        self._enter(self._ledger.create(trial))
+        self._waiting.append(trial.number)
+        return True
+
+    def _enter(self, trial: FrozenTrial) -> None:
+        self._entries[trial.number] = self._ledger.enter(trial, self._generation)
 
     def _exhaust(self, lane: Lane) -> None:
         lane.is_exhausted = True
@@ -342,50 +372,46 @@ class StudySearch(Searcher):
             f" {lane.budget} trials; its search ends here"
         )
 
-    def _settle(self) -> None:
+    def _settle_all(self) -> None:
         """Let the sampler and the early stopping see the generation, all of which has ended."""
-        for number in sorted(self._asked):
-            asked = self._asked.pop(number)
-            if asked.trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-                asked.lane.settled.append(asked.trial)
-                self._stopping.learn(self._curve(asked))
-        for lane in self._lanes:
-            lane.running.clear()
+        for number in sorted(self._entries):
+            entry = self._entries.pop(number)
+            entry.lane.settle(entry.trial)
+            if entry.trial.state != TrialState.FAIL:
+                self._stopping.learn(entry.curve)
 
-    def _family_of(self, trial: FrozenTrial) -> str:
-        """The family a trial belongs to; where it does not say so, families take turns."""
-        names = list(self.spec.families)
-        return str(trial.user_attrs.get("family", names[trial.number % len(names)]))
-
-    def _lane_of(self, trial: FrozenTrial) -> Lane:
-        return next(lane for lane in self._lanes if lane.name in (self._family_of(trial), ALL))
+    def _settle_if_alone(self, number: int) -> None:
+        """Let the sampler see a trial's end at once where there are no generations."""
+        if not self._in_generations:
+            entry = self._entries.pop(number)
+            entry.lane.settle(entry.trial)
 
     def _is_spent(self) -> bool:
         """Whether no further generation may begin."""
-        return self._budget.spent() is not None or not any(
-            lane.num_missing(self._generation + 1) for lane in self._lanes
-        )
+        return self._budget.spent() is not None or not any(lane.num_left for lane in self._lanes)
 
     @property
     def _num_to_ask(self) -> int:
         """How many trials of the search are still to be asked for."""
-        if self._budget.spent() is not None:
-            return sum(lane.num_missing(self._generation) for lane in self._lanes if self._generation >= 0)
-        return sum(lane.budget - lane.num_asked for lane in self._lanes if not lane.is_exhausted)
+        if self._budget.spent() is None:
+            return sum(lane.num_left for lane in self._lanes)
+        if not self._in_generations or self._generation < 0:
+            return 0
+        return sum(lane.num_missing(self._generation) for lane in self._lanes)
 
-    def _pass_time(self) -> None:
-        running = (
-            sum(a.status == "running" and a.number is not None for a in self.assignments.values())
-            if self._budget.is_limited
-            else 0
-        )
+    def pass_time(self) -> None:
+        """Count the time since the last call towards the budgets; to be called often while trials run."""
+        if not self._budget.is_limited:
+            return
+        running = sum(a.status == "running" and a.number is not None for a in self.assignments.values())
         was_spent = self._budget.spent()
         self._budget.pass_time(running)
-        if not self._budget.is_limited or self._is_search_over:
+        if self._is_search_over:
             return
         spent = self._budget.spent()
         if spent and not was_spent:
-            self._notes.append(f"search.{spent} is spent; no further generation is asked for")
+            what = "generation" if self._in_generations else "trial"
+            self._notes.append(f"search.{spent} is spent; no further {what} is asked for")
         if spent != was_spent or self._budget.wall - self._spent_noted >= TIME_NOTED_S:
             self._spent_noted = self._budget.wall
             self.study.set_user_attr("spent", [self._budget.wall, self._budget.device])
@@ -395,96 +421,63 @@ class StudySearch(Searcher):
         notes, self._notes = self._notes, []
         return notes
 
-    # The verdict
+    def idle_places(self, num_at_once: int) -> str | None:
+        """A line for people where so many trials could run at once and a generation has fewer."""
+        search, num_families = self.spec.file.search, len(self.spec.families)
+        num_together = sum(lane.width for lane in self._lanes)
+        size = min(math.ceil(num_at_once / num_families), search.trials_per_family)
+        if not self._in_generations or self._is_search_over or search.generation_size >= size:
+            return None
+        return (
+            f"{num_at_once} trials could run at once, but a generation of the search has {num_together}: raise"
+            f" search.generation_size to {size}, or set search.deterministic: false"
+        )
 
-    def _end(self, trial: FrozenTrial) -> None:
-        """Take into account how a trial ended."""
-        self._num_open -= 1
-        family = self._family_of(trial)
-        self._counts[family][STATUS_OF[trial.state]] += 1
-        if trial.state != TrialState.COMPLETE:
-            return
-        best = self._best.get(family)
-        if best is None or _rank(trial) > _rank(best):
-            self._best[family] = trial
+    # What has come of it
 
     def best_configs(self) -> dict[str, TrialConfig]:
         """Each family's best finished configuration by the objective; families with none are left out."""
-        return {
-            name: self.spec.trial_config(*self._lane_of(self._best[name]).read(self._best[name].params))
-            for name in self.spec.families
-            if name in self._best
-        }
-
-    def _best_family(self) -> str | None:
-        return max(self._best, key=lambda name: _rank(self._best[name]), default=None)
+        return self._ledger.best_configs()
 
     def winner(self) -> str | None:
         """The family whose best configuration has the highest objective on the validation classes."""
-        return self._best_family()
+        return self._ledger.winner()
 
     def best(self) -> tuple[float, str] | None:
         """The best objective so far and the label of its trial."""
-        family = self._best_family()
-        if family is None:
-            return None
-        return self._best[family].values[0], f"{family} #{self._best[family].number}"
+        return self._ledger.best()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """How many trials of each family's search ended how."""
-        return {family: dict(own) for family, own in self._counts.items()}
+        return self._ledger.counts()
 
     def best_numbers(self) -> dict[str, int]:
         """The number of each family's best finished trial."""
-        return {family: trial.number for family, trial in self._best.items()}
+        return self._ledger.best_numbers()
+
+    def failure_reasons(self) -> list[str]:
+        """Why trials of the search failed, oldest first."""
+        return self._ledger.failure_reasons()
 
     def verdict_configs(self) -> list[TrialConfig]:
-        """What is still to be retrained: each family's best, and its embedder untrained, with every seed.
-
-        Families whose bests have the same embedder share an untrained one.
-        """
-        best = self.best_configs()
-        first_with: dict[EmbedderConfig, TrialConfig] = {}
-        for config in best.values():
-            first_with.setdefault(config.embedder, config)
-        untrained = [
-            config.model_copy(
-                update={
-                    "family": untrained_name(config.family if len(first_with) > 1 else None),
-                    "training": config.training.model_copy(update={"epochs": 0}),
-                }
-            )
-            for config in first_with.values()
-        ]
-        seeds = range(1, self.spec.file.protocol.verdict_seeds + 1)
-        return [
-            config.model_copy(
-                update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED}
-            )
-            for config in [*untrained, *best.values()]
-            for seed in seeds
-            if (config.family, seed) not in self._judged
-        ]
+        """What is still to be retrained: each family's best, and its embedder untrained, with every seed."""
+        return self._verdicts.left(self.best_configs())
 
     @property
     def _is_search_over(self) -> bool:
-        return not self._num_open and not self._num_to_ask
+        return not self._ledger.num_open and not self._num_to_ask
 
     @property
     def num_left(self) -> int:
         """Trials that have not ended yet, verdict trials included; at most, while the search goes on."""
         if self._is_search_over:
             return len(self.verdict_configs())
-        return self._num_open + self._num_to_ask + self.spec.num_verdict_trials
+        return self._ledger.num_open + self._num_to_ask + self.spec.num_verdict_trials
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has ended, so that there is a verdict."""
         return self.num_left == 0
-
-    def failure_reasons(self) -> list[str]:
-        """Why trials of the search failed, oldest first."""
-        return [str(t.user_attrs.get("reason", "")) for t in self._trials if t.state == TrialState.FAIL]
 
     # Tune would pickle the searcher; the storage holds the state instead.
 
@@ -496,4 +489,12 @@ class StudySearch(Searcher):
         raise NotImplementedError("a search is rebuilt from its Optuna storage")
 
     def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def _user_attrs(storage: optuna.storages.BaseStorage, study: str) -> dict[str, Any]:
+    """The user attributes of a study; none where there is no such study."""
+    try:
+        return dict(storage.get_study_user_attrs(storage.get_study_id_from_name(study)))
+    except KeyError:
         return {}

@@ -68,7 +68,7 @@ class SearchConfig(Record):
     ] = None
     families: Annotated[
         Literal["equal", "adaptive"],
-        Field(description="adaptive: the sampler chooses the family too, after each family's default"),
+        Field(description="adaptive: the sampler, tpe or random, chooses the family too, after the defaults"),
     ] = "equal"
     generation_size: Annotated[
         PositiveInt,
@@ -76,9 +76,14 @@ class SearchConfig(Record):
             description="trials of a family that are asked for together, not knowing of each other's scores"
         ),
     ] = 1
+    deterministic: Annotated[
+        bool,
+        Field(description="false: no generations; trials are asked for and stopped by what is known so far"),
+    ] = True
     sampler: Literal["tpe", "gp", "cma", "qmc", "random", "nsga2"] = "tpe"
     second_objective: Annotated[
-        Literal["embedding_dim"] | None, Field(description="minimised beside the quality; needs nsga2")
+        Literal["embedding_dim", "latency_ms"] | None,
+        Field(description="minimised beside the quality; needs nsga2"),
     ] = None
     scheduler: Literal["halving", "hyperband", "median", "none"] = "halving"
     reduction_factor: Annotated[int, Field(ge=2, description="keep the best 1/reduction_factor")] = 3
@@ -86,7 +91,7 @@ class SearchConfig(Record):
         tuple[str, ...] | Literal["auto"],
         Field(description="earlier studies whose best configurations come first; auto: all in the store"),
     ] = ()
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 class ProtocolConfig(Record):
@@ -183,6 +188,7 @@ class StudySpec:
             path = f"families.{name}"
             for values in self.corners(family):
                 self.trial_config(family, values, path=path)
+        _check_epochs(file, self.families)
 
     @property
     def name(self) -> str:
@@ -258,6 +264,7 @@ class StudySpec:
             seed=self.file.search.seed if seed is None else seed,
             recall_at=protocol.recall_at,
             objective=protocol.objective,
+            measure_latency=phase == "search" and self.file.search.second_objective == "latency_ms",
             **records,
         )
 
@@ -272,7 +279,7 @@ def _check_search(search: SearchConfig) -> None:
     if (search.second_objective is None) == (search.sampler == "nsga2"):
         raise SpecError(
             "search.sampler: nsga2 and a second objective go together; set search.second_objective:"
-            " embedding_dim, or search.sampler: tpe"
+            " embedding_dim or latency_ms, or search.sampler: tpe"
             if search.second_objective is None
             else f"search.second_objective: needs sampler nsga2, not {search.sampler}; set search.sampler: nsga2"
         )
@@ -281,6 +288,41 @@ def _check_search(search: SearchConfig) -> None:
             f"search.scheduler: {search.scheduler} would stop small embedders for their quality alone;"
             " set search.scheduler: none beside search.second_objective"
         )
+    if search.families == "adaptive" and search.sampler not in ("tpe", "random"):
+        raise SpecError(
+            f"search.sampler: {search.sampler} cannot model a choice of family with the parameters under it;"
+            " set search.sampler: tpe, or search.families: equal"
+        )
+    if search.generation_size > 1 and not search.deterministic:
+        raise SpecError(
+            "search.generation_size: there are no generations with search.deterministic: false;"
+            " leave one of the two out"
+        )
+
+
+def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
+    """Raises SpecError where not all trials of the study have equally many epochs."""
+    epochs = {
+        name: family.space.get("training.epochs", Fixed(TrainingConfig().epochs))
+        for name, family in families.items()
+    }
+    first = next(iter(epochs))
+    for name, domain in epochs.items():
+        where = "training.epochs"
+        if any(full_name.partition("@")[0] == where for full_name in file.families[name].override):
+            where = f"families.{name}.override.{where}"
+        elif "epochs" not in file.training:
+            where = f"families.{name}.space: {where}"
+        own = {key: domain for key, domain in families[name].space.items() if key != "training.epochs"}
+        if not isinstance(domain, Fixed) or "epochs" in spaces.names(_section(own, "training")):
+            raise SpecError(
+                f"{where}: epochs are not searched, for trials are compared epoch by epoch; set one number"
+            )
+        if domain != epochs[first]:
+            raise SpecError(
+                f"{where}: {name} has {domain.value} epochs, but {first} another number; all families need"
+                " the same: set training.epochs for all of them"
+            )
 
 
 def load(path: str | Path, name: str | None = None) -> StudySpec:

@@ -27,10 +27,11 @@ from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
-from dmlstudy.studies.search import SHIPPED_SEED, StudySearch
+from dmlstudy.studies.search import StudySearch
 from dmlstudy.studies.spec import StudySpec
 from dmlstudy.studies.storage import open_storage
 from dmlstudy.studies.tune_mends import tune_mended
+from dmlstudy.studies.verdict import SHIPPED_SEED
 from dmlstudy.studies.wishes import Desk
 
 HEAD_NODE = {"node:__internal_head__": 0.001}
@@ -184,8 +185,8 @@ def _run_trials(
         f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
         f" {num_at_once} at once"
     )
-    if waits_for := busy(resources):
-        tell(waits_for)
+    for line in filter(None, [search.idle_places(num_at_once), busy(resources), *search.take_notes()]):
+        tell(line)
     tell("starting the workers; they stay for all trials, so only the first trial waits for them")
     vault_name = f"vault-{spec.name}-{time.time_ns()}"
     vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
@@ -206,7 +207,7 @@ def _run_trials(
         tune_config=tune.TuneConfig(
             search_alg=search,
             scheduler=StudyScheduler(search, Desk(store.study_folder(spec.name))),
-            num_samples=search.num_left,
+            num_samples=-1,  # the search says when it is over
             max_concurrent_trials=num_at_once,
             reuse_actors=True,
         ),

@@ -21,8 +21,8 @@ def earlier_best(
     """Points of each family that did best in the studies the spec names, each as (where it comes from, point).
 
     Every study's best come first, then every study's second best: scores of different studies are not
-    compared, for their data may differ. Points are as they were drawn then; whether they lie in the present
-    space is for others to see. Raises SpecError for a study that is not in the storage.
+    compared, for their data may differ. Points are as they were drawn then; what of them the present space
+    takes is for others to see. Raises SpecError for a study that is not in the storage.
     """
     known = sorted(set(optuna.get_all_study_names(storage)) - {spec.name})
     wanted: Sequence[str] = spec.file.search.warm_start

@@ -109,7 +109,13 @@ def _cross_validate(
         finished.append(scores)
         kept.offer(number + 1, 0, finished, dict, reports.made, is_last=number + 1 == len(folds))
         first_epoch = 0
-    return TrialResult(metrics=_mean(finished) | _spread(finished, config.objective))
+    metrics = _mean(finished) | _spread(finished, config.objective)
+    if config.measure_latency:
+        learner = _Learner(config, development.select(folds[0].train_indices), device, stream=0)
+        if distributed.rank() == 0:  # alone, for ranks of one machine would share its cores
+            image_HWC = development.images_NHWC[0]
+            metrics["embed_ms_per_image"] = embedders.latency_ms(learner.embedder, image_HWC, device)
+    return TrialResult(metrics=metrics)
 
 
 def _verdict(

@@ -1,0 +1,179 @@
+"""A search whose driver dies, and whose trials go on from their checkpoints, is the search it would have been."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from optuna.storages import InMemoryStorage
+from optuna.trial import TrialState
+from tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, study
+
+from dmlstudy.records import TrialConfig
+from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.spec import StudySpec
+
+SEED = 0
+"""With it every sampler meets trials that fail and trials that are stopped."""
+
+
+def choosy(config: TrialConfig, step: int) -> float:
+    """Scores over losses with parameters of their own; some trials fail, and slow ones cross fast ones."""
+    if config.phase == "search" and step == 3 and int(config.fingerprint(), 16) % 3 == 0:
+        raise RuntimeError("loss is nan")
+    pace = 2 + 3 * (config.loss.name == "multi_similarity")
+    quality = 0.9 - 0.1 * abs(math.log10(config.training.lr) + 4.5)
+    return quality * (1 - math.exp(-step / pace)) - 0.01 * len(config.loss.params)
+
+
+def choices(sampler: str, scheduler: str, **search: Any) -> StudySpec:
+    more: dict[str, Any] = {}
+    if sampler == "nsga2":
+        search |= {"second_objective": "embedding_dim"}
+        more = {"embedder": {"dim": {"int": [4, 64], "default": 32}, "width": 4}}
+    settings = {
+        "trials_per_family": 6 if sampler == "gp" else 12,
+        "reduction_factor": 2,
+        "generation_size": 2,
+    }
+    return study(
+        families={"red": {"space": "graph_consistency"}},
+        batch={"classes": "all"},
+        search=settings | {"sampler": sampler, "scheduler": scheduler, "seed": SEED} | search,
+        **more,
+    )
+
+
+def known(search: StudySearch) -> list[Any]:
+    """All that the storage knows, without the attributes that differ between ways to get there."""
+    return [
+        (t.number, t.state.name, t.params, t.values, t.intermediate_values, t.user_attrs)
+        for t in search.study.trials
+    ]
+
+
+DEATHS = [("commit", 1), ("observe", 7), ("commit", 2), ("observe", 4), ("observe", 11), ("commit", 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("sampler", "scheduler"),
+    [(name, rule) for name in ("tpe", "cma", "qmc", "random") for rule in ("halving", "median")]
+    + [("gp", "halving"), ("nsga2", "none")],
+)
+def test_deaths_checkpoints_and_failures_change_nothing(sampler: str, scheduler: str) -> None:
+    found = choices(sampler, scheduler)
+    unbroken = Tune(in_memory(found), choosy).run().search
+    states = [trial.state for trial in unbroken.study.trials]
+    assert len(states) == found.file.search.trials_per_family
+    assert TrialState.FAIL in states
+    assert TrialState.PRUNED in states or scheduler == "none"
+    at_once = Tune(in_memory(found), choosy, at_once=2, seed=1).run().search
+    assert known(at_once) == known(unbroken)
+    for repeats in (True, False):
+        storage, checkpoints = InMemoryStorage(), dict[int, int]()
+        for sitting, (method, calls) in enumerate(DEATHS):
+            # Without repeats a report that the driver did not hear is lost.
+            death = (method, calls) if repeats else ("commit", min(calls, 2))
+            more: dict[str, Any] = {"checkpoints": checkpoints, "repeats": repeats, "dies_before": death}
+            Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=sitting, **more).run()
+        search = in_memory(found, storage=storage)
+        Tune(search, choosy, checkpoints=checkpoints, repeats=repeats).run()
+        assert known(search) == known(unbroken)
+        assert search.counts() == unbroken.counts()
+        assert search.best() == unbroken.best()
+        assert search.best_configs() == unbroken.best_configs()
+        assert search.failure_reasons() == unbroken.failure_reasons()
+        assert search.is_over
+
+
+def test_what_was_to_be_stopped_when_the_driver_died_is_stopped_before_it_goes_on() -> None:
+    unbroken = Tune(in_memory(study())).run().search
+    first = next(t for t in unbroken.study.trials if t.state == TrialState.PRUNED)
+    storage = InMemoryStorage()
+    num_ended = first.number + 1  # one at a time, so they end by number
+    killed = Tune(in_memory(study(), storage=storage), dies_before=("commit", num_ended)).run()
+    assert killed.search.study.trials[first.number].state == TrialState.RUNNING
+    search = in_memory(study(), storage=storage)
+    trial = search.study.trials[first.number]
+    assert (trial.state, trial.values, trial.user_attrs) == (first.state, first.values, first.user_attrs)
+    assert sum(own["pruned"] for own in search.counts().values()) == 1
+    tune = Tune(search).run()
+    assert first.number not in dict(tune.started)
+    assert by_number(search) == by_number(unbroken)
+
+
+def test_a_report_that_is_known_is_judged_as_it_was_and_leaves_one_point_of_the_curve() -> None:
+    unbroken = Tune(in_memory(study())).run().search
+    stopped = next(t for t in unbroken.study.trials if t.state == TrialState.PRUNED)
+    search = in_memory(study())
+    for number in range(stopped.number):
+        search.suggest(f"t{number}")
+        for step, score in unbroken.study.trials[number].intermediate_values.items():
+            assert not search.observe(f"t{number}", {"step": float(step), "map_at_r": score})
+        search.on_trial_complete(f"t{number}", {"metrics/map_at_r": score, "done": True})
+        search.commit(f"t{number}")
+    assert search.suggest("t") is not None
+    reports = [{"step": float(s), "map_at_r": v} for s, v in stopped.intermediate_values.items()]
+    decisions = [search.observe("t", report) for report in reports]
+    assert decisions == [False] * (len(reports) - 1) + [True]
+    again = [search.observe("t", {**report, "map_at_r": 0.99}) for report in reports]
+    assert again == [True] * len(reports)  # it stays stopped, whatever is said later
+    assert [report["step"] for report in search.assignments["t"].curve] == [r["step"] for r in reports]
+    assert search.study.trials[stopped.number].intermediate_values == stopped.intermediate_values
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_trial_that_goes_on_has_a_whole_curve(repeats: bool) -> None:
+    found = study(search__scheduler="none")
+    storage, checkpoints = InMemoryStorage(), dict[int, int]()
+    Tune(in_memory(found, storage=storage), checkpoints=checkpoints).run(STEPS - 2)
+    tune = Tune(in_memory(found, storage=storage), checkpoints=checkpoints, repeats=repeats)
+    tune.run(1)
+    first = tune.search.assignments["t0"]
+    assert [report["step"] for report in first.curve] == [
+        float(s) for s in range(1, STEPS - 1 + (not repeats))
+    ]
+    assert first.metrics == first.curve[-1]
+    tune.run()
+    assert [report["step"] for report in first.curve] == [float(s) for s in range(1, EPOCHS * FOLDS + 1)]
+
+
+# What others put into the study
+
+
+def test_points_enqueued_by_others_are_run_or_fail_with_a_reason() -> None:
+    storage = InMemoryStorage()
+    tune = Tune(in_memory(study(), storage=storage)).run(20)
+    theirs = tune.search.study
+    good = {"red/loss.negative_margin": 1.25}
+    theirs.enqueue_trial(good)  # its learning rate is the default
+    theirs.enqueue_trial({"red/loss.negative_margin": 9.0, "red/training.lr": 1e-5})
+    theirs.enqueue_trial({"blue/training.lr": 1e-5, "blue/loss.temperature": 1.0})
+    theirs.enqueue_trial({"lr": 1e-5}, user_attrs={"family": "blue"})
+    theirs.enqueue_trial({})
+    enqueued = {trial.number for trial in theirs.get_trials(states=(TrialState.WAITING,))}
+    tune.run(40)
+    ours = [t for t in theirs.trials if t.number not in enqueued]
+    for trial in ours:  # what is written of a trial is its own
+        if trial.state == TrialState.COMPLETE:
+            assert trial.value == trial.intermediate_values[STEPS]
+    assert {number for number, _ in tune.started} <= {trial.number for trial in ours}
+    search = in_memory(study(), storage=storage)
+    failed = [theirs.trials[number] for number in sorted(enqueued)][1:]
+    assert [trial.state for trial in failed] == [TrialState.FAIL] * 4
+    reasons = [trial.user_attrs["reason"] for trial in failed]
+    for reason, word in zip(
+        reasons, ("9.0 is outside", "loss.temperature", "blue and lr", "no family"), strict=True
+    ):
+        assert reason.startswith("was enqueued, but ")
+        assert word in reason
+    Tune(search, at_once=2).run()
+    added = theirs.trials[min(enqueued)]
+    assert added.state in (TrialState.COMPLETE, TrialState.PRUNED)
+    assert added.params == {**good, "red/training.lr": 1e-5}
+    assert (
+        sum(map(sum, (own.values() for own in search.counts().values()))) == 16
+    )  # of the budget, like the others
+    assert search.is_over
+    assert in_memory(study(), storage=storage).best_numbers() == search.best_numbers()
