@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold: installs the test extra into .venv, then lint, types and all tests.
-# Arguments go to pytest: bash tests/run.sh tests/losses
+# What must hold: installs the test extra into .venv, then lint, types and tests.
+# Arguments go to pytest: bash tests/run.sh tests/losses; bash tests/run.sh -m '' runs the long ones too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,4 +1,4 @@
-"""Two gangs at once: they stay from generation to generation, and listen on loopback only."""
+"""Gangs: they stay from generation to generation, listen on loopback only, and hand nothing from trial to trial."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import subprocess
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+
+from dmlstudy.records import ResourcesConfig, TrialConfig
+from dmlstudy.studies.cluster import connected
+from dmlstudy.studies.gang import Gang
+from dmlstudy.studies.mailbox import Command, Reply
 
 from .conftest import DMLSTUDY
 
@@ -65,3 +71,67 @@ def test_gangs_stay_and_listen_on_loopback_only(tmp_path: Path, workers: int) ->
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert addresses
     assert len(list((store / "studies" / "gangs" / "ray").glob("gang-*"))) == 2 // workers
+
+
+TRIALS: dict[str, dict[str, Any]] = {
+    "memory": {"loss": {"name": "contrastive"}, "batch": {"memory_size": 64}},
+    "proxies": {"loss": {"name": "proxy_anchor"}},
+    "random mining": {"loss": {"name": "triplet", "params": {"mining": "distance_weighted"}}},
+    "structure": {"loss": {"name": "margin"}, "regularizer": {"name": "structure"}},
+    "batch norm": {
+        "loss": {"name": "multi_similarity"},
+        "embedder": {"backbone": "resnet18", "freeze_bn": False},
+    },
+    "stopped": {"loss": {"name": "triplet"}, "training": {"epochs": 1000}},
+    "diverging": {
+        "loss": {"name": "multi_similarity"},
+        "training": {"lr": 1e30, "optimizer": "sgd", "epochs": 20},
+    },
+}
+"""All that a trial could leave behind: weights, proxies, a memory, statistics, random numbers, half an epoch."""
+
+
+def of_one_gang(order: list[str], folder: Path) -> dict[str, list[Reply]]:
+    """What each trial said, served by one gang in this order."""
+    gang = Gang(ResourcesConfig(), str(folder / "train"), f"gang-{uuid.uuid4().hex}")
+    said: dict[str, list[Reply]] = {}
+    for name in order:
+        changes = TRIALS[name]
+        config = {
+            "family": "f",
+            "data": {"name": "digits"},
+            "embedder": {"dim": 8, "width": 4} | changes.get("embedder", {}),
+            "batch": {"classes": "all", "images_per_class": 4, "per_epoch": 4} | changes.get("batch", {}),
+            "training": {"epochs": 3, "lr": 1e-3} | changes.get("training", {}),
+            "loss": changes["loss"],
+            "regularizer": changes.get("regularizer"),
+        }
+        trial = TrialConfig.model_validate(config).model_dump(mode="json")
+        gang.hand_over(Command(name, trial, str(folder / name)))
+        replies = [gang.next_reply(name)]
+        while replies[-1].kind == "report" and name != "stopped":
+            replies.append(gang.next_reply(name))
+        if name == "stopped":
+            gang.cancel(name)
+        said[name] = [
+            reply._replace(
+                metrics={key: value for key, value in reply.metrics.items() if key != "images_per_second"}
+            )
+            for reply in replies
+        ]
+    assert gang.end(30)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore")  # those of Ray's own modules, which are imported in this process here
+def test_no_trial_inherits_from_the_one_before(tmp_path: Path) -> None:
+    """Served in another order, by other workers, every trial says the same, digit for digit."""
+    order = list(TRIALS)
+    with connected(None, ResourcesConfig()):
+        first = of_one_gang(order, tmp_path / "first")
+        second = of_one_gang([*order[::-2], *order[-2::-2]], tmp_path / "second")
+    assert first == second
+    kinds = {name: replies[-1].kind for name, replies in first.items()}
+    assert kinds == dict.fromkeys(order, "finished") | {"stopped": "report", "diverging": "failed"}
+    assert len(first["memory"]) == 4
+    assert len({str(replies) for replies in first.values()}) == len(order)

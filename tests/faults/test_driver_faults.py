@@ -172,6 +172,7 @@ def judged(store: Path) -> dict[tuple[str, str], str]:
     return found
 
 
+@pytest.mark.long
 def test_a_killed_driver_loses_nothing(
     tmp_path: Path, drive: Callable[..., Driver], record_fault: Record
 ) -> None:

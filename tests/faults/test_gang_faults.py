@@ -52,6 +52,7 @@ def until(condition: Callable[[], Any], what: str, timeout: float = 240) -> Any:
 # One study, three faults
 
 
+@pytest.mark.long
 def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
     tmp_path: Path, record_fault: Record
 ) -> None:

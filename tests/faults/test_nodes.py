@@ -21,7 +21,7 @@ import pytest
 
 from .conftest import DMLSTUDY, Record, board_of, runs_left_open, seconds_until_training, trials_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 SPEC = """
 name: {name}

@@ -33,7 +33,7 @@ from dmlstudy.registry.store import Store, StoreError
 
 from .conftest import DMLSTUDY, Record, trials_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 SPEC = """
 name: served
