@@ -89,8 +89,9 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
             record_fault("DDP worker killed in mid-step", 0, again)
             wait_for(log, "^2/8 ")
             hurt = hit("GangTrainable", signal.SIGKILL, than=1)
-            wait_for(log, "^3/8 .*failed")
-            record_fault("trial's actor killed", 1, seconds_until_training(folder, than=2, since=hurt))
+            again = seconds_until_training(folder, since=hurt)
+            wait_for(log, "sound #2 +interrupted, goes on later: .*died")
+            record_fault("trial's actor killed", 0, again)
             wait_for(log, "^4/8 ")
             hurt = hit("RayTrainWorker", signal.SIGSTOP, than=3)
             wait_for(log, "^5/8 .*failed: no report for 20 s")
@@ -103,16 +104,10 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
 
     assert marked(mark) == [], "a process outlived its study"
     trials = trials_of(store, "gang-faults")
-    assert [trial.state.name for trial in trials] == [
-        "COMPLETE",
-        "COMPLETE",
-        "FAIL",
-        "COMPLETE",
-        "FAIL",
-        "COMPLETE",
-    ]
-    assert list(trials[1].intermediate_values) == list(range(1, 61)), "a report was lost or said twice"
-    assert re.search("actor died|ActorDied|killed", trials[2].user_attrs["reason"]), trials[2].user_attrs
+    states = [trial.state.name for trial in trials]
+    assert states == ["COMPLETE"] * 4 + ["FAIL", "COMPLETE"]
+    for lost in (trials[1], trials[2]):
+        assert list(lost.intermediate_values) == list(range(1, 61)), "a report was lost or said twice"
     assert trials[4].user_attrs["reason"] == "no report for 20 s"
     assert "they have served 2 trials" in engine_log.read_text()
     assert not list((engine_log.parent / "checkpoints").glob("*")), "a checkpoint outlived its study"
