@@ -110,6 +110,13 @@ class ResourcesConfig(Record):
     silence_limit_s: Annotated[
         PositiveFloat, Field(description="a trial that reports nothing for this long is failed")
     ] = 1800
+    storage_path: Annotated[
+        str | None,
+        Field(
+            description="where running trials keep their state, below the study's name: a folder that all nodes see,"
+            " or a URI (s3://bucket/folder, gs://, hdfs://, abfss://, file://); default: in the store"
+        ),
+    ] = None
     retries: Annotated[
         int, Field(ge=0, description="how often a trial goes on with fresh workers after a worker was lost")
     ] = 1

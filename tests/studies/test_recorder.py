@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import optuna
 import pytest
 
+from dmlstudy.data import state_file
+from dmlstudy.data.state_file import FILE
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import StudyTracker, search_all
@@ -20,7 +23,7 @@ from dmlstudy.studies.gang import checkpoint_name
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.recorder import Recorder, StudyEnds
 from dmlstudy.studies.search import Assignment, StudySearch
-from dmlstudy.training.checkpoint import FILE, Checkpoint
+from dmlstudy.training.checkpoint import Checkpoint
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -57,7 +60,7 @@ class Sitting:
         self.checkpoints = store.study_folder(name) / "checkpoints"
         self.told: list[str] = []
         progress = Progress(self.told.append, "map_at_r", 0, 3, 20)
-        self.recorder = Recorder(self.search, self.tracker, progress, self.vault, self.checkpoints)
+        self.recorder = Recorder(self.search, self.tracker, progress, self.vault, str(self.checkpoints))
 
     def begin(self, trial_id: str) -> TrialConfig:
         """Tune starts the next trial, and its workers keep a state."""
@@ -168,6 +171,33 @@ def test_a_stopped_trial_may_keep_a_state_once_more(
     sitting.keep(config)
     sitting.recorder._forget("a", Assignment("b", config.model_copy(update={"seed": 9}), status="pruned"))
     assert list(sitting.checkpoints.glob("*")) == []
+
+
+def test_over_s3_the_state_of_one_trial_goes_and_others_stay(
+    sitting: Sitting, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sitting.recorder._checkpoints = s3.uri("states/s")
+    config = sitting.begin("a")
+    name = checkpoint_name(config.model_dump(mode="json"))
+    for folder in (f"states/s/{name}", f"states/s/{name}0", f"states/another/{name}"):
+        state_file.at(s3.uri(folder)).write(b"state")
+    sitting.end("a")
+    assert s3.files("states") == [f"another/{name}/{FILE}", f"s/{name}0/{FILE}"]
+    s3.stop()
+    started, now = time.monotonic(), [0.0]
+    sitting.recorder._forget("a", Assignment("a", config, status="finished"))
+    once = time.monotonic() - started
+    assert once > 1, "pyarrow tries for 6 seconds"
+    sitting.recorder._forget("a", Assignment("a", config, status="finished"))
+    assert time.monotonic() - started < 1.5 * once, "no further one is tried at once"
+    tried: list[str] = []
+    monkeypatch.setattr(
+        recorders.state_file, "at", lambda folder: SimpleNamespace(remove=lambda: tried.append(folder))
+    )
+    monkeypatch.setattr(recorders.time, "monotonic", lambda: now[0])
+    now[0] = started + 25 * once
+    sitting.recorder._remove("later")
+    assert tried == ["later"]
 
 
 @pytest.mark.parametrize("what", ["disk", "vault", "artifacts", "optuna", "lost"])

@@ -678,7 +678,9 @@ def test_the_fingerprint_changes_with_the_meaning(changes: dict[str, Any]) -> No
 
 def test_the_fingerprint_keeps_when_only_the_resources_change(tmp_path: Path) -> None:
     assert len(SAME) == 16
-    raw = study(resources__max_concurrent_trials=1, resources__cpus_per_worker=2)
+    raw = study(
+        resources__max_concurrent_trials=1, resources__cpus_per_worker=2, resources__storage_path="/x"
+    )
     assert spec.parse(raw).fingerprint() == SAME
     assert spec.parse(dict(reversed(study().items()))).fingerprint() == SAME
 

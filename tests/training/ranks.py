@@ -131,7 +131,7 @@ def broken_trial(
                 result = run_trial(
                     TrialConfig.model_validate(raw),
                     report,
-                    checkpoint=Path(folder),
+                    checkpoint=folder,
                     min_seconds_between=interval,
                 )
             except Broken:

@@ -21,9 +21,11 @@ from gloo_pool import GlooPool
 from ranks import broken_trial, config, one_sided_trial, refused_trial, steady, trial
 
 from dmlstudy import data, embedders
+from dmlstudy.data import state_file
+from dmlstudy.data.state_file import FILE
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.training import checkpoint as checkpoints
-from dmlstudy.training.checkpoint import FILE, Checkpoint, Progress
+from dmlstudy.training.checkpoint import Checkpoint, Progress
 from dmlstudy.training.trial import TrialFailed, TrialStopped, _Learner, run_trial
 
 STATISTICS = {"backbone": "batch_normed", "width": 4, "dim": 8, "freeze_bn": False}
@@ -86,7 +88,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
+def pool(tmp_path_factory: pytest.TempPathFactory, s3_keys: None) -> Iterator[GlooPool]:
     pool = GlooPool(2, tmp_path_factory.mktemp("gloo"))
     yield pool
     pool.close()
@@ -98,7 +100,7 @@ def by_attempt(reports: list[dict[str, float]]) -> list[list[dict[str, float]]]:
     return [reports[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
-def stopped_after(steps: int, folder: Path, raw: dict[str, Any]) -> list[int]:
+def stopped_after(steps: int, folder: str | Path, raw: dict[str, Any]) -> list[int]:
     """A trial stopped in the report after ``steps``, whose state is kept; the steps it reported."""
     seen: list[int] = []
 
@@ -112,7 +114,7 @@ def stopped_after(steps: int, folder: Path, raw: dict[str, Any]) -> list[int]:
     return seen
 
 
-def continued(folder: Path, raw: dict[str, Any]) -> tuple[list[int], dict[str, float]]:
+def continued(folder: str | Path, raw: dict[str, Any]) -> tuple[list[int], dict[str, float]]:
     steps: list[int] = []
     result = run_trial(
         TrialConfig.model_validate(raw),
@@ -364,16 +366,16 @@ def test_a_trial_that_has_ended_ends_again_at_once(
         assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
-def test_the_state_stays_until_it_is_discarded(tmp_path: Path) -> None:
+def test_the_state_stays_until_it_is_removed(tmp_path: Path) -> None:
     raw = longer(training__lr=1e36)
     (tmp_path / "another").touch()
     with pytest.raises(TrialFailed):
         continued(tmp_path, raw)
     Checkpoint(tmp_path, "a", 0).offer(0, 1, [], dict)
-    Checkpoint(tmp_path, "a").discard()
+    state_file.at(tmp_path).remove()
     assert [path.name for path in tmp_path.iterdir()] == ["another"]
     (tmp_path / "another").unlink()
-    Checkpoint(tmp_path, "a").discard()
+    state_file.at(tmp_path).remove()
     assert not tmp_path.exists()
 
 
@@ -425,3 +427,78 @@ def test_a_draft_of_a_killed_process_is_cleared_away(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         assert continued(tmp_path, longer(training__epochs=1))[0] == [1, 2]
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+# Kept on a server of the S3 protocol
+
+
+@pytest.mark.parametrize(("name", "where"), [("adam", "epoch"), ("verdict", "report")])
+def test_over_s3_too_a_broken_trial_ends_with_the_digits_of_an_unbroken_one(
+    name: str, where: str, s3: Any
+) -> None:
+    reports, result = trial(TRIALS[name])
+    again, broken_result, attempts = broken_trial(TRIALS[name], s3.uri("study/trial"), where)
+    assert attempts >= 2
+    assert broken_result == result
+    assert list(by_step(again).values()) == [steady(report) for report in reports]
+    if where == "epoch":  # no epoch is trained again: what is said again is what was kept
+        said = {report["step"]: report for report in reversed(again)}
+        assert all(report == said[report["step"]] for report in again)
+    assert s3.files() == [f"study/trial/{FILE}"]
+
+
+def test_over_s3_two_ranks_go_on_too(pool: GlooPool, s3: Any) -> None:
+    plain = pool.run(2, trial, TRIALS["adam"])
+    answers = pool.run(2, broken_trial, TRIALS["adam"], s3.uri("trial"), "epoch")
+    for (reports, result), (again, broken_result, attempts) in zip(plain, answers, strict=True):
+        assert attempts >= 2
+        assert broken_result == result
+        assert list(by_step(again).values()) == [steady(report) for report in reports]
+
+
+def test_over_s3_a_damaged_state_means_starting_over(s3: Any) -> None:
+    stopped_after(4, s3.uri("trial"), longer())
+    path = f"{s3.bucket}/trial/{FILE}"
+    with s3.filesystem().open_input_stream(path) as file:
+        content = file.read()
+    with s3.filesystem().open_output_stream(path) as file:
+        file.write(damaged(content, "truncated"))
+    with pytest.warns(RuntimeWarning, match=f"trial/{FILE}.*starts over: it cannot be read") as caught:
+        steps, result = continued(s3.uri("trial"), longer())
+    assert len(caught) == 1
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert result == trial(longer())[1]
+
+
+def test_without_its_bucket_a_trial_is_warned_of_once_and_ends(s3: Any) -> None:
+    with pytest.warns(RuntimeWarning, match=r"the trial goes on, .*NO_SUCH_BUCKET") as caught:
+        steps, result = continued(s3.uri("trial", bucket="no-such"), longer())
+    assert len(caught) == 1
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert result == trial(longer())[1]
+
+
+def test_a_server_that_goes_costs_one_warning_and_little_time(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow tries for 6 seconds, so that the next try is a while away, but for the last state's."""
+    monkeypatch.setattr(checkpoints, "MAX_SHARE", 0.2)
+    raw = longer(training__epochs=6)
+    kept = 0
+
+    def report(given: TrialReport) -> None:
+        nonlocal kept
+        if given.step == 4:
+            kept = len(s3.files())
+            s3.stop()
+        time.sleep(0.3)
+
+    started = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"the trial goes on, .*connect") as caught:
+        result = run_trial(
+            TrialConfig.model_validate(raw), report, checkpoint=s3.uri("trial"), min_seconds_between=0.01
+        )
+    assert len(caught) == 1
+    assert kept == 1
+    assert time.monotonic() - started < 35
+    assert result.metrics == trial(raw)[1]

@@ -1,4 +1,4 @@
-"""Data sets, class-disjoint splits, PK batches, embeddings on disk: the only door to pyarrow."""
+"""Data sets, class-disjoint splits, PK batches, embeddings on disk, trials' state: the only door to pyarrow."""
 
 from dmlstudy.data.batches import PKBatches
 from dmlstudy.data.datasets import DATASETS, load, load_images

@@ -1,4 +1,4 @@
-"""Parquet, the only door to pyarrow: images in the Hugging Face layout in, embeddings in and out.
+"""Parquet: images in the Hugging Face layout in, embeddings in and out.
 
 Shapes: N rows, D embedding size, H, W, C height, width and channels.
 """

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dmlstudy import data
+from dmlstudy.data import state_file
 from dmlstudy.embedders import BACKBONES
 from dmlstudy.losses import catalogue
 from dmlstudy.naming import nearest
 from dmlstudy.records import TrialConfig
 from dmlstudy.studies.spec import SpecError, StudySpec
+
+PROBE = ".probe"
+"""The folder of a file that is kept to see whether one can be; no trial's has this name."""
 
 
 def check_parts(spec: StudySpec) -> data.ZeroShotData:
@@ -41,6 +45,25 @@ def check_parts(spec: StudySpec) -> data.ZeroShotData:
         for values in spec.corners(family):
             _check_batch(spec.trial_config(family, values), smallest, name)
     return dataset
+
+
+def check_storage(spec: StudySpec) -> None:
+    """Keep a file where the study's trials will keep theirs, read it and remove it; raises SpecError."""
+    root = spec.file.resources.storage_path
+    if root is None:
+        return
+    probe = state_file.at(state_file.join(root, spec.name, PROBE))
+    try:
+        probe.write(b"probe")
+        with probe.local_copy() as copy:
+            copy.read_bytes()
+        probe.remove()
+    except OSError as error:
+        reason = (error.strerror or str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SpecError(
+            f"resources.storage_path: {root} cannot be written and read ({reason}); make the folder or bucket, give"
+            " this machine and all nodes the right to it, or name another"
+        ) from None
 
 
 def _check_loss(config: TrialConfig, family: str) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from typing import Any
@@ -28,6 +27,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from dmlstudy.data import state_file
 from dmlstudy.records import ResourcesConfig, TrialConfig
 from dmlstudy.studies.mailbox import GO_HOME, Command, Mailbox, Reply
 from dmlstudy.studies.train import trainer
@@ -57,8 +57,8 @@ class GangTrainable(tune.Trainable):
     """A Tune actor that owns a gang and hands it one trial after another.
 
     Config keys: ``trial`` (a TrialConfig as a dict), ``resources`` (a ResourcesConfig as a dict),
-    ``storage`` (where Ray Train keeps its run), ``checkpoints`` (the folder of the trials' checkpoints) and
-    ``vault`` (the name of the actor that takes the trained embedders).
+    ``storage`` (where Ray Train keeps its run), ``checkpoints`` (the folder of the trials' checkpoints, or
+    its URI) and ``vault`` (the name of the actor that takes the trained embedders).
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class GangTrainable(tune.Trainable):
         """Hand over a trial that Tune has just given to this actor."""
         self._config = config["trial"]
         self._vault: str = config["vault"]
-        self._checkpoint = os.path.join(config["checkpoints"], checkpoint_name(self._config))
+        self._checkpoint = state_file.join(config["checkpoints"], checkpoint_name(self._config))
         self._num_retries = 0
         self._step_reported = 0.0
         self._hand_over()

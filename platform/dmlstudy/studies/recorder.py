@@ -12,17 +12,21 @@ from typing import Any
 import ray
 from ray import tune
 
+from dmlstudy.data import state_file
 from dmlstudy.registry.store import StoreError
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.studies.cluster import ClusterError, first_line
 from dmlstudy.studies.gang import checkpoint_name
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.search import Assignment, StudySearch
-from dmlstudy.training.checkpoint import Checkpoint
 
 STOPPED_KEPT = 16
 """After so many further stopped trials a stopped one's state is removed again: its workers, which were an epoch ahead,
 may have written it once more."""
+
+REMOVAL_SHARE = 0.05
+"""Removing states takes no larger share of the time where it fails, as on a server that does not answer; what is left
+is removed at the end of the study."""
 
 
 class StudyEnds(Exception):
@@ -49,8 +53,9 @@ class Vault:
 class Recorder(tune.Callback):
     """Follows Tune's trials: opens an MLflow run for each, and ends it with its scores and reason.
 
-    What a trial has left elsewhere, its embedder in the vault and its state in ``checkpoints``, stays until all of it
-    is recorded: a driver killed before that finds it again. ``is_stopped`` says whether the study is to end early.
+    What a trial has left elsewhere, its embedder in the vault and its state below ``checkpoints`` (a folder or a URI),
+    stays until all of it is recorded: a driver killed before that finds it again. ``is_stopped`` says whether the
+    study is to end early.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class Recorder(tune.Callback):
         tracker: StudyTracker,
         progress: Progress,
         vault: Any,
-        checkpoints: Path,
+        checkpoints: str,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._search = search
@@ -69,7 +74,8 @@ class Recorder(tune.Callback):
         self._checkpoints = checkpoints
         self._is_stopped = is_stopped
         self._open: dict[str, tuple[str, float]] = {}
-        self._stopped: deque[Checkpoint] = deque()
+        self._stopped: deque[str] = deque()
+        self._removes_again = 0.0
         self.failure: StoreError | ClusterError | None = None
         """Why the study cannot go on; it ends with it."""
 
@@ -158,13 +164,23 @@ class Recorder(tune.Callback):
         config = assignment.config
         if config.keep_embedder:
             self._vault.drop.remote(trial_id)
-        folder = self._checkpoints / checkpoint_name(config.model_dump(mode="json"))
-        over = Checkpoint(folder, config.fingerprint())
-        over.discard()
+        folder = state_file.join(self._checkpoints, checkpoint_name(config.model_dump(mode="json")))
+        self._remove(folder)
         if assignment.status == "pruned":
-            self._stopped.append(over)
+            self._stopped.append(folder)
         if len(self._stopped) > STOPPED_KEPT:
-            self._stopped.popleft().discard()
+            self._remove(self._stopped.popleft())
+
+    def _remove(self, folder: str) -> None:
+        """Remove a trial's state, unless that failed a while ago."""
+        started = time.monotonic()
+        if started < self._removes_again:
+            return
+        try:
+            state_file.at(folder).remove()
+        except OSError:
+            ended = time.monotonic()
+            self._removes_again = ended + (ended - started) / REMOVAL_SHARE
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -46,6 +47,12 @@ SECTIONS: dict[str, type[Record]] = {
 
 NAMED = ("loss", "regularizer")
 """Sections with a name and its parameters; the name may be a choice whose options bring the parameters."""
+
+STORAGE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file")
+"""What ``resources.storage_path`` may begin with: the filesystems of pyarrow."""
+
+SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^=&]*=", re.IGNORECASE)
+"""What gives away a password or a key in a URI, which may hold a / that should have been quoted."""
 
 NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
@@ -181,6 +188,7 @@ class StudySpec:
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
+        _check_storage_path(file.resources.storage_path)
         self.families = {
             name: _family(name, entry, file, f"families.{name}") for name, entry in file.families.items()
         }
@@ -323,6 +331,27 @@ def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
                 f"{where}: {name} has {domain.value} epochs, but {first} another number; all families need"
                 " the same: set training.epochs for all of them"
             )
+
+
+def _check_storage_path(path: str | None) -> None:
+    """Raises SpecError for what can be said of it without touching it, and without repeating a secret in it."""
+    if path is None:
+        return
+    key = "resources.storage_path"
+    scheme, is_uri, rest = path.partition("://")
+    if SECRET.search(path):
+        raise SpecError(
+            f"{key}: holds a password or key, which would be written down with the study; leave it out, and give it"
+            " to all nodes by environment or role"
+        )
+    if not is_uri and not Path(path).is_absolute():
+        raise SpecError(f"{key}: expected an absolute path or a URI, as /folder or s3://bucket/folder")
+    if is_uri and scheme not in STORAGE_SCHEMES:
+        raise SpecError(f"{key}: no filesystem {scheme!r}{nearest(scheme, STORAGE_SCHEMES, listed=True)}")
+    if is_uri and (not rest.partition("?")[0].strip("/") or "#" in rest):
+        raise SpecError(f"{key}: {path!r} names no folder; write as {scheme}://bucket/folder")
+    if scheme == "file" and not rest.startswith("/"):
+        raise SpecError(f"{key}: {path!r} names another machine; write file:///folder with three slashes")
 
 
 def load(path: str | Path, name: str | None = None) -> StudySpec:

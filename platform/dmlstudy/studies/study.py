@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -17,6 +16,7 @@ import optuna
 from ray import tune
 
 from dmlstudy import data
+from dmlstudy.data import state_file
 from dmlstudy.records import UNTRAINED
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
@@ -76,6 +76,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
         if _is_finished(spec, store, origin):
             tell(f"study {spec.name} is finished already; run it under another --name to repeat it")
             return leaderboard(store, spec.name)
+        checks.check_storage(spec)
         folder = store.study_folder(spec.name)
         os.environ.update(ENGINE_SETTINGS)
         with (
@@ -129,6 +130,7 @@ def _run_here(
             _run_trials(spec, store, tell, tracker, search, interruption)
         if not search.is_over:
             raise StudyInterrupted
+        _remove_checkpoints(_checkpoints(spec, store), tell)
         board = tracker.patiently(lambda: _conclude(spec, store, tracker, search))
     except (StudyInterrupted, KeyboardInterrupt):
         _record_end(spec, store, tracker, "interrupted")
@@ -194,14 +196,14 @@ def _run_trials(
     objective = spec.file.protocol.objective
     progress = Progress(tell, objective, num_total - search.num_left, num_total, width)
     ray_folder = str(store.study_folder(spec.name) / "ray")
-    checkpoints = store.study_folder(spec.name) / "checkpoints"
+    checkpoints = _checkpoints(spec, store)
     recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished)
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={
             "resources": resources.model_dump(),
             "storage": ray_folder,
-            "checkpoints": str(checkpoints),
+            "checkpoints": checkpoints,
             "vault": vault_name,
         },
         tune_config=tune.TuneConfig(
@@ -231,8 +233,20 @@ def _run_trials(
         raise StudyInterrupted
     if recorder.failure:
         raise recorder.failure
-    if search.is_over:
-        shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def _checkpoints(spec: StudySpec, store: Store) -> str:
+    """The folder, or its URI, below which each trial of the study keeps its state."""
+    root = spec.file.resources.storage_path
+    return state_file.join(root, spec.name) if root else str(store.study_folder(spec.name) / "checkpoints")
+
+
+def _remove_checkpoints(checkpoints: str, tell: Tell) -> None:
+    """Remove what trials have left, now that none goes on any more."""
+    try:
+        state_file.at(checkpoints).remove()
+    except OSError as error:
+        tell(f"what trials kept below {checkpoints} could not be removed: {error}")
 
 
 def _conclude(

@@ -61,7 +61,7 @@ def serve(loop_config: dict[str, Any]) -> None:
                     report,
                     device=device,
                     save_to=target if config.keep_embedder else None,
-                    checkpoint=Path(command.checkpoint),
+                    checkpoint=command.checkpoint,
                 )
                 if rank == 0:
                     files = {file.name: file.read_bytes() for file in target.glob("*")}

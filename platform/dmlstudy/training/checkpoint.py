@@ -1,10 +1,10 @@
 """A running trial's state on disk, so that a killed one goes on from there and ends with the same digits.
 
 One file, ``trial.safetensors``, holds everything: nothing is pickled, and nothing in it is executed. Rank 0
-writes it to a draft beside it, which then takes its place, so a kill at any moment leaves the old file or
-the new one. Every rank reads it: the folder lies on a file system that all of them share. There is no
-generator's state in it, because training draws nothing from global generators: batches are a function of
-(seed, epoch, number), and initial parameters and random losses have their own seeds.
+writes it, whole or not at all, so a kill at any moment leaves the old file or the new one. Every rank reads it:
+the folder lies where all of them see it, on a shared file system or in an object store (``data.state_file``).
+There is no generator's state in it, because training draws nothing from global generators: batches are a function
+of (seed, epoch, number), and initial parameters and random losses have their own seeds.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,11 +25,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dmlstudy import distributed
+from dmlstudy.data import state_file
 from dmlstudy.records import TrialReport
 
 FORMAT_VERSION = 2
-
-FILE = "trial.safetensors"
 
 MIN_SECONDS_BETWEEN = 5.0
 """A trial is not written more often than this, so that one of short epochs does not spend its time writing."""
@@ -52,12 +49,12 @@ class Progress(NamedTuple):
 
 
 class Checkpoint:
-    """The state of one trial in ``folder`` (made if missing); without a folder nothing is kept."""
+    """The state of one trial in ``folder``, a path or a URI (made if missing); without one nothing is kept."""
 
     def __init__(
-        self, folder: Path | None, fingerprint: str, min_seconds_between: float = MIN_SECONDS_BETWEEN
+        self, folder: str | Path | None, fingerprint: str, min_seconds_between: float = MIN_SECONDS_BETWEEN
     ) -> None:
-        self.folder = folder
+        self.file = None if folder is None else state_file.at(folder)
         self.fingerprint = fingerprint
         self.min_seconds_between = min_seconds_between
         self._pause = min_seconds_between
@@ -71,18 +68,18 @@ class Checkpoint:
         an unbroken trial), or not seen by all ranks, is ignored with a RuntimeWarning. Raises ValueError,
         on every rank, for the state of another configuration.
         """
-        if self.folder is None:
+        if self.file is None:
             return Progress()
         if distributed.rank() == 0:
-            for draft in self.folder.glob(f".{FILE}.*.draft"):  # of a process that was killed while it wrote
-                with contextlib.suppress(OSError):
-                    draft.unlink()
-        path = self.folder / FILE
+            with contextlib.suppress(OSError):
+                self.file.remove_drafts()
+        place = self.file.place
         header: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
         problem: str | None = None
         try:
-            header, tensors = _read(path)
+            with self.file.local_copy() as copy:
+                header, tensors = _read(copy)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
@@ -92,16 +89,18 @@ class Checkpoint:
         own = torch.frombuffer(bytearray.fromhex(header.get("sha256", "00" * 32)), dtype=torch.uint8).long()
         of_rank_0 = distributed.sum_over_ranks(own if distributed.rank() == 0 else torch.zeros_like(own))
         if not torch.equal(own, of_rank_0):
-            problem = problem or "the ranks do not see the same file; put it on a shared file system"
+            problem = problem or (
+                "the ranks do not see the same file; put it on a shared file system or into an object store"
+            )
         elif header and header["made_by"] != _made_by():
             problem = f"it was made by {header['made_by']}, this is {_made_by()}"
         if distributed.any_rank(problem is not None):
             if problem is not None:
-                self._warn(f"{path}: the trial starts over: {problem}")
+                self._warn(f"{place}: the trial starts over: {problem}")
             return Progress()
         if header["config"] != self.fingerprint:
             raise ValueError(
-                f"{path}: the state of another configuration (fingerprint {header['config']}, this one's is "
+                f"{place}: the state of another configuration (fingerprint {header['config']}, this one's is "
                 f"{self.fingerprint}); give each trial a folder of its own"
             )
         reports = tuple(TrialReport(step=step, metrics=metrics) for step, metrics in header["reports"])
@@ -117,10 +116,10 @@ class Checkpoint:
         *,
         is_last: bool = False,
     ) -> None:
-        """Write the state, on rank 0 and if it is time to, as it is for the last one; a disk that refuses costs a
+        """Write the state, on rank 0 and if it is time to, as it is for the last one; a place that refuses costs a
         RuntimeWarning only."""
         started = time.monotonic()
-        if self.folder is None or distributed.rank() != 0:
+        if self.file is None or distributed.rank() != 0:
             return
         if started - self._last < self._pause and not is_last:
             return
@@ -128,22 +127,12 @@ class Checkpoint:
         header["reports"] = [(report.step, report.metrics) for report in reports]
         content = _packed(header | {"made_by": _made_by()}, tensors())
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _replace(self.folder / FILE, content)
+            self.file.write(content)
         except OSError as error:
-            self._warn(f"{self.folder / FILE}: the trial goes on, but its state could not be kept: {error}")
+            self._warn(f"{self.file.place}: the trial goes on, but its state could not be kept: {error}")
         self._last = time.monotonic()
         if self.min_seconds_between > 0:
             self._pause = max(self.min_seconds_between, (self._last - started) / MAX_SHARE)
-
-    def discard(self) -> None:
-        """Remove what was kept, and the folder if it is empty: how the trial ended is recorded elsewhere."""
-        if self.folder is None or distributed.rank() != 0:
-            return
-        with contextlib.suppress(OSError):  # a file that stays leads to the same end again
-            (self.folder / FILE).unlink()
-        with contextlib.suppress(OSError):  # it may hold other files, or be gone
-            self.folder.rmdir()
 
     def _warn(self, message: str) -> None:
         if not self._has_warned:
@@ -186,23 +175,3 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write the file so that it is there whole, also after a loss of power, or as it was before."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -48,7 +48,7 @@ def run_trial(
     *,
     device: torch.device | None = None,
     save_to: Path | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     min_seconds_between: float = MIN_SECONDS_BETWEEN,
 ) -> TrialResult:
     """Train and evaluate one configuration.
@@ -64,8 +64,8 @@ def run_trial(
     Rank 0 writes the embedder of a verdict trial to ``save_to``. Raises TrialFailed when the loss or an
     embedding stops being finite, and lets TrialStopped from ``report`` pass.
 
-    In the folder ``checkpoint``, which belongs to this trial alone and is seen by all ranks, rank 0 keeps the
-    trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always). A
+    In the folder ``checkpoint``, a path or a URI, which belongs to this trial alone and is seen by all ranks, rank 0
+    keeps the trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always). A
     call that finds it there makes its reports again, as they were, goes on from it and gives, on as many ranks,
     the further reports and the result of an unbroken trial, bit for bit. The state after the last epoch
     is always kept, and none is removed here, however the trial ends: so the caller may be killed until it has
