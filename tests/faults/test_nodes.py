@@ -33,7 +33,7 @@ families:
   multi-similarity: {{space: multi_similarity}}
 search: {{trials_per_family: 3, scheduler: none}}
 protocol: {{num_folds: 1, verdict_seeds: 1}}
-resources: {{workers: {workers}, cpus_per_worker: 1, max_concurrent_trials: 1}}
+resources: {{workers: 2, cpus_per_worker: 1, max_concurrent_trials: 1}}
 """
 NUM_TRIALS = 3 + 2  # the verdict judges the untrained embedder and the family's best
 TOKEN = secrets.token_hex(32)
@@ -45,9 +45,14 @@ import json, sys
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(shutdown_at_exit=True)
-cluster.add_node(num_cpus=1, include_dashboard=True, dashboard_host="127.0.0.1", dashboard_port=int(sys.argv[1]))
-for _ in range(2):
-    cluster.add_node(num_cpus=1)
+def place(name):  # each node has its own disk and agent, as on machines of their own
+    return {"num_cpus": 1, "dashboard_agent_listen_port": 0, "temp_dir": f"{sys.argv[2]}/{name}"}
+
+cluster.add_node(
+    **place("h"), include_dashboard=True, dashboard_host="127.0.0.1", dashboard_port=int(sys.argv[1])
+)
+for name in ("a", "b"):
+    cluster.add_node(**place(name))
 nodes = [cluster.head_node, *cluster.worker_nodes]
 raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
 print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
@@ -100,12 +105,12 @@ def cluster() -> Iterator[Cluster]:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         nodes = subprocess.Popen(
-            [sys.executable, "-c", NODES, str(port)],
+            [sys.executable, "-c", NODES, str(port), folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             # Ray Train's cleaner asks there; it gives up looking where other Rays run on this machine.
-            env=ENVIRONMENT | {"RAY_TMPDIR": folder, "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"},
+            env=ENVIRONMENT | {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"},
         )
         assert nodes.stdin is not None
         assert nodes.stdout is not None
@@ -123,13 +128,17 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Study:
-    """``dmlstudy run`` on the cluster in a process of its own."""
+    """``dmlstudy run`` on the cluster in a process of its own, or ``submit --wait``, which lets a job do it."""
 
-    def __init__(self, cluster: Cluster, folder: Path, name: str, *, workers: int, epochs: int) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, name: str, *, epochs: int, is_job: bool = False
+    ) -> None:
         self.name, self.store, self.log = name, folder / "store", folder / f"{name}.shown"
         spec = folder / f"{name}.yaml"
-        spec.write_text(SPEC.format(name=name, workers=workers, epochs=epochs))
-        self.command = [*DMLSTUDY, "run", str(spec), "--store", str(self.store), "--address", cluster.address]
+        spec.write_text(SPEC.format(name=name, epochs=epochs))
+        verb, address = ("submit", cluster.dashboard) if is_job else ("run", cluster.address)
+        self.command = [*DMLSTUDY, verb, str(spec), "--store", str(self.store), "--address", address]
+        self.command += ["--wait"] * is_job
         with open(self.log, "wb") as file:
             self.process = subprocess.Popen(
                 self.command, stdout=file, stderr=subprocess.STDOUT, env=ENVIRONMENT
@@ -150,8 +159,8 @@ class Study:
 def test_two_studies_share_a_cluster_and_a_store_and_one_name_runs_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    first = Study(cluster, tmp_path, "first", workers=2, epochs=8)
-    second = Study(cluster, tmp_path, "second", workers=2, epochs=8)  # two of three places: it waits for them
+    first = Study(cluster, tmp_path, "first", epochs=8)
+    second = Study(cluster, tmp_path, "second", epochs=8)  # two of three places: it waits for them
     try:
         first.wait_for_line("starting the workers")
         again = subprocess.run(
@@ -171,8 +180,10 @@ def test_two_studies_share_a_cluster_and_a_store_and_one_name_runs_once(
     assert cluster.held() == []
 
 
-def test_a_study_survives_the_loss_of_a_node(cluster: Cluster, tmp_path: Path, record_fault: Record) -> None:
-    study = Study(cluster, tmp_path, "spread", workers=2, epochs=40)
+def test_a_submitted_study_survives_the_loss_of_a_node(
+    cluster: Cluster, tmp_path: Path, record_fault: Record
+) -> None:
+    study = Study(cluster, tmp_path, "spread", epochs=40, is_job=True)
     try:
         study.wait_for_line(f"^1/{NUM_TRIALS} ")
         hosts = cluster.with_workers()
