@@ -123,7 +123,8 @@ def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ports = [free_port() for _ in range(2)]
     options = ["--num-cpus=2", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
     options += [f"--port={ports[0]}", f"--dashboard-port={ports[1]}", "--disable-usage-stats"]
-    options += ["--dashboard-agent-listen-port=0"]  # other Rays may run here
+    # Other Rays may run here; the client server, which nobody needs, ends the head where a machine is slow.
+    options += ["--dashboard-agent-listen-port=0", "--ray-client-server-port=0"]
     head = subprocess.Popen(
         [BIN / "ray", "start", "--head", "--block", *options],
         stdout=subprocess.DEVNULL,
