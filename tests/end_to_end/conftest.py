@@ -120,11 +120,11 @@ def finished(spec: Path, interrupted_run: tuple[Path, int, float, str]) -> Finis
 @pytest.fixture(scope="session")
 def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray head of two CPUs on loopback; the address of its Jobs API."""
-    ports = [free_port() for _ in range(2)]
+    ports = [free_port() for _ in range(3)]
     options = ["--num-cpus=2", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
     options += [f"--port={ports[0]}", f"--dashboard-port={ports[1]}", "--disable-usage-stats"]
-    # Other Rays may run here; the client server, which nobody needs, ends the head where a machine is slow.
-    options += ["--dashboard-agent-listen-port=0", "--ray-client-server-port=0"]
+    # Other Rays may run here, on the usual ports.
+    options += ["--dashboard-agent-listen-port=0", f"--ray-client-server-port={ports[2]}"]
     head = subprocess.Popen(
         [BIN / "ray", "start", "--head", "--block", *options],
         stdout=subprocess.DEVNULL,

@@ -342,8 +342,8 @@ def test_a_ray_cluster_with_a_token_takes_only_who_has_it(tmp_path: Path) -> Non
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # paths of sockets must be short
         options = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
         options += [f"--port={port}", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
-        # Other Rays may run here; the client server, which nobody needs, ends the head where a machine is slow.
-        options += ["--dashboard-agent-listen-port=0", "--ray-client-server-port=0"]
+        # Other Rays may run here, on the usual ports.
+        options += ["--dashboard-agent-listen-port=0", f"--ray-client-server-port={free_port()}"]
         head = subprocess.Popen(
             [Path(sys.executable).parent / "ray", "start", "--head", "--block", *options],
             env=clean | {"HOME": str(homes["with"]), "RAY_TMPDIR": folder},
