@@ -11,7 +11,19 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
-from tune_simulator import EPOCHS, STEPS, ActorLost, Score, Tune, by_number, hill, in_memory, on_disk, study
+from tune_simulator import (
+    EPOCHS,
+    HILL,
+    STEPS,
+    ActorLost,
+    Score,
+    Tune,
+    by_number,
+    hill,
+    in_memory,
+    on_disk,
+    study,
+)
 
 from dmlstudy.records import UNTRAINED, TrialConfig
 from dmlstudy.studies.search import metrics_of
@@ -337,19 +349,9 @@ def test_failed_trials_do_not_stop_others(unbroken: Tune) -> None:
 
 
 def regret(sampler: str, seed: int) -> float:
-    one = {
-        "space": "contrastive",
-        "override": {
-            "loss.negative_margin": {"float": [0.0, 1.5], "default": 0.0},
-            "training.lr": {"float": [1.0e-6, 1.0], "log": True, "default": 1.0},
-            "training.head_lr_mult": 1,
-            "batch.classes": "all",
-            "batch.images_per_class": 4,
-        },
-    }
     search = in_memory(
         study(
-            families={"red": one},
+            families={"red": HILL},
             search={"trials_per_family": 30, "scheduler": "none", "sampler": sampler, "seed": seed},
             training={"epochs": 1},
         )

@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
-from tune_simulator import EPOCHS, STEPS, Tune, by_number, hill, in_memory, on_disk, study
+from tune_simulator import EPOCHS, HILL, STEPS, Tune, by_number, hill, in_memory, on_disk, study
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.studies import samplers
@@ -137,16 +137,6 @@ def test_every_sampler_stays_inside_a_space_with_choices(sampler: str, scheduler
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cma"])
 def test_a_model_finds_a_hill_that_chance_does_not(sampler: str) -> None:
-    one = {
-        "space": "contrastive",
-        "override": {
-            "loss.negative_margin": {"float": [0.0, 1.5], "default": 0.0},
-            "training.lr": {"float": [1.0e-6, 1.0], "log": True, "default": 1.0},
-            "training.head_lr_mult": 1,
-            "batch.classes": "all",
-            "batch.images_per_class": 4,
-        },
-    }
 
     def score(config: TrialConfig, step: int) -> float:
         margin = float(config.loss.params["negative_margin"])
@@ -155,7 +145,9 @@ def test_a_model_finds_a_hill_that_chance_does_not(sampler: str) -> None:
     def regret(name: str, seed: int) -> float:
         num = 40 if sampler == "cma" else 20
         search = {"trials_per_family": num, "scheduler": "none", "sampler": name, "seed": seed}
-        found = study(families={"red": one}, search=search, training={"epochs": 1}, protocol={"num_folds": 1})
+        found = study(
+            families={"red": HILL}, search=search, training={"epochs": 1}, protocol={"num_folds": 1}
+        )
         best = Tune(in_memory(found), score).run().search.best()
         assert best is not None
         return -best[0]

@@ -54,6 +54,19 @@ def hill(config: TrialConfig, step: int) -> float:
     return quality * (1 - math.exp(-step / (2 if config.family == "red" else 4)))
 
 
+HILL: dict[str, Any] = {
+    "space": "contrastive",
+    "override": {
+        "loss.negative_margin": {"float": [0.0, 1.5], "default": 0.0},
+        "training.lr": {"float": [1.0e-6, 1.0], "log": True, "default": 1.0},
+        "training.head_lr_mult": 1,
+        "batch.classes": "all",
+        "batch.images_per_class": 4,
+    },
+}
+"""A family whose default lies far from the top of ``hill``."""
+
+
 class ActorLost(Exception):
     """The actor of a trial, and its workers with it, is gone."""
 

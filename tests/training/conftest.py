@@ -1,10 +1,22 @@
-"""Spawned processes find these modules, and the gloo pool, by name."""
+"""Trials on one thread; spawned processes find these modules, and the gloo pool, by name."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import torch
 
 for folder in (Path(__file__).parent, Path(__file__).parents[1] / "distributed"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -79,14 +79,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__ must:DeprecationW
 """Of pytorch-metric-learning's LargeMarginSoftmaxLoss."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory, s3_keys: None) -> Iterator[GlooPool]:
     pool = GlooPool(2, tmp_path_factory.mktemp("gloo"))

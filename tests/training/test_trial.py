@@ -21,14 +21,6 @@ from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def plain() -> tuple[list[dict[str, float]], dict[str, float]]:
     return trial(config())

@@ -39,9 +39,8 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
             # and give up where several Rays run on this machine; they inherit where it is.
             port = _free_port()
             os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
-            with patch.object(
-                ray_constants, "ENABLE_RAY_CLUSTER", False
-            ):  # so the node's address is loopback
+            # The node's address is loopback where Ray thinks that there is no cluster to be part of.
+            with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
                 ray.init(
                     address="local",
                     include_dashboard=True,
