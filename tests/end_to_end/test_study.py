@@ -149,8 +149,9 @@ def test_a_job_is_followed_from_another_shell(ray_head: str, submitted: Finished
 
 
 def test_more_workers_than_the_cluster_can_give_is_said_at_once(
-    spec: Path, ray_head: str, tmp_path: Path
+    spec: Path, ray_head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # another cluster than --address names, which counts
     big = tmp_path / "big.yaml"
     big.write_text(
         spec.read_text().replace("workers: 2", "workers: 7").replace("name: digits", "name: big", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from dmlstudy.studies.cluster import (
     concurrency,
     num_workers_held,
     unreachable,
+    variables,
 )
 from dmlstudy.studies.spec import StudyFile
 
@@ -219,3 +221,13 @@ def test_rayjob_yaml_says_what_kuberay_documents() -> None:
             assert {mount["name"] for mount in container["volumeMounts"]} == volumes
             assert container["resources"]["requests"] == container["resources"]["limits"]
     assert int(workers["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) > 0
+
+
+def test_variables_are_set_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DMLSTUDY_A", "before")
+    monkeypatch.delenv("DMLSTUDY_B", raising=False)
+    with variables({"DMLSTUDY_A": None, "DMLSTUDY_B": "within"}):
+        assert "DMLSTUDY_A" not in os.environ
+        assert os.environ["DMLSTUDY_B"] == "within"
+    assert os.environ["DMLSTUDY_A"] == "before"
+    assert "DMLSTUDY_B" not in os.environ

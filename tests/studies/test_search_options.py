@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import random
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 from optuna.storages import InMemoryStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from tune_simulator import EPOCHS, HILL, STEPS, Tune, by_number, hill, in_memory, on_disk, study
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.studies import samplers
-from dmlstudy.studies.samplers import OutsideSpaceError, Point
+from dmlstudy.studies.samplers import Memory, OutsideSpaceError, Point
 from dmlstudy.studies.search import TIME_NOTED_S, StudySearch
 from dmlstudy.studies.spec import SpecError, StudySpec
 
@@ -194,6 +196,52 @@ def test_a_model_is_asked_beside_early_stopping_too(sampler: str) -> None:
     generations = [trial.system_attrs["cma:generation"] for trial in trials]  # the default point counts, too
     assert generations == sorted(generations)
     assert generations[-1] >= 2
+
+
+@pytest.mark.parametrize("num_objectives", [1, 2])
+def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
+    num_objectives: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Memory, "MOST", 7)
+    draw = random.Random(3)
+    ended = [
+        create_trial(values=[round(draw.random(), 1), draw.random()][:num_objectives]) for _ in range(120)
+    ]
+    for number, trial in enumerate(ended):
+        trial.number = number
+        if number % 3 == 0:
+            trial.state, trial.values = TrialState.PRUNED, None
+            trial.intermediate_values = {step: draw.random() for step in range(draw.randrange(4))}
+    completed = [trial for trial in ended if trial.state == TrialState.COMPLETE]
+    expected = {trial.number for trial in ended[-7:]}
+    expected |= {t.number for t in sorted(completed, key=lambda t: -t.values[0])[:7]}  # the sort is stable
+    if num_objectives == 2:
+        expected |= {t.number for t in sorted(completed, key=lambda t: t.values[1])[:7]}
+        expected |= {
+            t.number
+            for t in completed
+            if not any(
+                o.values[0] >= t.values[0] and o.values[1] <= t.values[1] and o.values != t.values
+                for o in completed
+            )
+        }
+    for _ in range(3):
+        memory = Memory([StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][:num_objectives])
+        for trial in ended:
+            memory.add(trial)
+        assert [trial.number for trial in memory.trials()] == sorted(expected)
+        draw.shuffle(ended)
+
+
+def test_pruned_trials_are_remembered_by_how_far_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Memory, "MOST", 2)
+    memory = Memory([StudyDirection.MAXIMIZE])
+    scores: list[dict[int, float]] = [{1: 0.3, 4: 0.2}, {4: 0.1}, {1: 0.9}, {}, {1: math.nan}, {2: 0.0}]
+    for number, values in enumerate(scores):
+        trial = create_trial(state=TrialState.PRUNED, intermediate_values=values)
+        trial.number = number
+        memory.add(trial)
+    assert [trial.number for trial in memory.trials()] == [0, 1, 4, 5]
 
 
 def test_qmc_fills_the_space_more_evenly_than_chance() -> None:

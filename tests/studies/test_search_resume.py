@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 from tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, study
 
 from dmlstudy.records import TrialConfig
+from dmlstudy.studies.samplers import Memory
 from dmlstudy.studies.search import StudySearch
 from dmlstudy.studies.spec import StudySpec
 
@@ -56,12 +57,19 @@ def known(search: StudySearch) -> list[Any]:
 DEATHS = [("commit", 1), ("observe", 7), ("commit", 2), ("observe", 4), ("observe", 11), ("commit", 3)] * 3
 
 
+COMBINATIONS = [(name, rule) for name in ("tpe", "cma", "qmc", "random") for rule in ("halving", "median")]
+COMBINATIONS += [("gp", "halving"), ("nsga2", "none")]
+
+
 @pytest.mark.parametrize(
-    ("sampler", "scheduler"),
-    [(name, rule) for name in ("tpe", "cma", "qmc", "random") for rule in ("halving", "median")]
-    + [("gp", "halving"), ("nsga2", "none")],
+    ("sampler", "scheduler", "remembered"),
+    [(*both, Memory.MOST) for both in COMBINATIONS]
+    + [(*both, 2) for both in COMBINATIONS[::2] + COMBINATIONS[-1:]],
 )
-def test_deaths_checkpoints_and_failures_change_nothing(sampler: str, scheduler: str) -> None:
+def test_deaths_checkpoints_and_failures_change_nothing(
+    sampler: str, scheduler: str, remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Memory, "MOST", remembered)
     found = choices(sampler, scheduler)
     unbroken = Tune(in_memory(found), choosy).run().search
     states = [trial.state for trial in unbroken.study.trials]

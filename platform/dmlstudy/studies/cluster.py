@@ -6,8 +6,8 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import ray
@@ -33,12 +33,13 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
         _knock(address)
     if address is not None:
         present_token()
+    told = ExitStack()
     try:
         if address is None:
             # The State API frees the placement group of a gang that died. Its processes would look for it,
             # and give up where several Rays run on this machine; they inherit where it is.
             port = _free_port()
-            os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+            told.enter_context(variables({"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}))
             # The node's address is loopback where Ray thinks that there is no cluster to be part of.
             with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
                 ray.init(
@@ -58,8 +59,26 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
         yield
     finally:
         ray.shutdown()
-        if address is None:
-            os.environ.pop("RAY_API_SERVER_ADDRESS", None)
+        told.close()
+
+
+@contextmanager
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """This process's environment with these variables (None: without) until the end of the block."""
+    before = {name: os.environ.get(name) for name in values}
+    _set_variables(values)
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def unreachable(address: str, error: Exception) -> ClusterError:

@@ -30,7 +30,7 @@ from ray import tune
 from dmlstudy.data import state_file
 from dmlstudy.records import ResourcesConfig, TrialConfig
 from dmlstudy.studies.mailbox import GO_HOME, Command, Mailbox, Reply
-from dmlstudy.studies.train import trainer
+from dmlstudy.studies.train import fit
 from dmlstudy.studies.tune_mends import told_shortly
 from dmlstudy.studies.worker import serve
 
@@ -273,7 +273,7 @@ class Gang:
                 "mailbox": self._mailbox,
                 "threads": max(1, int(self._resources.cpus_per_worker)),
             }
-            trainer(serve, loop_config, self._resources, name=self._name, storage=self._storage).fit()
+            fit(serve, loop_config, self._resources, name=self._name, storage=self._storage)
         except BaseException as error:
             self._error = error
 

@@ -19,21 +19,31 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from dmlstudy import bundled
 from dmlstudy.registry import environment
 from dmlstudy.registry.store import refuse_login
-from dmlstudy.studies.cluster import ClusterError, check_room, first_line, present_token, unreachable
+from dmlstudy.studies.cluster import (
+    ClusterError,
+    check_room,
+    first_line,
+    present_token,
+    unreachable,
+    variables,
+)
 from dmlstudy.studies.spec import StudySpec
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 AGENT_TIMEOUT_S = 60.0
+ELSEWHERE: dict[str, str | None] = {"RAY_ADDRESS": None, "RAY_API_SERVER_ADDRESS": None}
+"""Ray lets these overrule the address that it is given."""
 EXIT_CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 130}
 
 
 def client(address: str | None) -> JobSubmissionClient:
-    """A client of the cluster's Jobs API; raises ClusterError where none answers."""
+    """A client of the Jobs API at the address, whatever Ray's variables say; ClusterError where none answers."""
     if address is None:
         raise ClusterError("a job needs the cluster it runs on: give --address http://HOST:8265")
     present_token()
     try:
-        return JobSubmissionClient(address)
+        with variables(ELSEWHERE):
+            return JobSubmissionClient(address)
     except Exception as error:  # its own RuntimeErrors and those of requests
         raise unreachable(address, error) from None
 
@@ -131,10 +141,13 @@ def _check_capacity(study: StudySpec, address: str) -> None:
     from ray.util.state import list_nodes
 
     end = time.monotonic() + AGENT_TIMEOUT_S
-    while not (nodes := [node for node in list_nodes(address=address) if node.state == "ALIVE"]):
-        if time.monotonic() > end:
-            raise ClusterError(f"the Ray cluster at {address} has no node; start one with `ray start --head`")
-        time.sleep(1)
+    with variables(ELSEWHERE):
+        while not (nodes := [node for node in list_nodes(address=address) if node.state == "ALIVE"]):
+            if time.monotonic() > end:
+                raise ClusterError(
+                    f"the Ray cluster at {address} has no node; start one with `ray start --head`"
+                )
+            time.sleep(1)
     if any(node.is_head_node and not (node.resources_total or {}).get("CPU") for node in nodes):
         return
     check_room(study.file.resources, [dict(node.resources_total or {}) for node in nodes])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import RandomSampler
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy.records import Scalar, TrialConfig
@@ -56,7 +54,8 @@ class Lane:
         self.num_of_generation: dict[int, int] = {}
         self.is_exhausted = False
         self._spec = spec
-        self._ended: list[FrozenTrial] = []
+        self._directions = samplers.directions_of(spec.file.search)
+        self._ended = samplers.Memory(self._directions)
         self._running: dict[int, FrozenTrial] = {}
         self._tried: set[str] = set()
         self._left: dict[str, dict[str, Scalar]] | None = None
@@ -161,11 +160,9 @@ class Lane:
         """How many trials are still to be asked for."""
         return 0 if self.is_exhausted else max(0, self.budget - self.num_asked)
 
-    def next_trial(
-        self, number: int, generation: int, directions: Sequence[StudyDirection]
-    ) -> FrozenTrial | None:
+    def next_trial(self, number: int, generation: int) -> FrozenTrial | None:
         """The next trial, as it is to be stored; None where nothing new is left."""
-        found = self._next_point(number, directions)
+        found = self._next_point(number)
         if found is None:
             return None
         point, system_attrs, source = found
@@ -194,11 +191,9 @@ class Lane:
         """Let the sampler see how a trial has ended; until then it sees that it runs."""
         del self._running[trial.number]
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            bisect.insort(self._ended, trial, key=lambda trial: trial.number)
+            self._ended.add(trial)
 
-    def _next_point(
-        self, number: int, directions: Sequence[StudyDirection]
-    ) -> tuple[dict[str, Scalar], dict[str, Any], dict[str, str]] | None:
+    def _next_point(self, number: int) -> tuple[dict[str, Scalar], dict[str, Any], dict[str, str]] | None:
         """A point, what the sampler keeps with it, and where it comes from."""
         while self.queue and self._is_tried(self.queue[0][0]):
             self.queue.popleft()
@@ -207,10 +202,10 @@ class Lane:
             return None
         search = self._spec.file.search
         modelled = {} if self.chooses_family else self._modelled
-        seen = samplers.seen_by(search.sampler, self._ended, self._running.values())
+        seen = samplers.seen_by(search.sampler, self._ended.trials(), self._running.values())
         for attempt in range(REDRAWS):
             sampler = samplers.sampler_for(search, number, self.num_asked, modelled, attempt)
-            drawn = samplers.draw(sampler, directions, seen, number, self.sample)
+            drawn = samplers.draw(sampler, self._directions, seen, number, self.sample)
             if attempt == 0:  # a point that was not drawn counts in its place, as Optuna's enqueued trials do
                 memory = {k: v for k, v in drawn.system_attrs.items() if "relative_params" not in k}
                 if self.queue:
@@ -220,7 +215,7 @@ class Lane:
                 return drawn.params, drawn.system_attrs, {}
         chance = RandomSampler(seed=samplers.seed_of(search.seed, number, REDRAWS))
         for _ in range(10 * REDRAWS):
-            drawn = samplers.draw(chance, directions, [], number, self.sample)
+            drawn = samplers.draw(chance, self._directions, [], number, self.sample)
             if not self._is_tried(drawn.params):
                 return drawn.params, memory, {}
         if not untried:

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dmlstudy.records import TrialConfig
 from dmlstudy.studies.early_stopping import Curve
 from dmlstudy.studies.lanes import Lane, lanes_of
-from dmlstudy.studies.samplers import FAMILY, OutsideSpaceError, Point
+from dmlstudy.studies.samplers import FAMILY, OutsideSpaceError, Point, directions_of
 from dmlstudy.studies.spec import StudySpec
 
 STATUS_OF = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -49,7 +49,7 @@ class Entry:
 
 
 class Ledger:
-    """Optuna's study of a search, written through, with what is asked of it often: counts, bests, trials."""
+    """Optuna's study of a search, written through, with what is asked of it often: counts, bests, reasons."""
 
     def __init__(self, spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
         self._spec = spec
@@ -60,14 +60,14 @@ class Ledger:
             storage=storage,
             sampler=RandomSampler(seed=spec.file.search.seed),
             pruner=optuna.pruners.NopPruner(),
-            directions=["maximize", "minimize"] if spec.file.search.second_objective else ["maximize"],
+            directions=directions_of(spec.file.search),
             load_if_exists=True,
         )
         self.num_open = 0
         self.next_number = 0
         """The next trial's, unless others put trials into the study meanwhile."""
         self._storage: optuna.storages.BaseStorage = self.study._storage
-        self._trials: dict[int, FrozenTrial] = {}
+        self._failed: dict[int, str] = {}
         self._best: dict[str, FrozenTrial] = {}
         self._counts = {family: dict.fromkeys(STATUS_OF.values(), 0) for family in spec.families}
 
@@ -128,7 +128,6 @@ class Ledger:
         """Take a stored trial into the index; raises OutsideSpaceError."""
         lane = self.lane_of[trial.user_attrs[FAMILY]]
         config = lane.config_of(trial.params)
-        self._trials[trial.number] = trial
         self.next_number = max(self.next_number, trial.number + 1)
         self.num_open += 1
         return Entry(trial, lane, lane.note(trial, config, generation), config)
@@ -160,7 +159,9 @@ class Ledger:
         family = trial.user_attrs[FAMILY]
         self.num_open -= 1
         self._counts[family][STATUS_OF[trial.state]] += 1
-        if trial.state == TrialState.COMPLETE:
+        if trial.state == TrialState.FAIL:
+            self._failed[trial.number] = str(trial.user_attrs.get("reason", ""))
+        elif trial.state == TrialState.COMPLETE:
             best = self._best.get(family)
             if best is None or _rank(trial) > _rank(best):
                 self._best[family] = trial
@@ -196,9 +197,7 @@ class Ledger:
 
     def failure_reasons(self) -> list[str]:
         """Why trials of the search failed, oldest first."""
-        failed = [trial for trial in self._trials.values() if trial.state == TrialState.FAIL]
-        failed.sort(key=lambda trial: trial.number)
-        return [str(trial.user_attrs.get("reason", "")) for trial in failed]
+        return [self._failed[number] for number in sorted(self._failed)]
 
 
 def label(trial: FrozenTrial) -> str:

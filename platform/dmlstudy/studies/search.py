@@ -352,7 +352,7 @@ class StudySearch(Searcher):
 
     def _ask_lane(self, lane: Lane) -> bool:
         """Ask for a trial of a lane; whether there is one."""
-        trial = lane.next_trial(self._ledger.next_number, self._generation, self.study.directions)
+        trial = lane.next_trial(self._ledger.next_number, self._generation)
         if trial is None:
             self._exhaust(lane)
             return False

@@ -82,11 +82,11 @@ def run_selfcheck(
 def _run(
     names: list[str], findings: Any, resources: ResourcesConfig, folder: str, errors: list[BaseException]
 ) -> None:
-    from dmlstudy.studies.train import trainer
+    from dmlstudy.studies.train import fit
 
     loop_config = {"names": names, "findings": findings}
     try:
-        trainer(_check_on_worker, loop_config, resources, name="selfcheck", storage=folder).fit()
+        fit(_check_on_worker, loop_config, resources, name="selfcheck", storage=folder)
     except BaseException as error:
         errors.append(error)
 

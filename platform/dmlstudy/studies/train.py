@@ -21,35 +21,33 @@ from ray.train.torch.config import (
 from ray.train.v2._internal import constants
 
 from dmlstudy.records import ResourcesConfig
+from dmlstudy.studies.cluster import variables
 
 HEALTH_CHECK_INTERVAL_S = 0.2
 """Train notices starts and ends of workers only then."""
 
 
-def trainer(
+def fit(
     loop: Callable[[dict[str, Any]], None],
     loop_config: dict[str, Any],
     resources: ResourcesConfig,
     *,
     name: str,
     storage: str,
-) -> TorchTrainer:
-    """A trainer that runs the loop once, on the workers of one trial, and tries nothing again by itself.
+) -> None:
+    """Run the loop once, on the workers of one trial; nothing is tried again. Raises what Ray Train raises.
 
     The helper that frees the workers' placement group when their controller is gone asks Ray's State API, and that
     asks whichever cluster it finds on the machine first. Where there are several, another than ours: which does not
     know the controller, so that the helper takes it for dead and takes the workers' places away as they train.
-    So each of the run's processes is told which cluster is its own.
+    So each of the run's processes is told which cluster is its own; this one forgets it when the run is over.
     """
     address = ray.get_runtime_context().gcs_address
-    os.environ["RAY_ADDRESS"] = address
-    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = str(HEALTH_CHECK_INTERVAL_S)
-    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(resources.start_limit_s)
     constants.ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
     per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
     if resources.gpus_per_worker:
         per_worker["GPU"] = resources.gpus_per_worker
-    return TorchTrainer(
+    trainer = TorchTrainer(
         loop,
         train_loop_config=loop_config,
         torch_config=LoopbackConfig() if address.startswith("127.0.0.1:") else TorchConfig(),
@@ -68,6 +66,13 @@ def trainer(
             ),
         ),
     )
+    told = {
+        "RAY_ADDRESS": address,
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(HEALTH_CHECK_INTERVAL_S),
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(resources.start_limit_s),
+    }
+    with variables(told):
+        trainer.fit()
 
 
 @dataclass
