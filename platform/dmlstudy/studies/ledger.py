@@ -66,7 +66,8 @@ class Ledger:
         self.num_open = 0
         self.next_number = 0
         """The next trial's, unless others put trials into the study meanwhile."""
-        self._storage: optuna.storages.BaseStorage = self.study._storage
+        self._storage = storage
+        """Without the cache that Optuna's study puts before it, which keeps every trial."""
         self._failed: dict[int, str] = {}
         self._best: dict[str, FrozenTrial] = {}
         self._counts = {family: dict.fromkeys(STATUS_OF.values(), 0) for family in spec.families}
@@ -77,7 +78,7 @@ class Ledger:
         """(generation, trial) of the search's trials in the storage, in this order."""
         found = [
             (int(trial.user_attrs["generation"]), trial)
-            for trial in self.study.get_trials(deepcopy=False)
+            for trial in self._storage.get_all_trials(self.study._study_id, deepcopy=False)
             if "generation" in trial.user_attrs and trial.state != TrialState.WAITING
         ]
         found.sort(key=lambda item: (item[0], item[1].number))
@@ -86,7 +87,8 @@ class Ledger:
 
     def take_in(self, generation: int) -> Iterator[FrozenTrial]:
         """What others have enqueued becomes part of a generation, or fails."""
-        for waiting in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        enqueued = self._storage.get_all_trials(self.study._study_id, states=(TrialState.WAITING,))
+        for waiting in enqueued:
             trial_id, given = waiting._trial_id, dict(waiting.system_attrs.get("fixed_params", {}))
             try:
                 family = self._family_named(waiting, given)
