@@ -354,9 +354,10 @@ def test_a_wish_is_waited_for(ran: Store) -> None:
 
 
 HOLDER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from dmlstudy.registry.store import Store, sole_driver
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
 with sole_driver(Store(Path(sys.argv[1])), "s"):
     print("held", flush=True)
     time.sleep(100)
