@@ -22,7 +22,7 @@ from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks, provenance
-from dmlstudy.studies.cluster import busy, concurrency, connected
+from dmlstudy.studies.cluster import busy, concurrency, connected, variables
 from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
@@ -78,8 +78,8 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             return leaderboard(store, spec.name)
         checks.check_storage(spec)
         folder = store.study_folder(spec.name)
-        os.environ.update(ENGINE_SETTINGS)
         with (
+            variables(ENGINE_SETTINGS),
             engine_noise_to(folder / "engine.log"),
             _kept(folder / "progress.log", tell) as said,
             connected(address, spec.file.resources),
