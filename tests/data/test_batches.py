@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dmlstudy.data import PKBatches
+from dmlstudy.data import PKBatches, RandomBatches, TwoDraws
 
 LABELS = np.random.default_rng(0).permutation(np.repeat([3, 8, 11, 20, 21, 40], [9, 5, 2, 7, 4, 30]))
 
@@ -67,3 +67,74 @@ def test_length_by_default() -> None:
 def test_too_many_classes() -> None:
     with pytest.raises(ValueError, match=r"batch\.classes: 7 .* at most 6"):
         PKBatches(LABELS, 7, 2)
+
+
+KINDS = {
+    "pk": lambda: PKBatches(LABELS, 4, 3, 7, seed=5),
+    "two_draws": lambda: TwoDraws(LABELS, 4, 3, 7, seed=5),
+    "random": lambda: RandomBatches(len(LABELS), 13, 7, seed=5),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_goes_on_from_any_batch(kind: str) -> None:
+    whole = list(KINDS[kind]().epoch(2))
+    assert len(whole) == len(KINDS[kind]()) == 7
+    for first in range(8):
+        rest = list(KINDS[kind]().epoch(2, first))
+        assert len(rest) == 7 - first
+        for found, expected in zip(rest, whole[first:], strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert any((a != b).any() for a, b in zip(whole, KINDS[kind]().epoch(3), strict=True))
+
+
+def test_two_draws_have_the_same_classes_in_the_same_order() -> None:
+    overlaps = []
+    for batch in TwoDraws(LABELS, 4, 3, 50, seed=1).epoch(0):
+        first, second = np.split(batch, 2)
+        np.testing.assert_array_equal(LABELS[first], LABELS[second])
+        assert len(np.unique(LABELS[first])) == 4
+        for half in (first, second):  # repeats only in classes that are too small
+            for label in np.unique(LABELS[half]):
+                of_class = half[LABELS[half] == label]
+                assert len(np.unique(of_class)) == min(3, np.count_nonzero(label == LABELS))
+        overlaps.append(len(np.intersect1d(first, second)))
+    assert min(overlaps) < max(overlaps)
+    assert len(TwoDraws(LABELS, 2, 4)) == len(LABELS) // 16
+
+
+@pytest.mark.parametrize(
+    ("num_images", "size", "per_epoch"),
+    [(12, 4, 7), (13, 4, None), (13, 4, 5), (13, 8, 2), (13, 12, 3), (13, 13, 1), (5, 1, None)],
+)
+def test_random_batches_show_every_image_before_any_comes_again(
+    num_images: int, size: int, per_epoch: int | None
+) -> None:
+    batches = RandomBatches(num_images, size, per_epoch, seed=1)
+    drawn = [batch for epoch in range(40) for batch in batches.epoch(epoch)]
+    for batch in drawn:
+        assert len(set(batch.tolist())) == size
+    num_passes = len(drawn) * size // num_images
+    passes = np.concatenate(drawn)[: num_passes * num_images].reshape(num_passes, num_images)
+    np.testing.assert_array_equal(np.sort(passes, axis=1), np.tile(np.arange(num_images), (num_passes, 1)))
+    assert (passes[0] != passes[1]).any()
+    for epoch in (17, 3):  # also where an object is asked for it first, or goes back
+        anew = RandomBatches(num_images, size, per_epoch, seed=1)
+        for found in (anew.epoch(epoch), batches.epoch(epoch)):
+            expected = drawn[epoch * len(batches) : (epoch + 1) * len(batches)]
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_random_batches_favour_no_image_and_no_place() -> None:
+    batches = RandomBatches(7, 4, 4000, seed=0)
+    drawn = np.stack(list(batches.epoch(0)))
+    for place in range(4):
+        counts = np.bincount(drawn[:, place], minlength=7)
+        np.testing.assert_allclose(counts / counts.sum(), 1 / 7, atol=0.02)
+
+
+def test_random_batches_have_a_length_and_a_largest_size() -> None:
+    assert len(RandomBatches(13, 4)) == 3
+    with pytest.raises(ValueError, match="14 images per batch, but training has 13"):
+        RandomBatches(13, 14)

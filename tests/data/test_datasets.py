@@ -126,6 +126,36 @@ def test_shared_images_are_counted_not_hidden() -> None:
     assert data.ZeroShotData("x", images, renamed).num_shared_images == 7
 
 
+def test_images_of_two_development_classes_may_be_on_both_sides_of_a_fold() -> None:
+    digits = data.load("digits")
+    assert digits.num_shared_between_folds == 0
+    images_NHWC, labels_N = digits.development.images_NHWC.copy(), digits.development.labels_N
+    zeros, ones = np.flatnonzero(labels_N == 0), np.flatnonzero(labels_N == 1)
+    images_NHWC[zeros[:2]] = images_NHWC[zeros[0]]  # twice in one class: always on one side
+    images_NHWC[ones[:3]] = images_NHWC[zeros[5]]
+    changed = data.ImageSet(images_NHWC, labels_N, digits.development.class_names)
+    assert data.ZeroShotData("x", changed, digits.test).num_shared_between_folds == 4
+
+
+def test_the_fingerprint_of_a_side_sees_who_is_query_and_gallery() -> None:
+    digits = data.load("digits")
+    assert digits.development_fingerprint == digits.development.fingerprint()
+    assert digits.test_fingerprint == digits.test.fingerprint()
+    query, gallery = np.arange(100), np.arange(50, 896)
+    variants = [
+        data.ZeroShotData("x", digits.development, digits.test, *roles)
+        for roles in (
+            (None, None),
+            (query, gallery),
+            (query[:-1], gallery),
+            (query, gallery[1:]),
+            (gallery, query),
+        )
+    ]
+    assert len({each.test_fingerprint for each in variants}) == 5
+    assert {each.development_fingerprint for each in variants} == {digits.development.fingerprint()}
+
+
 def test_zero_shot_data_refuses_a_shared_class() -> None:
     images = data.load("digits").test
     with pytest.raises(ValueError, match="classes are in development and test, as '7'"):
@@ -143,6 +173,39 @@ def test_parquet_pair_that_shares_classes_is_cut_by_class(tmp_path: Path) -> Non
     np.testing.assert_array_equal(pair.test.labels_N, [1, 0, 1, 0, 1])
 
 
+def test_parquet_pair_of_class_ids_alone_is_cut_only_if_the_ids_are_the_same(tmp_path: Path) -> None:
+    write_hf(tmp_path / "train.parquet", [7, 5, 9, 12, 7])
+    write_hf(tmp_path / "test.parquet", [12, 9, 5, 7], seed=50)
+    pair = data.load("hf_parquet", str(tmp_path))
+    assert (pair.development.class_names, pair.test.class_names) == (("5", "7"), ("9", "12"))
+    write_hf(tmp_path / "test.parquet", [0, 1, 5, 12], seed=50)
+    with pytest.raises(
+        ValueError,
+        match=r"2 of 4 training and 4 test classes are in both splits, as '5'; give the splits other",
+    ):
+        data.load("hf_parquet", str(tmp_path))
+
+
+def test_splits_that_share_some_classes_are_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", "abcd")
+    write_classes(tmp_path / "test", "defg", offset=500)
+    with pytest.raises(ValueError, match=r"1 of 4 training and 4 test classes are in both splits, as 'd'"):
+        data.load("image_folder", str(tmp_path))
+    (tmp_path / "test" / "d").rename(tmp_path / "test" / "h")
+    assert data.load("image_folder", str(tmp_path)).test.class_names == ("e", "f", "g", "h")
+
+
+def test_parquet_splits_of_which_one_names_its_classes_are_refused(tmp_path: Path) -> None:
+    write_hf(tmp_path / "train.parquet", [0, 1], names=["ant", "bee", "cat", "dog"])
+    write_hf(tmp_path / "test.parquet", [0, 1], seed=50)
+    complaint = "train has class names in its metadata, test has ids alone; write both with names"
+    for load in (data.load, data.load_closed):
+        with pytest.raises(ValueError, match=complaint):
+            load("hf_parquet", str(tmp_path))
+    write_hf(tmp_path / "test.parquet", [2, 3], seed=50, names=["ant", "bee", "cat", "dog"])
+    assert data.load("hf_parquet", str(tmp_path)).test.class_names == ("cat", "dog")
+
+
 def test_parquet_one_file_and_numbered_parts(tmp_path: Path) -> None:
     write_hf(tmp_path / "all.parquet", [7, 7, 5, 5, 9, 9, 12])
     one = data.load("hf_parquet", str(tmp_path / "all.parquet"))
@@ -153,6 +216,36 @@ def test_parquet_one_file_and_numbered_parts(tmp_path: Path) -> None:
     write_hf(tmp_path / "test-00000-of-00001.parquet", [3, 4], seed=20)
     parts = data.load("hf_parquet", str(tmp_path))
     assert (len(parts.development), len(parts.test)) == (4, 2)
+
+
+def test_parts_have_to_be_all_there(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_hf(tmp_path / "data" / "test-00000-of-00001-0a1b2c.parquet", [3, 4], seed=20)
+    first, second = (tmp_path / "data" / f"train-0000{i}-of-00002-0a1b2c.parquet" for i in (0, 1))
+    write_hf(first, [0, 1])
+    write_hf(second, [2, 0], seed=10)
+    assert len(data.load("hf_parquet", str(tmp_path)).development) == 4
+    for lost in (first, second):
+        content = lost.read_bytes()
+        lost.unlink()
+        name = lost.name.removesuffix("-0a1b2c.parquet")
+        for load in (data.load, data.load_closed):
+            with pytest.raises(
+                ValueError, match=rf"1 of 2 parts of train, without {name}\.parquet; get all parts"
+            ):
+                load("hf_parquet", str(tmp_path))
+        lost.write_bytes(content)
+    extra = tmp_path / "data" / "train-00000-of-00002-f00.parquet"
+    write_hf(extra, [5, 6])
+    with pytest.raises(
+        ValueError, match=r"3 files for 2 parts of train \(train-00000.*f00.*keep one of each"
+    ):
+        data.load("hf_parquet", str(tmp_path))
+    extra.rename(tmp_path / "data" / "train-00000-of-00003.parquet")
+    with pytest.raises(
+        ValueError, match=r"3 files for 2 parts of train \(train-00000.* train-00000-of-00003"
+    ):
+        data.load("hf_parquet", str(tmp_path))
 
 
 def test_unknown_name_gets_a_suggestion() -> None:

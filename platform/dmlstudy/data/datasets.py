@@ -1,40 +1,75 @@
 """The data sets by name, and images of any origin for embedding.
 
-Adding a data set is one function ``(path, image_size) -> ZeroShotData`` and one line in ``DATASETS``.
+Adding a data set is one function ``(path, expected) -> Parts`` that lists its pictures, and one line in ``DATASETS``.
 Shapes: N images, H height, W width, C channels.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import zipfile
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dmlstudy.data import parquet
+from dmlstudy.data import layouts, tables
 from dmlstudy.data.images import (
+    Fit,
     Images,
     ImageSet,
+    Indices,
+    Labels,
     ZeroShotData,
     decode,
+    first_half,
     halves,
     resize,
     stack,
     with_channels,
-    zero_shot,
 )
+from dmlstudy.data.layouts import EXPECTED, Expected, Parts, check_counts, checked, count
+from dmlstudy.data.parquet import PictureTable
+from dmlstudy.data.pictures import (
+    Files,
+    Listing,
+    Pictures,
+    class_disjoint,
+    encoded,
+    halved,
+    image_sets,
+    listing,
+    sound,
+)
+from dmlstudy.data.tables import Features, load_features
 from dmlstudy.naming import nearest
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 )
 
+TORCHVISION: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "cifar10": ("CIFAR10", {}),
+    "cifar100": ("CIFAR100", {}),
+    "mnist": ("MNIST", {}),
+    "fashion_mnist": ("FashionMNIST", {}),
+    "kmnist": ("KMNIST", {}),
+    "emnist": ("EMNIST", {"split": "balanced"}),
+}
+"""Closed sets of images in arrays: torchvision's class and its further arguments."""
 
-def digits(path: Path | None, image_size: int | None) -> ZeroShotData:
+
+class Arrays(NamedTuple):
+    """Images that are small and in memory anyway; the first half of their classes is development."""
+
+    images_NHWC: Images
+    labels_N: Labels
+    class_names: tuple[str, ...]
+
+
+def digits(path: Path | None, expected: Expected | None) -> Arrays:
     """scikit-learn's bundled 8x8 digits, pixel = round(x * 255 / 16): classes 0-4 and 5-9.
 
     The file is read without importing scikit-learn, for which every worker of a study would wait seconds.
@@ -45,79 +80,243 @@ def digits(path: Path | None, image_size: int | None) -> ZeroShotData:
     rows = np.loadtxt(Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     images_NHWC = np.round(rows[:, :-1].reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8)
     labels_N = rows[:, -1].astype(np.int64)
-    return halves("digits", ImageSet(resize(images_NHWC, image_size), labels_N, tuple("0123456789")))
+    return Arrays(images_NHWC, labels_N, tuple("0123456789"))
 
 
-def image_folder(path: Path | None, image_size: int | None) -> ZeroShotData:
+def image_folder(path: Path | None, expected: Expected | None) -> Parts:
     """A folder with one sub-folder per class, or with ``train/`` and ``test/`` that hold such sub-folders.
 
-    Without ``train/`` and ``test/`` the first half of the sorted classes is development.
+    Without ``train/`` and ``test/`` the first half of the sorted classes is development; with them it is as
+    ``class_disjoint`` says.
     """
-    folder = _existing_folder("image_folder", path)
+    folder = existing_folder("image_folder", path)
     train, test = folder / "train", folder / "test"
     if train.is_dir() and test.is_dir():
-        return zero_shot("image_folder", _class_folders(train, image_size), _class_folders(test, image_size))
-    return halves("image_folder", _class_folders(folder, image_size))
+        return Parts(*class_disjoint(str(folder), class_folders(train), class_folders(test)))
+    return Parts(*halved(class_folders(folder)))
 
 
-def hf_parquet(path: Path | None, image_size: int | None) -> ZeroShotData:
+def hf_parquet(path: Path | None, expected: Expected | None) -> Parts:
     """Hugging Face Parquet: a folder with ``train.parquet`` and ``test.parquet`` (or their numbered parts
-    ``train-00000-of-00002.parquet``), or one file whose classes are cut in half."""
+    ``train-00000-of-00002.parquet``, also below ``data/``), which are cut as ``class_disjoint`` says, or one file
+    whose classes are cut in half."""
     if path is not None and path.is_file():
-        return halves("hf_parquet", _parquet_set([path], image_size))
-    folder = _existing_folder("hf_parquet", path)
-    train, test = (_parquet_parts(folder, split) for split in ("train", "test"))
-    return zero_shot("hf_parquet", _parquet_set(train, image_size), _parquet_set(test, image_size))
+        return Parts(*halved(_listed(PictureTable([path]))))
+    folder = existing_folder("hf_parquet", path)
+    return Parts(*class_disjoint(str(folder), *parquet_sides(folder)))
 
 
-DATASETS: Mapping[str, Callable[[Path | None, int | None], ZeroShotData]] = {
+def table(path: Path | None, expected: Expected | None) -> Parts:
+    """A CSV or Parquet table of labels and paths, as ``tables.table`` has it."""
+    if path is None or not path.is_file():
+        raise ValueError(f"data.path: table needs a CSV or Parquet file, and {path} is none; set data.path")
+    return tables.table(path)
+
+
+def _of_layout(
+    name: str, layout: Callable[[Path, Expected], Parts], path: Path | None, expected: Expected | None
+) -> Parts:
+    folder = existing_folder(name, path)
+    assert expected is not None
+    has_roles = "query" in expected  # which Parquet files do not tell
+    if not has_roles and has_parquet(folder):
+        return checked(name, hf_parquet(folder, None), expected)
+    return layout(folder, expected)
+
+
+def _of_torchvision(name: str, path: Path | None, expected: Expected | None) -> Parts | Arrays:
+    """All images of a closed set, where torchvision's ``download=True`` has put them, or as Hugging Face Parquet."""
+    folder = existing_folder(name, path)
+    assert expected is not None
+    if has_parquet(folder):
+        return checked(name, hf_parquet(folder, None), expected)
+    sides = torchvision_sides(name, folder)
+    images_NHWC = np.concatenate([side.images_NHWC for side in sides])
+    labels_N = np.concatenate([side.labels_N for side in sides])
+    is_first_N = labels_N < first_half(len(sides[0].class_names))
+    found = {"development": count(labels_N[is_first_N]), "test": count(labels_N[~is_first_N])}
+    check_counts(name, found, expected)
+    return Arrays(images_NHWC, labels_N, sides[0].class_names)
+
+
+def torchvision_sides(name: str, folder: Path) -> list[Arrays]:
+    """Training and test images of a set of torchvision's; raises ValueError where they are not in the folder."""
+    from torchvision import datasets  # type: ignore[import-untyped]
+
+    kind, arguments = TORCHVISION[name]
+    try:
+        sides = [getattr(datasets, kind)(folder, train=train, **arguments) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        raise ValueError(
+            f"data.path: {folder} does not hold {name} ({str(error).splitlines()[0]}); get it by"
+            f" torchvision.datasets.{kind}({str(folder)!r}, download=True"
+            f"{''.join(f', {key}={value!r}' for key, value in arguments.items())})"
+        ) from None
+    images = [np.asarray(side.data) for side in sides]
+    labels = [np.asarray(side.targets, dtype=np.int64) for side in sides]
+    num_classes = int(max(of_side.max() for of_side in labels)) + 1
+    names = [str(each) for each in sides[0].classes]
+    if len(set(names)) != num_classes:
+        names = [str(number) for number in range(num_classes)]
+    return [
+        Arrays(of_side[..., None] if of_side.ndim == 3 else of_side, labels_N, tuple(names))
+        for of_side, labels_N in zip(images, labels, strict=True)
+    ]
+
+
+FEATURES = "features"
+"""The data set of vectors: ``feature_sides``, or one file."""
+
+DATASETS: Mapping[str, Callable[[Path | None, Expected | None], Parts | Arrays]] = {
     "digits": digits,
     "image_folder": image_folder,
     "hf_parquet": hf_parquet,
+    "table": table,
+    "cub200": functools.partial(_of_layout, "cub200", layouts.cub200),
+    "cars196": functools.partial(_of_layout, "cars196", layouts.cars196),
+    "sop": functools.partial(_of_layout, "sop", layouts.sop),
+    "inshop": functools.partial(_of_layout, "inshop", layouts.inshop),
+    "inaturalist2018": functools.partial(_of_layout, "inaturalist2018", layouts.inaturalist2018),
+    "omniglot": functools.partial(_of_layout, "omniglot", layouts.omniglot),
+    **{name: functools.partial(_of_torchvision, name) for name in TORCHVISION},
 }
 
 
-def load(name: str, path: str | None = None, image_size: int | None = None) -> ZeroShotData:
-    """Load the data set ``name`` from ``path``, resized to squares of ``image_size`` pixels if given.
+def load(
+    name: str,
+    path: str | None = None,
+    image_size: int | None = None,
+    resize_to: int | None = None,
+    keep_aspect: bool = True,
+    on_corrupt: str = "error",
+    *,
+    expected: Mapping[str, Expected] = EXPECTED,
+) -> ZeroShotData:
+    """Load the data set ``name`` from ``path``; images are seen as ``Fit`` says.
 
-    Raises ValueError for an unknown name, a missing folder, and images that are broken or of unequal size.
+    Small sets are decoded at once, of larger ones a picture is when it is read. With ``on_corrupt='skip'`` each
+    picture is decoded once now, and those that cannot be are left out and noted; one whose bytes cannot be read
+    is an error all the same. ``expected`` has the counts of the data sets that are known.
+    Raises ValueError for an unknown name, a missing folder, one whose counts are not those expected, and images that
+    are broken or of unequal size.
     """
-    if name not in DATASETS:
-        raise ValueError(f"data.name: unknown data set {name!r}{nearest(name, DATASETS, listed=True)}")
-    return DATASETS[name](Path(path) if path is not None else None, image_size)
+    known = (*DATASETS, FEATURES)
+    if name not in known:
+        raise ValueError(f"data.name: unknown data set {name!r}{nearest(name, known, listed=True)}")
+    place = None if path is None else Path(path)
+    check_sizes(name, place, image_size, resize_to)
+    if name == FEATURES:
+        return _feature_data(place)
+    found = DATASETS[name](place, expected.get(name))
+    if isinstance(found, Arrays):
+        return halves(name, ImageSet(resize(found.images_NHWC, image_size), *found[1:]))
+    damaged: tuple[int, ...] = ()
+    if on_corrupt == "skip":
+        found, damaged = _without_damaged(found)
+    if not any(len(side.labels_N) for side in found[:2]):
+        raise ValueError(f"data.path: {name} finds no images at {path}")
+    development, test = image_sets(found[:2], Fit(image_size, resize_to, keep_aspect))
+    return ZeroShotData(name, development, test, found.test_query, found.test_gallery, damaged)
+
+
+def check_sizes(name: str, path: Path | None, image_size: int | None, resize_to: int | None) -> None:
+    """Raise ValueError where ``image_size`` and ``resize_to`` do not go with the data set or with each other."""
+    if name == FEATURES:
+        for key, size in (("image_size", image_size), ("resize_to", resize_to)):
+            if size is not None:
+                raise ValueError(f"data.{key}: features are vectors, which have no side; leave it out")
+    if resize_to is None:
+        return
+    is_array_folder = name in TORCHVISION and path is not None and path.is_dir() and not has_parquet(path)
+    if name == "digits" or is_array_folder:
+        raise ValueError(
+            f"data.resize_to: {name} has images of one size; leave it out, and for random crops set"
+            " augmentation.padding"
+        )
+    if image_size is None or resize_to < image_size:
+        raise ValueError(
+            f"data.resize_to: {resize_to} pixels, of which data.image_size are seen; set data.image_size to at most"
+            f" {resize_to}, it is {image_size}"
+        )
+
+
+def feature_sides(folder: Path) -> tuple[Features, Features]:
+    """The matrices ``train`` and ``test`` (``.npz`` or ``.parquet``) in a folder; raises ValueError without them."""
+    sides: list[Features] = []
+    for side in ("train", "test"):
+        found = [path for path in (folder / f"{side}.npz", folder / f"{side}.parquet") if path.is_file()]
+        if len(found) != 1:
+            raise ValueError(f"data.path: {folder} needs one of {side}.npz and {side}.parquet")
+        sides.append(load_features(found[0]))
+    train, test = sides
+    if train.x_ND.shape[1] != test.x_ND.shape[1]:
+        raise ValueError(
+            f"data.path: {folder} has {train.x_ND.shape[1]} training and {test.x_ND.shape[1]} test features"
+        )
+    return train, test
+
+
+def _feature_data(path: Path | None) -> ZeroShotData:
+    """Matrices ``train`` and ``test`` of different classes in a folder, or one file whose classes are cut in half."""
+    if path is not None and path.is_file():
+        return halves(FEATURES, load_features(path))
+    return ZeroShotData(FEATURES, *feature_sides(existing_folder(FEATURES, path)))
+
+
+def _without_damaged(found: Parts) -> tuple[Parts, tuple[int, ...]]:
+    """The pictures that can be decoded, and the numbers of the others."""
+    development_N, test_N = (sound(each) for each in found[:2])
+    new_index_N = np.cumsum(test_N) - 1
+
+    def left(indices: Indices | None) -> Indices | None:
+        return None if indices is None else new_index_N[indices[test_N[indices]]]
+
+    kept = Parts(
+        found.development.part(development_N),
+        found.test.part(test_N),
+        left(found.test_query),
+        left(found.test_gallery),
+    )
+    damaged = np.flatnonzero(~np.concatenate([development_N, test_N]))
+    return kept, tuple(damaged.tolist())
 
 
 def load_images(
-    path: str | Path, image_size: int | None, channels: int
+    path: str | Path,
+    image_size: int | None,
+    channels: int,
+    resize_to: int | None = None,
+    keep_aspect: bool = True,
 ) -> tuple[list[str], list[str] | None, Images]:
     """Load images of any origin for embedding: ids, labels (None if unknown) and ``images_NHWC``.
 
     ``path`` is an image; a folder, read recursively, where an image's sub-folder is its label;
-    ``.npy`` or ``.npz`` (``images``, optionally ``ids`` and ``labels``) with uint8 of shape NHW or NHWC;
-    or ``.parquet`` in the Hugging Face layout.
+    ``.npy`` or ``.npz`` (``images``, optionally ``ids`` and ``labels``) with uint8 of shape NHW or NHWC, which are
+    resized to squares; or ``.parquet`` in the Hugging Face layout. Pictures are seen as in ``load``.
     Raises ValueError naming the file that is missing, broken, or not of these kinds.
     """
     path = Path(path)
     assert channels in (1, 3)
+    fit = Fit(image_size, resize_to, keep_aspect)
     ids: list[str]
     labels: list[str] | None = None
     if path.is_dir():
-        ids, labels, images_NHWC = _folder_images(path, image_size)
+        ids, labels, images_NHWC = _folder_images(path, fit)
     elif not path.is_file():
         raise ValueError(f"{path}: no such file or folder")
     elif path.suffix.lower() in (".npy", ".npz"):
         ids, labels, images_NHWC = _array_images(path, image_size)
     elif path.suffix.lower() == ".parquet":
-        table = parquet.read_images([path], image_size)
-        ids, images_NHWC = table.ids, table.images_NHWC
-        if table.labels_N is not None:
-            labels = [table.class_names[c] for c in table.labels_N.tolist()]
+        pictures = PictureTable([path])
+        ids, images_NHWC = pictures.ids(), _decoded(pictures, fit)
+        if pictures.labels_N is not None:
+            labels = [pictures.class_names[c] for c in pictures.labels_N.tolist()]
     else:
-        ids, images_NHWC = [path.name], decode(path, str(path), image_size)[None]
+        ids, images_NHWC = [path.name], _read_files([path], fit)
     return ids, labels, with_channels(images_NHWC, channels)
 
 
-def _existing_folder(name: str, path: Path | None) -> Path:
+def existing_folder(name: str, path: Path | None) -> Path:
     if path is None:
         raise ValueError(f"data.path: {name} needs a folder; set data.path")
     if not path.is_dir():
@@ -129,11 +328,18 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
 
 
-def _read_files(files: Sequence[Path], image_size: int | None) -> Images:
-    return stack(((str(p), decode(p, str(p), image_size)) for p in files), len(files))
+def _read_files(files: Sequence[Path], fit: Fit) -> Images:
+    return _decoded(Files(files), fit)
 
 
-def _class_folders(folder: Path, image_size: int | None) -> ImageSet:
+def _decoded(pictures: Pictures, fit: Fit) -> Images:
+    places = ((row, pictures.place(row)) for row in range(len(pictures)))
+    return stack(
+        ((place, decode(encoded(pictures, row), place, fit)) for row, place in places), len(pictures)
+    )
+
+
+def class_folders(folder: Path) -> Listing:
     folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     files_of = {p.name: _image_files(p) for p in folders}
     empty = [name for name, files in files_of.items() if not files]
@@ -143,40 +349,94 @@ def _class_folders(folder: Path, image_size: int | None) -> ImageSet:
         raise ValueError(f"{folder}: {len(files_of)} class folders; put each class's images in a sub-folder")
     labels = [c for c, files in enumerate(files_of.values()) for _ in files]
     files = [p for files in files_of.values() for p in files]
-    return ImageSet(_read_files(files, image_size), np.array(labels, dtype=np.int64), tuple(files_of))
+    return listing(Files(files), labels, tuple(files_of))
 
 
-def _parquet_parts(folder: Path, split: str) -> list[Path]:
-    whole = folder / f"{split}.parquet"
-    parts = [whole] if whole.is_file() else sorted(folder.glob(f"{split}-*-of-*.parquet"))
-    if not parts:
-        raise ValueError(f"data.path: folder {folder} has no {split}.parquet")
-    return parts
+def _split_files(folder: Path, split: str) -> list[Path]:
+    for place in (folder, folder / "data"):
+        whole = place / f"{split}.parquet"
+        if parts := [whole] if whole.is_file() else _numbered_parts(place, split):
+            return parts
+    return []
 
 
-def _parquet_set(paths: Sequence[Path], image_size: int | None) -> ImageSet:
-    table = parquet.read_images(paths, image_size)
-    if table.labels_N is None:
-        raise ValueError(f"{paths[0]}: no column label; zero-shot data needs class ids")
-    labels_N = np.searchsorted(np.array(list(table.class_names)), table.labels_N).astype(np.int64)
-    names = tuple(table.class_names.values())
+PART = re.compile(r"-(\d+)-of-(\d+)(?:-[0-9a-f]+)?\.parquet")
+"""What follows the split in a part's name; older ones end in a hash of their content."""
+
+
+def _numbered_parts(place: Path, split: str) -> list[Path]:
+    """The parts of a split in their order, none where there is no part.
+
+    Raises ValueError naming one that is missing, and where there are more files than parts.
+    """
+    files = sorted(place.glob(f"{split}-*-of-*.parquet"))
+    found = [(path, part) for path in files if (part := PART.fullmatch(path.name.removeprefix(split)))]
+    for _, part in found:
+        digits, total = len(part[2]), int(part[2])
+        present = {int(other[1]) for _, other in found if other[2] == part[2]}
+        missing = sorted(set(range(total)) - present)
+        if missing:
+            raise ValueError(
+                f"data.path: {place} has {len(present)} of {total} parts of {split}, without"
+                f" {split}-{missing[0]:0{digits}}-of-{part[2]}.parquet; get all parts"
+            )
+        if len(found) != total:
+            names = ", ".join(path.name for path, _ in found[:4])
+            raise ValueError(
+                f"data.path: {place} has {len(found)} files for {total} parts of {split} ({names} ...); keep one of"
+                " each part"
+            )
+    return [path for path, _ in found]
+
+
+def has_parquet(folder: Path) -> bool:
+    return bool(_split_files(folder, "train") and _split_files(folder, "test"))
+
+
+def parquet_sides(folder: Path) -> tuple[Listing, Listing]:
+    """Training and test pictures of a folder in the Hugging Face layout.
+
+    Raises ValueError where there is not one of both, or where only one names its classes, so that it cannot be known
+    which are the same.
+    """
+    sides = []
+    for split in ("train", "test"):
+        parts = _split_files(folder, split)
+        if not parts:
+            raise ValueError(f"data.path: folder {folder} has no {split}.parquet")
+        sides.append(PictureTable(parts))
+    train, test = sides
+    if train.has_names != test.has_names:
+        named, other = ("train", "test") if train.has_names else ("test", "train")
+        raise ValueError(
+            f"{folder}: {named} has class names in its metadata, {other} has ids alone; write both with names"
+        )
+    return _listed(train), _listed(test)
+
+
+def _listed(pictures: PictureTable) -> Listing:
+    place = pictures.paths[0]
+    if pictures.labels_N is None:
+        raise ValueError(f"{place}: no column label; zero-shot data needs class ids")
+    labels_N = np.searchsorted(np.array(list(pictures.class_names)), pictures.labels_N)
+    names = tuple(pictures.class_names.values())
     if len(set(names)) < len(names):
-        raise ValueError(f"{paths[0]}: two labels have the same class name in the file's metadata")
-    return ImageSet(table.images_NHWC, labels_N, names)
+        raise ValueError(f"{place}: two labels have the same class name in the file's metadata")
+    return listing(pictures, labels_N, names)
 
 
-def _folder_images(folder: Path, image_size: int | None) -> tuple[list[str], list[str] | None, Images]:
+def _folder_images(folder: Path, fit: Fit) -> tuple[list[str], list[str] | None, Images]:
     files = _image_files(folder)
     if not files:
         raise ValueError(f"{folder}: no images in this folder")
     relative = [p.relative_to(folder) for p in files]
     flat = all(p.parent == Path() for p in relative)
     labels = None if flat else ["" if p.parent == Path() else p.parent.as_posix() for p in relative]
-    return [p.as_posix() for p in relative], labels, _read_files(files, image_size)
+    return [p.as_posix() for p in relative], labels, _read_files(files, fit)
 
 
 def _array_images(path: Path, image_size: int | None) -> tuple[list[str], list[str] | None, Images]:
-    arrays = _arrays(path)
+    arrays = tables.arrays(path, "images")
     if "images" not in arrays:
         raise ValueError(f"{path}: no array named images, but {', '.join(arrays)}")
     images = arrays["images"]
@@ -191,14 +451,3 @@ def _array_images(path: Path, image_size: int | None) -> tuple[list[str], list[s
             raise ValueError(f"{path}: {len(column)} {key} for {len(images)} images")
     ids = columns.get("ids", [str(i) for i in range(len(images))])
     return ids, columns.get("labels"), resize(images, image_size)
-
-
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {"images": content}
-        with content:
-            return {key: content[key] for key in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: not a readable NumPy file ({error})") from error

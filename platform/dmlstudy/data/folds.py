@@ -41,6 +41,33 @@ def class_disjoint_folds(labels_N: Labels, num_folds: int, seed: int) -> list[Fo
     return [_fold(labels_N, classes, np.sort(part)) for part in parts]
 
 
+class RowFold(NamedTuple):
+    """Row indices of one fold's two sides: those trained on sorted, those held out in the order they were drawn."""
+
+    train_indices: Indices
+    validation_indices: Indices
+
+
+HELD_OUT = 5
+"""A single fold of rows holds a fifth of them out."""
+
+
+def row_folds(num_rows: int, num_folds: int, seed: int) -> list[RowFold]:
+    """Shuffle rows by ``seed`` and cut them in ``num_folds`` nearly equal parts, each held out once.
+
+    Classes are on both sides: so codes without labels are judged. ``num_folds = 1`` holds a fifth out. Raises
+    ValueError if a fold had fewer than 2 rows on either side.
+    """
+    num_parts = HELD_OUT if num_folds == 1 else num_folds
+    if not num_folds >= 1 or num_rows < 2 * num_parts:
+        raise ValueError(
+            f"num_folds: {num_folds} of {num_rows} rows; choose at least 1, and folds of at least 2 rows"
+        )
+    shuffled = np.random.default_rng(seed).permutation(num_rows)
+    parts = np.array_split(shuffled, num_parts)[:num_folds]
+    return [RowFold(np.setdiff1d(np.arange(num_rows), part), part) for part in parts]
+
+
 def _fold(labels_N: Labels, classes: Labels, validation_classes: Labels) -> Fold:
     is_validation_N = np.isin(labels_N, validation_classes)
     return Fold(

@@ -1,23 +1,88 @@
-"""Images in memory: a labelled set, a zero-shot pair of sets, and the one way pixels are decoded.
+"""Labelled images: in memory or not, the zero-shot pair of sets, and the one way pixels are decoded.
 
-Shapes: N images, H height, W width, C channels (1 grey, 3 RGB).
+Shapes: N images, B images read at once, H height, W width, C channels (1 grey, 3 RGB).
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dmlstudy.data.augmentation import Look, centred
+
 Images: TypeAlias = NDArray[np.uint8]
+Inputs: TypeAlias = NDArray[np.uint8] | NDArray[np.float32]
+"""What an embedder takes: images of uint8, or vectors of float32."""
+
 Labels: TypeAlias = NDArray[np.int64]
 Indices: TypeAlias = NDArray[np.int64]
+Looks: TypeAlias = Callable[[int], Look]
+"""From an image's index to how it is seen."""
+
+CHANNELS = 3
+
+
+class LabelledImages(Protocol):
+    """Images, or vectors, with a class each, of one size when they are read; ``labels_N`` indexes ``class_names``."""
+
+    @property
+    def labels_N(self) -> Labels: ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Height, width and channels of what ``read`` gives; of vectors their length."""
+
+    def __len__(self) -> int: ...
+
+    def select(self, indices: Indices) -> Self:
+        """The images at ``indices``; labels and class names stay as they are."""
+
+    def of_classes(self, classes: Sequence[int] | Labels) -> Self:
+        """The images of ``classes`` in their present order, labels renumbered in the order of ``classes``."""
+
+    def read(self, indices: Indices, looks: Looks | None = None) -> Inputs:
+        """``images_BHWC`` at ``indices``; each through its look, or as for evaluation."""
+
+    def content_hashes(self) -> list[bytes]:
+        """One per image, equal for equal contents."""
+
+    def fingerprint(self) -> str:
+        """The SHA-256 (hex) over sizes, labels and contents."""
+
+
+class Fit(NamedTuple):
+    """How pictures of any size become images of one size, before anything is left to chance.
+
+    Without ``resize_to`` a picture is resized to a square of ``image_size``, or left as it is for None. With it, the
+    shorter side (``keep_aspect``), or both sides, become ``resize_to``; evaluation sees the centre of that, training
+    what augmentation cuts from it. Resizing is antialiased and bilinear.
+    """
+
+    image_size: int | None = None
+    resize_to: int | None = None
+    keep_aspect: bool = True
+
+    def canvas(self, picture: Any) -> Any:
+        """The picture that views are cut from."""
+        if self.resize_to is None:
+            return _resized(picture, self.image_size)
+        if not self.keep_aspect:
+            return _resized(picture, self.resize_to)
+        from PIL import Image
+
+        scale = self.resize_to / min(picture.size)
+        size = tuple(max(self.resize_to, round(side * scale)) for side in picture.size)
+        return picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +107,22 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels_N)
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        _, height, width, channels = self.images_NHWC.shape
+        return height, width, channels
+
+    def read(self, indices: Indices, looks: Looks | None = None) -> Images:
+        """``images_BHWC`` at ``indices``; each through its look if given."""
+        if looks is None:
+            return self.images_NHWC[indices]
+        size = self.image_shape[:2]
+        images_BHWC = np.empty((len(indices), *self.image_shape), dtype=np.uint8)
+        for position, index in enumerate(indices.tolist()):
+            images_BHWC[position] = as_array(looks(index).of(_picture(self.images_NHWC[index]), size))
+        return images_BHWC
+
     def select(self, indices: Indices) -> ImageSet:
         """Return the images at ``indices``; labels and class names stay as they are."""
         return ImageSet(self.images_NHWC[indices], self.labels_N[indices], self.class_names)
@@ -49,12 +130,13 @@ class ImageSet:
     def of_classes(self, classes: Sequence[int] | Labels) -> ImageSet:
         """Return the images of ``classes`` in their present order, labels renumbered 0, 1, ... in the
         order of ``classes``."""
-        new_label_C = np.full(len(self.class_names), -1, dtype=np.int64)
-        new_label_C[np.asarray(classes, dtype=np.int64)] = np.arange(len(classes))
-        labels_N = new_label_C[self.labels_N]
-        kept_N = labels_N >= 0
+        kept_N, labels_N = relabelled(self.labels_N, len(self.class_names), classes)
         names = tuple(self.class_names[c] for c in classes)
         return ImageSet(self.images_NHWC[kept_N], labels_N[kept_N], names)
+
+    def content_hashes(self) -> list[bytes]:
+        """One per image, of its pixels and their shape."""
+        return [_content_hash(image_HWC) for image_HWC in self.images_NHWC]
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) over shapes, labels and pixels."""
@@ -64,19 +146,34 @@ class ImageSet:
         return digest.hexdigest()
 
 
+def relabelled(
+    labels_N: Labels, num_classes: int, classes: Sequence[int] | Labels
+) -> tuple[NDArray[np.bool_], Labels]:
+    """Which images are of ``classes``, and all images' positions in ``classes``, -1 for those of other classes."""
+    new_label_C = np.full(num_classes, -1, dtype=np.int64)
+    new_label_C[np.asarray(classes, dtype=np.int64)] = np.arange(len(classes))
+    renumbered_N: Labels = new_label_C[labels_N]
+    return renumbered_N >= 0, renumbered_N
+
+
 @dataclass(frozen=True, eq=False)
 class ZeroShotData:
     """Development and test images whose classes are disjoint.
 
-    ``num_shared_images`` counts the test images that occur pixel for pixel in development: a leak that
-    the data set brings along is reported, not hidden.
-    Raises ValueError if a class name is on both sides, or a side has fewer than 2 classes.
+    Test images are both queries and gallery, unless ``test_query`` and ``test_gallery`` say which are which: indices
+    of test images, sorted; an image that is both is left out of its own ranking. ``damaged`` has the pictures that
+    could not be decoded and were left out: their numbers among the development and then the test pictures there were,
+    sorted. Readers of one source, on whatever machine, have equal data if these are equal.
+    Raises ValueError if a class name is on both sides, a side has fewer than 2 classes, the sizes differ, or no
+    query has another image of its class in the gallery.
     """
 
     name: str
-    development: ImageSet
-    test: ImageSet
-    num_shared_images: int = field(init=False)
+    development: LabelledImages
+    test: LabelledImages
+    test_query: Indices | None = None
+    test_gallery: Indices | None = None
+    damaged: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         shared = sorted(set(self.development.class_names) & set(self.test.class_names))
@@ -89,45 +186,88 @@ class ZeroShotData:
                 raise ValueError(
                     f"{self.name}: {side} has {len(images.class_names)} classes, retrieval needs at least 2"
                 )
-        known = _content_hashes(self.development.images_NHWC)
-        num_shared = sum(h in known for h in map(_content_hash, self.test.images_NHWC))
-        object.__setattr__(self, "num_shared_images", num_shared)
+        if self.development.image_shape != self.test.image_shape:
+            raise ValueError(
+                f"{self.name}: development images are {self.development.image_shape} (HWC), test images"
+                f" {self.test.image_shape}; set data.image_size to resize them"
+            )
+        assert (self.test_query is None) == (self.test_gallery is None)
+        if self.test_query is not None and self.test_gallery is not None:
+            labels_N = self.test.labels_N
+            queried, found = labels_N[self.test_query], labels_N[self.test_gallery]
+            if len(queried) == 0 or len(found) < 2 or not np.isin(queried, found).any():
+                raise ValueError(
+                    f"{self.name}: {len(queried)} queries and {len(found)} gallery images have no class in"
+                    " common; mark them by is_query and is_gallery"
+                )
+
+    @property
+    def num_damaged(self) -> int:
+        """How many pictures could not be decoded and were left out."""
+        return len(self.damaged)
+
+    @cached_property
+    def development_fingerprint(self) -> str:
+        """The SHA-256 (hex) over all that training sees of development."""
+        return self.development.fingerprint()
+
+    @cached_property
+    def test_fingerprint(self) -> str:
+        """The SHA-256 (hex) over all that judging sees of test, with what is query and gallery where that is given."""
+        return fingerprint_with(self.test.fingerprint(), self.test_query, self.test_gallery)
+
+    @cached_property
+    def num_shared_images(self) -> int:
+        """Test images whose content occurs in development too: a leak the data bring along is told, not hidden."""
+        return num_shared(self.development, self.test)
+
+    @cached_property
+    def num_shared_between_folds(self) -> int:
+        """Development images whose content occurs in another development class too, and so may be on both sides of a
+        fold."""
+        classes_of: dict[bytes, set[int]] = {}
+        contents, labels = self.development.content_hashes(), self.development.labels_N.tolist()
+        for content, label in zip(contents, labels, strict=True):
+            classes_of.setdefault(content, set()).add(label)
+        return sum(len(classes_of[content]) > 1 for content in contents)
+
+
+def fingerprint_with(fingerprint: str, *further: NDArray[Any] | None) -> str:
+    """A fingerprint over further arrays too, in their order; as it is where all are None."""
+    if all(each is None for each in further):
+        return fingerprint
+    digest = hashlib.sha256(fingerprint.encode())
+    for each in further:
+        assert each is not None
+        digest.update(f"{each.shape} {each.dtype.kind}".encode())
+        digest.update(np.ascontiguousarray(each, dtype=each.dtype.newbyteorder("<")).data)
+    return digest.hexdigest()
+
+
+class _Hashed(Protocol):
+    def content_hashes(self) -> list[bytes]: ...
+
+
+def num_shared(development: _Hashed, test: _Hashed) -> int:
+    """How many test items have the content of one that is trained on."""
+    known = set(development.content_hashes())
+    return sum(each in known for each in test.content_hashes())
 
 
 def _content_hash(image_HWC: Images) -> bytes:
     return hashlib.blake2b(image_HWC.tobytes() + repr(image_HWC.shape).encode(), digest_size=16).digest()
 
 
-def _content_hashes(images_NHWC: Images) -> set[bytes]:
-    return set(map(_content_hash, images_NHWC))
+def first_half(num_classes: int) -> int:
+    """How many classes are for development where data come without a split: the first half, rounded up."""
+    return (num_classes + 1) // 2
 
 
-def halves(name: str, images: ImageSet) -> ZeroShotData:
+def halves(name: str, images: LabelledImages) -> ZeroShotData:
     """Cut by class: the first half of the classes (rounded up) is development, the rest is test."""
     num_classes = len(images.class_names)
-    cut = (num_classes + 1) // 2
+    cut = first_half(num_classes)
     return ZeroShotData(name, images.of_classes(range(cut)), images.of_classes(range(cut, num_classes)))
-
-
-def zero_shot(name: str, train: ImageSet, test: ImageSet) -> ZeroShotData:
-    """Take two files as development and test; if they share a class, cut the union of classes in half."""
-    names = tuple(dict.fromkeys(train.class_names + test.class_names))
-    if len(names) == len(train.class_names) + len(test.class_names):
-        return ZeroShotData(name, train, test)
-    channels = max(train.images_NHWC.shape[3], test.images_NHWC.shape[3])
-    if train.images_NHWC.shape[1:3] != test.images_NHWC.shape[1:3]:
-        raise ValueError(
-            f"{name}: train images are {train.images_NHWC.shape[1:3]}, test images "
-            f"{test.images_NHWC.shape[1:3]}; set data.image_size to resize them"
-        )
-    position = {class_name: i for i, class_name in enumerate(names)}
-    test_labels_C = np.array([position[c] for c in test.class_names], dtype=np.int64)
-    union = ImageSet(
-        np.concatenate([with_channels(s.images_NHWC, channels) for s in (train, test)]),
-        np.concatenate([train.labels_N, test_labels_C[test.labels_N]]),
-        names,
-    )
-    return halves(name, union)
 
 
 def with_channels(images_NHWC: Images, channels: int) -> Images:
@@ -143,33 +283,43 @@ def with_channels(images_NHWC: Images, channels: int) -> Images:
     return grey_NHW.astype(np.uint8)[..., None]
 
 
-def decode(source: Path | bytes, name: str, image_size: int | None) -> Images:
-    """Decode one picture to ``image_HWC``: C=1 for black-and-white and grey modes, else 3 (alpha is
-    dropped), resized to a square by antialiased bilinear interpolation if ``image_size`` is given.
+def decode(encoded: bytes, name: str, fit: Fit) -> Images:
+    """Decode one picture to ``image_HWC`` as evaluation sees it: C=1 for black-and-white and grey modes, else 3
+    (alpha is dropped); errors as ``opened`` has them.
+    """
+    canvas = fit.canvas(opened(encoded, name))
+    if fit.resize_to is None or fit.image_size is None:
+        return as_array(canvas)
+    return as_array(centred(canvas, (fit.image_size, fit.image_size)))
 
-    Raises ValueError naming the picture if it cannot be read or has more than 8 bits per channel.
+
+class DamagedImage(ValueError):
+    """A picture whose bytes are there and are not those of an image."""
+
+
+def opened(encoded: bytes, name: str) -> Any:
+    """Decode one picture: grey (L) for black-and-white and grey modes, else RGB.
+
+    Raises DamagedImage naming the picture if it cannot be decoded, ValueError if it has more than 8 bits per channel.
     """
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+        with Image.open(io.BytesIO(encoded)) as picture:
             mode = picture.mode
             pixels = picture.convert("L" if mode in ("1", "L", "LA") else "RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name}: not a readable image ({error}); repair or remove it") from error
+        raise DamagedImage(f"{name}: not a readable image ({error}); repair or remove it") from error
     if mode.startswith(("I", "F")):
         raise ValueError(f"{name}: image mode {mode} has more than 8 bits per channel; convert it to 8")
-    return _to_array(_resized(pixels, image_size))
+    return pixels
 
 
 def resize(images_NHWC: Images, image_size: int | None) -> Images:
     """Resize to squares by antialiased bilinear interpolation; None leaves the images as they are."""
     if image_size is None or images_NHWC.shape[1:3] == (image_size, image_size):
         return images_NHWC
-    from PIL import Image
-
-    pictures = (Image.fromarray(x[..., 0] if x.shape[2] == 1 else x) for x in images_NHWC)
-    resized = [_to_array(_resized(p, image_size)) for p in pictures]
+    resized = [as_array(_resized(_picture(x), image_size)) for x in images_NHWC]
     return np.stack(resized) if resized else np.empty((0, image_size, image_size, 1), np.uint8)
 
 
@@ -181,7 +331,14 @@ def _resized(picture: Any, image_size: int | None) -> Any:
     return picture.resize((image_size, image_size), Image.Resampling.BILINEAR)
 
 
-def _to_array(picture: Any) -> Images:
+def _picture(image_HWC: Images) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(image_HWC[..., 0] if image_HWC.shape[2] == 1 else image_HWC)
+
+
+def as_array(picture: Any) -> Images:
+    """The pixels of a grey or RGB picture, ``image_HWC``."""
     image = np.asarray(picture, dtype=np.uint8)
     return image[..., None] if image.ndim == 2 else image
 

@@ -1,71 +1,122 @@
-"""Parquet: images in the Hugging Face layout in, embeddings in and out.
+"""Parquet: pictures in the Hugging Face layout in, tables in, embeddings in and out.
 
-Shapes: N rows, D embedding size, H, W, C height, width and channels.
+Shapes: N rows, D embedding or feature size.
 """
 
 from __future__ import annotations
 
+import bisect
+import hashlib
+import itertools
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.csv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from filelock import FileLock
 from numpy.typing import NDArray
 
-from dmlstudy.data.images import Images, Labels, decode, stack
+from dmlstudy.data.images import Labels
+
+IN_MEMORY_BYTES = 2**28
+"""Files that are no larger together are kept in memory, encoded; of larger ones an Arrow file is mapped."""
 
 
-class ImageTable(NamedTuple):
-    """Rows of image files: where each picture came from, its class id if the files have labels."""
+class PictureTable:
+    """Rows of files in the Hugging Face layout (``image`` or ``img`` = struct{bytes, path}, ``label`` = int).
 
-    ids: list[str]
-    images_NHWC: Images
-    labels_N: Labels | None
-    class_names: dict[int, str]  # of the labels that occur, in the order of the class ids
-
-
-def read_images(paths: Sequence[Path], image_size: int | None) -> ImageTable:
-    """Read files in the Hugging Face layout (``image`` or ``img`` = struct{bytes, path}, ``label`` = int),
-    one row group at a time; class names come from the files' metadata, else they are the label's digits.
-
-    Raises ValueError naming the file for a broken file, a missing column, a null or a picture that
-    cannot be decoded.
+    The files are read a row group at a time. Pictures stay encoded: of small files in memory, else in an Arrow file
+    under ``$XDG_CACHE_HOME/dmlstudy`` (default ``~/.cache``), which is named by the files' paths, sizes and
+    times, written whole or not at all by one process while others wait (also those of hosts that share the folder),
+    mapped into memory, and may be deleted when no study runs. Class names come from the files' metadata, else they
+    are the label's digits.
+    Raises ValueError naming the file for a broken file, a missing column or a null.
     """
-    files = [_open(path) for path in paths]
-    num_images = sum(file.metadata.num_rows for file in files)
-    if num_images == 0:
-        raise ValueError(f"{paths[0]}: no rows")
-    has_labels = all("label" in file.schema_arrow.names for file in files)
-    ids: list[str] = []
-    labels: list[int] = []
 
-    def pictures() -> Iterator[tuple[str, Images]]:
-        for path, file in zip(paths, files, strict=True):
-            for position, row in enumerate(_rows(path, file, has_labels)):
-                place = f"{path}, row {position}"
-                picture = row["picture"] or {}
-                if not picture.get("bytes"):
-                    raise ValueError(f"{place}: no image bytes; store the picture inside the file")
-                if has_labels:
-                    if row["label"] is None or row["label"] < 0:
-                        raise ValueError(
-                            f"{place}: label is {row['label']}; give every image a class id >= 0"
-                        )
-                    labels.append(row["label"])
-                ids.append(picture.get("path") or str(len(ids)))
-                yield place, decode(picture["bytes"], place, image_size)
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        files = [_open(path) for path in paths]
+        rows = [file.metadata.num_rows for file in files]
+        if sum(rows) == 0:
+            raise ValueError(f"{paths[0]}: no rows")
+        self._starts = [0, *itertools.accumulate(rows)]
+        has_labels = all("label" in file.schema_arrow.names for file in files)
+        schema = pa.schema(
+            [("bytes", pa.large_binary()), ("path", pa.string())]
+            + ([("label", pa.int64())] if has_labels else [])
+        )
 
-    images_NHWC = stack(pictures(), num_images)
-    if not has_labels:
-        return ImageTable(ids, images_NHWC, None, {})
-    labels_N = np.array(labels, dtype=np.int64)
-    names = next((n for n in map(_class_names, files) if n), ())
-    class_names = {c: names[c] if c < len(names) else str(c) for c in np.unique(labels_N).tolist()}
-    return ImageTable(ids, images_NHWC, labels_N, class_names)
+        def groups() -> Iterator[Any]:
+            for path, file in zip(paths, files, strict=True):
+                yield from _groups(path, file, has_labels, schema)
+
+        if sum(path.stat().st_size for path in paths) <= IN_MEMORY_BYTES:
+            table = pa.Table.from_batches(groups(), schema)
+        else:
+            table = _mapped(paths, schema, groups)
+        self._bytes = table["bytes"]
+        self._path = table["path"]
+        self.labels_N: Labels | None = table["label"].to_numpy() if has_labels else None
+        self.class_names: dict[int, str] = {}  # of the labels that occur, in the order of the class ids
+        names = next((n for n in map(_class_names, files) if n), ())
+        self.has_names = bool(names)  # else classes are called by their ids
+        if self.labels_N is not None:
+            self.class_names = {
+                c: names[c] if c < len(names) else str(c) for c in np.unique(self.labels_N).tolist()
+            }
+        ends = itertools.accumulate(len(chunk) for chunk in self._bytes.chunks)
+        self._chunk_starts = [0, *ends]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def ids(self) -> list[str]:
+        """Where each picture came from, or its number."""
+        return [path or str(row) for row, path in enumerate(self._path.to_pylist())]
+
+    def place(self, row: int) -> str:
+        number = bisect.bisect_right(self._starts, row) - 1
+        return f"{self.paths[number]}, row {row - self._starts[number]}"
+
+    def encoded(self, row: int) -> bytes:
+        number = bisect.bisect_right(self._chunk_starts, row) - 1
+        content: bytes = self._bytes.chunk(number)[row - self._chunk_starts[number]].as_py()
+        return content
+
+
+def _mapped(paths: Sequence[Path], schema: Any, groups: Callable[[], Iterator[Any]]) -> Any:
+    """The rows in an Arrow file that is mapped into memory, made if it is not there."""
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    name = hashlib.sha256(repr((stats, schema.names)).encode()).hexdigest()[:32]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dmlstudy"
+    kept = folder / f"{name}.arrow"
+
+    def write(draft: Path) -> None:
+        with pa.OSFile(str(draft), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for batch in groups():
+                writer.write_batch(batch)
+
+    try:
+        if not kept.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / "lock"):
+                if not kept.is_file():
+                    for left in folder.glob(f".*.arrow.*{DRAFT}"):  # only the lock's holder writes
+                        left.unlink()
+                    _replace_atomically(kept, write)
+        return pa.ipc.open_file(pa.memory_map(str(kept))).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(
+            f"{kept}: cannot be written or read ({error}); set XDG_CACHE_HOME to a folder with room for"
+            f" {sum(size for _, size, _ in stats) / 2**30:.1f} GiB, or delete the file"
+        ) from error
 
 
 def _open(path: Path) -> Any:
@@ -75,21 +126,45 @@ def _open(path: Path) -> Any:
         raise ValueError(f"{path}: not a readable Parquet file ({error})") from error
 
 
-def _rows(path: Path, file: Any, has_labels: bool) -> Iterator[dict[str, Any]]:
-    schema = file.schema_arrow
-    column = next((c for c in ("image", "img") if c in schema.names), None)
-    if column is None or not pa.types.is_struct(schema.field(column).type):
-        raise ValueError(f"{path}: no column image or img of type struct{{bytes, path}}, but {schema.names}")
-    if has_labels and not pa.types.is_integer(schema.field("label").type):
-        raise ValueError(f"{path}: column label is {schema.field('label').type}, expected int64")
+def _groups(path: Path, file: Any, has_labels: bool, schema: Any) -> Iterator[Any]:
+    """Record batches of ``schema``, one row group after the other."""
+    present = file.schema_arrow
+    column = next((c for c in ("image", "img") if c in present.names), None)
+    if column is None or not pa.types.is_struct(present.field(column).type):
+        raise ValueError(f"{path}: no column image or img of type struct{{bytes, path}}, but {present.names}")
+    if has_labels and not pa.types.is_integer(present.field("label").type):
+        raise ValueError(f"{path}: column label is {present.field('label').type}, expected int64")
     columns = [column, *(["label"] if has_labels else [])]
+    start = 0
     for group in range(file.num_row_groups):
         try:
-            table = file.read_row_group(group, columns=columns)
+            batches = file.read_row_group(group, columns=columns).to_batches()
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{path}: row group {group} is damaged ({error})") from error
-        for row in table.to_pylist():
-            yield {"picture": row[column], "label": row.get("label")}
+        for batch in batches:
+            encoded = pc.struct_field(batch[column], "bytes")
+            if (row := _first(pc.fill_null(pc.equal(pc.binary_length(encoded), 0), True))) is not None:
+                raise ValueError(
+                    f"{path}, row {start + row}: no image bytes; store the picture inside the file"
+                )
+            arrays = [encoded, pc.struct_field(batch[column], "path")]
+            if has_labels:
+                labels = batch["label"]
+                if (row := _first(pc.fill_null(pc.less(labels, 0), True))) is not None:
+                    raise ValueError(
+                        f"{path}, row {start + row}: label is {labels[row]}; give every image a class id >= 0"
+                    )
+                arrays.append(labels)
+            yield pa.RecordBatch.from_arrays(
+                [array.cast(kind) for array, kind in zip(arrays, schema.types, strict=True)], schema=schema
+            )
+            start += len(batch)
+
+
+def _first(flags: Any) -> int | None:
+    """The position of the first that is true."""
+    position = flags.index(True).as_py()
+    return None if position < 0 else position
 
 
 def _class_names(file: Any) -> Sequence[str]:
@@ -125,8 +200,11 @@ def write_embeddings(
     _replace_atomically(path, lambda draft: pq.write_table(table, draft))
 
 
+DRAFT = ".draft"
+
+
 def _replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}{DRAFT}")
     try:
         write(draft)
         os.replace(draft, path)
@@ -159,3 +237,40 @@ def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDAr
         None if labels.null_count == len(labels) else labels.to_pylist(),
         values.astype(np.float32, copy=False).reshape(-1, dim),
     )
+
+
+def read_columns(path: Path) -> dict[str, Any]:
+    """A table's columns by name, of a CSV file with a header line or a Parquet file; lists, null as None.
+
+    A list column of numbers comes as an array (N, D). Raises ValueError naming a file that cannot be read.
+    """
+    if not path.is_file():
+        raise ValueError(f"data.path: no file {path}")
+    try:
+        if path.suffix.lower() == ".parquet":
+            table = _open(path).read()
+        else:
+            as_text = pyarrow.csv.ConvertOptions(
+                column_types={name: pa.string() for name in ("label", "path", "split")},
+                true_values=["True", "true", "1", "1.0"],
+                false_values=["False", "false", "0", "0.0"],
+                strings_can_be_null=True,
+            )
+            table = pyarrow.csv.read_csv(path, convert_options=as_text)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from error
+    return {name: _column(path, name, table[name]) for name in table.column_names}
+
+
+def _column(path: Path, name: str, column: Any) -> Any:
+    is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    if not is_list and not pa.types.is_large_list(column.type):
+        return column.to_pylist()
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if len(lengths) != 1 or lengths[0] is None or not pa.types.is_floating(column.type.value_type):
+        raise ValueError(
+            f"{path}: column {name} is {column.type} of lengths {lengths[:3]}, expected lists of one length of"
+            " float numbers"
+        )
+    values = pc.list_flatten(column).to_numpy()
+    return values.reshape(-1, lengths[0])

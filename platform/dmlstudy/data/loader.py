@@ -1,0 +1,127 @@
+"""Reading ahead: threads decode the next batches' images while the present one is trained on.
+
+Threads suffice, for Pillow lets go of Python's lock while it decodes and resizes.
+Shapes: B images of one batch on this rank.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from dmlstudy.data.augmentation import Augmentation, Look
+from dmlstudy.data.images import Indices, Inputs, LabelledImages, Looks
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+PIECE = 64
+"""Items that a thread takes at once."""
+
+AHEAD = 3
+"""Batches that are read or wait to be taken, beyond the one in use."""
+
+
+def num_threads() -> int:
+    """OMP_NUM_THREADS if it is set (as Ray does per worker), else the cores of this process."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_threads(work: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """The work on each item, in the order of the items; memory grows with the results alone."""
+    pieces = [items[start : start + PIECE] for start in range(0, len(items), PIECE)]
+
+    def on_piece(piece: Sequence[T]) -> list[U]:
+        return [work(item) for item in piece]
+
+    with ThreadPoolExecutor(num_threads()) as pool:
+        return [result for results in pool.map(on_piece, pieces) for result in results]
+
+
+class Rates(NamedTuple):
+    """What the loader could have given, and how long it was waited for."""
+
+    images_per_second: float
+    waited_seconds: float
+
+
+class Loader:
+    """Batches of images read ahead in order, by ``threads`` threads; nothing but speed depends on their number.
+
+    With an augmentation the image ``index`` is seen in an epoch as (seed, epoch, index) says. An error of a
+    picture is raised where its batch would have been given. Memory: AHEAD + 1 batches.
+    """
+
+    def __init__(
+        self,
+        images: LabelledImages,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        self._images = images
+        self._augmentation = None if augmentation is None or augmentation.is_off else augmentation
+        self._seed = seed
+        self._threads = threads or num_threads()
+        self._lock = threading.Lock()
+        self._start()
+
+    @property
+    def rates(self) -> Rates:
+        """Of the last pass: images per second that all threads together can read, seconds waited for them."""
+        rate = self._threads * self._num_read / self._busy if self._busy else 0.0
+        return Rates(rate, self._waited)
+
+    def epoch(self, batches: Iterable[Indices], epoch: int = 0) -> Iterator[Inputs]:
+        """``images_BHWC`` of each batch of indices, in order."""
+        self._start()
+        looks: Looks | None = None
+        if (augmentation := self._augmentation) is not None:
+
+            def looks(index: int) -> Look:
+                return augmentation.look(self._seed, epoch, index)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            waiting: deque[list[Future[Inputs]]] = deque()
+            try:
+                for indices in batches:
+                    shares = np.array_split(indices, max(1, min(self._threads, len(indices))))
+                    waiting.append([pool.submit(self._read, share, looks) for share in shares])
+                    if len(waiting) > AHEAD:
+                        yield self._take(waiting.popleft())
+                while waiting:
+                    yield self._take(waiting.popleft())
+            finally:
+                for share in (share for batch in waiting for share in batch):
+                    share.cancel()
+
+    def _start(self) -> None:
+        self._busy, self._waited, self._num_read = 0.0, 0.0, 0
+
+    def _read(self, indices: Indices, looks: Looks | None) -> Inputs:
+        started = time.perf_counter()
+        images_BHWC = self._images.read(indices, looks)
+        elapsed = time.perf_counter() - started
+        with self._lock:
+            self._busy += elapsed
+            self._num_read += len(indices)
+        return images_BHWC
+
+    def _take(self, shares: list[Future[Inputs]]) -> Inputs:
+        started = time.perf_counter()
+        parts = [share.result() for share in shares]
+        self._waited += time.perf_counter() - started
+        if len(parts) == 1:
+            return parts[0]
+        together: Any = np.concatenate(parts)
+        return cast("Inputs", together)
