@@ -67,13 +67,6 @@ def test_unit_norm_float32(backbone: str, channels: int, size: tuple[int, int]) 
     np.testing.assert_allclose(as_float, z, atol=1e-6)
 
 
-def test_every_backbone_has_a_head_on_its_features() -> None:
-    for name in embedders.BACKBONES:
-        embedder = embedders.build(name, 4, width=4, in_channels=3, image_size=32, seed=0)
-        assert embedders.embed(embedder, pictures(2, 32, 32, 3)).shape == (2, 4)
-    assert build_backbone("resnet50", 3, 0, None).num_features == 2048
-
-
 def test_grey_is_rgb_of_equal_channels() -> None:
     grey = embedders.build("resnet18", 8, in_channels=1, image_size=32, seed=0)
     colour = embedders.build("resnet18", 8, in_channels=3, image_size=32, seed=0)
@@ -89,6 +82,21 @@ def test_preprocessing_is_inside() -> None:
         z = embedder.head(embedder.backbone(x))
     expected = (z / z.norm(dim=1, keepdim=True)).numpy()
     np.testing.assert_allclose(embedders.embed(embedder, images), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("backbone", "channels"), [("small_conv", 3), ("resnet18", 3), ("resnet18", 1)])
+def test_images_lie_in_memory_as_the_weights_do(backbone: str, channels: int) -> None:
+    """cuDNN and MKL run channels last where either is."""
+    embedder = embedders.build(backbone, 8, width=4, in_channels=channels, image_size=32, seed=0).eval()
+    first = next(module for module in embedder.backbone.modules() if isinstance(module, torch.nn.Conv2d))
+    seen: list[tuple[int, ...]] = []
+    first.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].stride()))
+    images = pictures(2, 32, 32, channels)
+    planar = embedders.embed(embedder, images)
+    embedder.backbone.to(memory_format=torch.channels_last)
+    interleaved = embedders.embed(embedder, images)
+    assert seen == [(3 * 32 * 32, 32 * 32, 32, 1), (3 * 32 * 32, 1, 3 * 32, 3)]
+    np.testing.assert_allclose(planar, interleaved, atol=1e-5)
 
 
 def test_initialisation_depends_on_the_seed_only() -> None:
@@ -147,7 +155,7 @@ def test_a_blank_image_stays_finite() -> None:
 
 
 def test_faults_in_building() -> None:
-    with pytest.raises(ValueError, match=r"did you mean 'resnet18'\? known are: small_conv"):
+    with pytest.raises(ValueError, match=r"did you mean 'resnet18'\? known are: small_conv, bn_inception"):
         embedders.build("resnet-18", 4, in_channels=3, image_size=32, seed=0)
     with pytest.raises(ValueError, match="2 channels"):
         small(in_channels=2)
@@ -268,7 +276,7 @@ def test_manifest_faults(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"manifest\.json: not valid JSON"):
         embedders.load(folder)
     (folder / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="is this the folder of a saved embedder"):
+    with pytest.raises(ValueError, match="is this the folder of a saved model"):
         embedders.load(folder)
     assert embedders.load(folder, verify=False).architecture.dim == 6
 

@@ -1,8 +1,8 @@
 """Embedders: backbones by name, the image -> unit sphere module, and its folder on disk."""
 
-from dmlstudy.embedders.backbones import BACKBONES
-from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed, latency_ms
-from dmlstudy.embedders.folder import add_program, largest_deviation, load, save, seal, verify
+from dmlstudy.embedders.backbones import BACKBONES, check_backbone, check_input
+from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed, embed_with_structure, latency_ms
+from dmlstudy.embedders.folder import add_program, extra, largest_deviation, load, save, seal, verify
 
 __all__ = [
     "BACKBONES",
@@ -10,7 +10,11 @@ __all__ = [
     "Embedder",
     "add_program",
     "build",
+    "check_backbone",
+    "check_input",
     "embed",
+    "embed_with_structure",
+    "extra",
     "largest_deviation",
     "latency_ms",
     "load",

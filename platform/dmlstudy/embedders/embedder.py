@@ -17,7 +17,10 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
+from dmlstudy.embedders.heads import CODES, NO_CODE, LevelHeads, encode, linear_head
+from dmlstudy.embedders.levels import NO_FUSION, OWN_POOLING
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
+from dmlstudy.naming import nearest
 
 
 @dataclass(frozen=True)
@@ -30,17 +33,22 @@ class Architecture:
     weights: str | None
     freeze_bn: bool
     in_channels: int
-    image_size: tuple[int, int]  # height, width
+    image_size: tuple[int, ...]  # height, width; () where the input is vectors of in_channels features
     seed: int
     structure: str = NO_STRUCTURE
+    fusion: str = NO_FUSION
+    pooling: str = OWN_POOLING
+    head_norm: bool = False
+    code: str = NO_CODE
 
 
 class Embedder(nn.Module):
-    """z = h(b((x / 255 - mean) / std)) / |.|, with backbone b and linear head h.
+    """z = c(h(b((x / 255 - mean) / std))) / |.|, with backbone b, linear head h and code c (``heads.encode``).
 
     ``forward`` takes ``images_NHWC`` (uint8, or float in 0..255) of the size and channels it was built for
     and returns ``z_ND``, float32 of unit norm. Grey images become RGB where the backbone wants three
-    channels. Where it was built with a structure head, ``embed_with_structure`` gives structure embeddings
+    channels. Where it was built for feature vectors (``image_size`` ()), it takes ``x_NF`` (float32) as they are.
+    Where it was built with a structure head, ``embed_with_structure`` gives structure embeddings
     too. Weight decay and learning rates find their groups in ``.backbone``, ``.head`` and ``.structure_head``.
     """
 
@@ -51,7 +59,11 @@ class Embedder(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.backbone = backbone.network
-        self.head = nn.Linear(backbone.num_features, architecture.dim)
+        self.head: nn.Module = (
+            LevelHeads(backbone.levels, architecture.dim, architecture.head_norm)
+            if backbone.levels
+            else linear_head(backbone.num_features, architecture.dim, architecture.head_norm)
+        )
         self.channels = backbone.channels
         self.register_buffer("mean_C", torch.tensor(backbone.mean))
         self.register_buffer("std_C", torch.tensor(backbone.std))
@@ -80,15 +92,28 @@ class Embedder(nn.Module):
             raise ValueError(
                 f"images are {tuple(images_NHWC.shape[1:])} (HWC), this embedder takes {expected}"
             )
+        if not self.architecture.image_size:
+            of_vectors_NF: Tensor = self.backbone(images_NHWC.float())
+            return of_vectors_NF
         x_NHWC = images_NHWC.float() / 255
         x_NHWC = x_NHWC.expand(-1, -1, -1, self.channels)  # grey to RGB; a no-op where they agree
         x_NCHW = ((x_NHWC - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
-        features_NF: Tensor = self.backbone(x_NCHW)
+        features_NF: Tensor = self.backbone(x_NCHW.contiguous(memory_format=self._memory_format()))
         return features_NF
+
+    def _memory_format(self) -> torch.memory_format:
+        """That of the backbone's weights: a convolution runs channels last if its weights or its images are so."""
+        for weight in self.backbone.parameters():
+            if weight.ndim == 4:
+                is_last = weight.is_contiguous(memory_format=torch.channels_last)
+                if is_last != weight.is_contiguous():  # of one input channel, or of 1 x 1, a weight is both
+                    return torch.channels_last if is_last else torch.contiguous_format
+        return torch.contiguous_format
 
     def _on_the_sphere(self, features_NF: Tensor) -> Tensor:
         z_ND: Tensor = self.head(features_NF)
-        return F.normalize(z_ND.float(), dim=1, eps=1e-12)
+        z_ND = encode(z_ND.float(), self.architecture.code, training=self.training)
+        return F.normalize(z_ND, dim=1, eps=1e-12)
 
     def train(self, mode: bool = True) -> Embedder:
         """Set the mode; with ``freeze_bn`` batch norm keeps its running statistics in either mode."""
@@ -108,19 +133,28 @@ def build(
     weights: str | None = None,
     freeze_bn: bool = True,
     in_channels: int,
-    image_size: int | tuple[int, int],
+    image_size: int | tuple[int, ...],
     structure: str = NO_STRUCTURE,
+    fusion: str = NO_FUSION,
+    pooling: str = OWN_POOLING,
+    head_norm: bool = False,
+    code: str = NO_CODE,
     seed: int,
 ) -> Embedder:
     """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
 
-    ``image_size`` is a side, or (height, width), in pixels; ``weights`` is None, 'default' or a file;
-    ``structure`` is 'none', or 'official' or 'paper' for a structure head, which leaves the initial parameters
-    of the rest as they are without. Raises ValueError for an unknown backbone or structure, weights that
-    do not fit, or channels other than 1 and 3.
+    ``image_size`` is a side, or (height, width), in pixels, or () for vectors of ``in_channels`` features;
+    ``weights`` is None, 'default' or a file; ``structure`` is 'none', or 'official' or 'paper' for a structure head,
+    which leaves the initial parameters of the rest as they are without. ``fusion`` and ``pooling`` say which
+    stages' features the head gets (``levels``), ``head_norm`` puts a layer norm before it, and ``code`` 'tanh' or
+    'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the size of the whole embedding, also
+    with several heads. Raises ValueError for an unknown backbone, structure or code, weights that do not fit, or
+    images of channels other than 1 and 3.
     """
-    if in_channels not in (1, 3):
+    if image_size != () and in_channels not in (1, 3):
         raise ValueError(f"images have {in_channels} channels, an embedder takes 1 or 3")
+    if code not in CODES:
+        raise ValueError(f"embedder.code: unknown {code!r}{nearest(code, CODES, listed=True)}")
     height_width = (image_size, image_size) if isinstance(image_size, int) else image_size
     architecture = Architecture(
         backbone,
@@ -132,14 +166,21 @@ def build(
         height_width,
         seed,
         structure=check_structure(structure),
+        fusion=fusion,
+        pooling=pooling,
+        head_norm=head_norm,
+        code=code,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return Embedder(build_backbone(backbone, in_channels, width, weights), architecture)
+        network = build_backbone(backbone, in_channels, width, weights, height_width, fusion, pooling)
+        return Embedder(network, architecture)
 
 
 def latency_ms(
-    embedder: Embedder, image_HWC: NDArray[np.uint8], device: str | torch.device | None = None
+    embedder: Embedder,
+    image_HWC: NDArray[np.uint8] | NDArray[np.float32],
+    device: str | torch.device | None = None,
 ) -> float:
     """Milliseconds to embed one image that is alone in its batch: the median of 20 times, after 3 to warm up."""
     seconds = []
@@ -152,7 +193,7 @@ def latency_ms(
 
 def embed(
     embedder: Embedder,
-    images_NHWC: NDArray[np.uint8],
+    images_NHWC: NDArray[np.uint8] | NDArray[np.float32],
     batch_size: int = 256,
     device: str | torch.device | None = None,
 ) -> NDArray[np.float32]:
@@ -160,18 +201,32 @@ def embed(
 
     The embedder's device and the mode of each of its modules are restored.
     """
+    return embed_with_structure(embedder, images_NHWC, batch_size, device)[0]
+
+
+def embed_with_structure(
+    embedder: Embedder,
+    images_NHWC: NDArray[np.uint8] | NDArray[np.float32],
+    batch_size: int = 256,
+    device: str | torch.device | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    """Return ``z_ND`` as ``embed`` does, and ``omega_ND``, which is None without a structure head."""
     home = embedder.mean_C.device
     target = home if device is None else torch.device(device)
     modes = [(module, module.training) for module in embedder.modules()]
     z_ND = np.empty((len(images_NHWC), embedder.architecture.dim), dtype=np.float32)
+    omega_ND = None if embedder.structure_head is None else np.empty_like(z_ND)
     try:
         embedder.to(target).eval()
         with torch.inference_mode():
             for start in range(0, len(images_NHWC), batch_size):
-                batch = torch.tensor(images_NHWC[start : start + batch_size], device=target)
-                z_ND[start : start + batch_size] = embedder(batch).cpu().numpy()
+                rows = slice(start, start + batch_size)
+                z, omega = embedder.embed_with_structure(torch.tensor(images_NHWC[rows], device=target))
+                z_ND[rows] = z.cpu().numpy()
+                if omega_ND is not None and omega is not None:
+                    omega_ND[rows] = omega.cpu().numpy()
     finally:
         embedder.to(home)
         for module, mode in modes:
             module.training = mode
-    return z_ND
+    return z_ND, omega_ND

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dmlstudy.embedders.embedder import Embedder, build, embed
+from dmlstudy.embedders.heads import NO_CODE
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
@@ -45,7 +46,7 @@ def save(
     embedder: Embedder,
     folder: str | Path,
     extra: Mapping[str, JSON] | None = None,
-    example_NHWC: NDArray[np.uint8] | None = None,
+    example_NHWC: NDArray[np.uint8] | NDArray[np.float32] | None = None,
 ) -> None:
     """Write the embedder to ``folder`` (made if missing); ``extra`` goes into the description as ``extra``.
 
@@ -99,16 +100,16 @@ def seal(folder: str | Path) -> None:
     os.replace(draft, folder / MANIFEST)
 
 
-def verify(folder: str | Path) -> None:
-    """Check every file against the manifest.
+def verify(folder: str | Path, needed: Sequence[str] = (WEIGHTS, DESCRIPTION)) -> None:
+    """Check every file against the manifest, which must list those that are ``needed``.
 
     Raises ValueError naming the file that is missing, altered, or absent from the manifest.
     """
     folder = Path(folder)
-    manifest = _read_json(folder / MANIFEST)
-    for name in (WEIGHTS, DESCRIPTION):
+    manifest = read_json(folder / MANIFEST)
+    for name in needed:
         if name not in manifest:
-            raise ValueError(f"{folder / MANIFEST}: does not list {name}; save the embedder again")
+            raise ValueError(f"{folder / MANIFEST}: does not list {name}; save the model again")
     for name, expected in manifest.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ValueError(f"{folder / MANIFEST}: {name!r} lies outside the folder; do not trust it")
@@ -126,7 +127,7 @@ def load(folder: str | Path, verify: bool = True) -> Embedder:
     folder = Path(folder)
     if verify:
         _verify(folder)
-    description = _read_json(folder / DESCRIPTION)
+    description = read_json(folder / DESCRIPTION)
     if description.get("format_version") != FORMAT_VERSION:
         raise ValueError(
             f"{folder / DESCRIPTION}: format version {description.get('format_version')!r}, "
@@ -152,6 +153,11 @@ def load(folder: str | Path, verify: bool = True) -> Embedder:
 _verify = verify
 
 
+def extra(folder: str | Path) -> dict[str, Any]:
+    """What was given to ``save`` beside the embedder; empty if nothing was."""
+    return dict(read_json(Path(folder) / DESCRIPTION).get("extra", {}))
+
+
 def _describe(embedder: Embedder) -> dict[str, Any]:
     architecture = embedder.architecture
     return {
@@ -165,8 +171,11 @@ def _describe(embedder: Embedder) -> dict[str, Any]:
             "scale": 1 / 255,
             "mean": embedder.mean_C.tolist(),
             "std": embedder.std_C.tolist(),
-        },
-        "output": {"dim": architecture.dim, "unit_norm": True, "distance": "euclidean"},
+        }
+        if architecture.image_size
+        else {"dtype": "float32", "layout": "NF", "features": architecture.in_channels},
+        "output": {"dim": architecture.dim, "unit_norm": True, "distance": "euclidean"}
+        | ({} if architecture.code == NO_CODE else {"code": "signs of a unit vector: bits"}),
     }
 
 
@@ -190,6 +199,8 @@ def _random_images(embedder: Embedder, num_images: int) -> Tensor:
     architecture = embedder.architecture
     generator = torch.Generator().manual_seed(num_images)
     shape = (num_images, *architecture.image_size, architecture.in_channels)
+    if not architecture.image_size:
+        return torch.randn(shape, generator=generator)
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
@@ -198,9 +209,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises ValueError naming a file that is missing or holds anything else."""
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; is this the folder of a saved embedder?")
+        raise ValueError(f"{path}: no such file; is this the folder of a saved model?")
     try:
         content = json.loads(path.read_text())
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 
 from dmlstudy.losses import foreign
@@ -23,7 +22,7 @@ from dmlstudy.losses.pairs import (
     NPair,
     RankedList,
 )
-from dmlstudy.losses.parameters import at_least, choice
+from dmlstudy.losses.parameters import at_least, choice, constructed, hyperparameters
 from dmlstudy.losses.proxies import (
     ArcFace,
     CosFace,
@@ -35,7 +34,6 @@ from dmlstudy.losses.proxies import (
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.triplets import Triplet
-from dmlstudy.naming import nearest
 from dmlstudy.records import Scalar
 
 CATALOGUE: dict[str, type[Loss]] = {
@@ -99,7 +97,7 @@ def build(
     if name.startswith(foreign.PREFIX):
         loss: Loss = foreign.build(name, params, **given)
     else:
-        loss = _built("loss", name, CATALOGUE, params, given)
+        loss = constructed("loss", name, CATALOGUE, params, given)
     if memory and not loss.accepts_memory:
         able = [entry for entry, kind in CATALOGUE.items() if kind.accepts_memory]
         raise ValueError(
@@ -114,7 +112,7 @@ def build(
         raise ValueError(f"regularizer {kind!r}: {WEIGHT}={weight!r} must be a number")
     rest = {key: value for key, value in its_params.items() if key != WEIGHT}
     try:
-        term = _built("regularizer", kind, REGULARIZERS, rest, given)
+        term = constructed("regularizer", kind, REGULARIZERS, rest, given)
         return Regularized(loss, term, at_least(WEIGHT, weight, 0))
     except ValueError as error:
         said = str(error)
@@ -131,38 +129,5 @@ def parameters_of(name: str) -> dict[str, Scalar]:
     if name.startswith(foreign.PREFIX):
         return foreign.parameters_of(name)
     if name in REGULARIZERS:
-        return {WEIGHT: 1.0} | _hyperparameters(REGULARIZERS[name])
-    return _hyperparameters(choice("loss", name, CATALOGUE))
-
-
-def _built(
-    role: str,
-    name: str,
-    table: Mapping[str, type[Loss]],
-    params: Mapping[str, Scalar],
-    given: Mapping[str, int],
-) -> Loss:
-    kind = choice(role, name, table)
-    defaults = _hyperparameters(kind)
-    for key, value in params.items():
-        if key not in defaults:
-            raise ValueError(f"{role} {name!r} has no parameter {key!r}{nearest(key, defaults, listed=True)}")
-        if not _fits(value, defaults[key]):
-            wanted = "number" if isinstance(defaults[key], float) else type(defaults[key]).__name__
-            raise ValueError(
-                f"{role} {name!r}: {key}={value!r} must be of type {wanted}, like {defaults[key]!r}"
-            )
-    asked = inspect.signature(kind).parameters
-    arguments: dict[str, Scalar] = {key: value for key, value in given.items() if key in asked}
-    return kind(**arguments, **params)
-
-
-def _hyperparameters(kind: type[Loss]) -> dict[str, Scalar]:
-    parameters = inspect.signature(kind).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.name not in _GIVEN}
-
-
-def _fits(value: Scalar, default: Scalar) -> bool:
-    if isinstance(default, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is type(default)
+        return {WEIGHT: 1.0} | hyperparameters(REGULARIZERS[name], _GIVEN)
+    return hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
 from dmlstudy.naming import nearest
+from dmlstudy.records import Scalar
 
 T = TypeVar("T")
 
@@ -30,3 +32,42 @@ def above(parameter: str, value: float, low: float) -> float:
     if not (math.isfinite(value) and value > low):
         raise ValueError(f"{parameter}={value} must be a finite number > {low}")
     return value
+
+
+def constructed(
+    role: str,
+    name: str,
+    table: Mapping[str, type[T]],
+    params: Mapping[str, Scalar],
+    given: Mapping[str, int],
+) -> T:
+    """The entry ``name`` of a catalogue, built from these parameters and those of ``given`` that it asks for.
+
+    Raises ValueError for an unknown entry or parameter (with the nearest name and the list), and for a value whose
+    type is not its default's.
+    """
+    kind = choice(role, name, table)
+    defaults = hyperparameters(kind, given)
+    for key, value in params.items():
+        if key not in defaults:
+            raise ValueError(f"{role} {name!r} has no parameter {key!r}{nearest(key, defaults, listed=True)}")
+        if not _fits(value, defaults[key]):
+            wanted = "number" if isinstance(defaults[key], float) else type(defaults[key]).__name__
+            raise ValueError(
+                f"{role} {name!r}: {key}={value!r} must be of type {wanted}, like {defaults[key]!r}"
+            )
+    asked = inspect.signature(kind).parameters
+    arguments: dict[str, Any] = {key: value for key, value in given.items() if key in asked}
+    return kind(**arguments, **params)
+
+
+def hyperparameters(kind: type[Any], given: Collection[str]) -> dict[str, Scalar]:
+    """A catalogue entry's parameters with their defaults, without the names ``given`` to it."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name not in given}
+
+
+def _fits(value: Scalar, default: Scalar) -> bool:
+    if isinstance(default, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is type(default)

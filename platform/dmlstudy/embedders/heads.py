@@ -1,0 +1,64 @@
+"""What turns features into an embedding: linear heads, one or one for each level, and codes of K bits.
+
+Shapes: N images, F features, D embedding size (of a code: bits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+NO_CODE = "none"
+
+CODES: Mapping[str, str] = {
+    NO_CODE: "real numbers",
+    "tanh": "tanh in training, its sign in use",
+    "sign": "the sign; its gradient is taken for the identity's (straight-through)",
+}
+
+
+class LevelHeads(nn.Module):
+    """A linear head for each level's part of features_NF; their outputs side by side are D numbers (GPW, v2).
+
+    Level l of L gives D // L numbers, and one more where l < D mod L. Raises ValueError for D < L.
+    """
+
+    def __init__(self, levels: tuple[int, ...], dim: int, layer_norm: bool) -> None:
+        super().__init__()
+        if dim < len(levels):
+            raise ValueError(
+                f"embedder.dim: {dim} is less than the {len(levels)} levels' heads give; raise it"
+            )
+        self.levels = list(levels)
+        sizes = [dim // len(levels) + (number < dim % len(levels)) for number in range(len(levels))]
+        self.heads = nn.ModuleList(
+            linear_head(features, size, layer_norm) for features, size in zip(levels, sizes, strict=True)
+        )
+
+    def forward(self, features_NF: Tensor) -> Tensor:
+        """h_ND, before normalisation: the whole is normalised once (METHODS A-G9)."""
+        parts = torch.split(features_NF, self.levels, dim=1)
+        return torch.cat([head(part) for head, part in zip(self.heads, parts, strict=True)], dim=1)
+
+
+def linear_head(features: int, dim: int, layer_norm: bool) -> nn.Module:
+    """h = W x + b, of x's layer norm (without parameters) if ``layer_norm``."""
+    if not layer_norm:
+        return nn.Linear(features, dim)
+    return nn.Sequential(nn.LayerNorm(features, elementwise_affine=False), nn.Linear(features, dim))
+
+
+def encode(h_ND: Tensor, code: str, *, training: bool) -> Tensor:
+    """The numbers that go onto the sphere: h itself, tanh(h), or sign(h) in {-1, 1}^D with sign(0) = 1.
+
+    Divided by sqrt(D) a code has unit norm, and the squared distance of two is 4/D times their Hamming
+    distance. 'sign' has the gradient of h (GreedyHash, Su et al. 2018); 'tanh' is replaced by its sign in use.
+    """
+    if code == NO_CODE:
+        return h_ND
+    if code == "tanh" and training:
+        return h_ND.tanh()
+    sign_ND = torch.where(h_ND >= 0, 1.0, -1.0).to(h_ND.dtype)
+    return sign_ND + (h_ND - h_ND.detach()) if training else sign_ND
