@@ -51,20 +51,78 @@ def test_retrieve_is_the_sorted_list(dim: int, k: int, with_self: bool) -> None:
         np.testing.assert_allclose(distance[q], np.sqrt([d for d, _ in expected]), rtol=1e-6)
 
 
-def test_a_tie_at_the_boundary_does_not_depend_on_whom_faiss_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep_the_last(query: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        distance = ((query[:, None] - gallery) ** 2).sum(axis=2)
-        order = np.lexsort((-np.arange(len(gallery)) + 0 * distance, distance), axis=-1)[:, :k]
-        return np.take_along_axis(distance, order, axis=1), order
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few hundred items go the way of a large set: product, sample, panels, tiles that are ragged."""
+    module = sys.modules["dmlstudy.retrieval.neighbours"]
+    monkeypatch.setattr(module, "_TILE", 32)
+    monkeypatch.setattr(module, "_SMALL_GALLERY", 200)
+    monkeypatch.setattr(module, "_HITS_AT_ONCE", 4000)
 
-    z = grid(50, 2, seed=4)
-    expected = [[i for _, i in rank(z[q], z, q)[:3]] for q in range(50)]
-    monkeypatch.setattr("faiss.knn", keep_the_last)
-    assert retrieval.retrieve(z, z, 3, np.arange(50))[0].tolist() == expected
+
+def in_itself(z: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    parts = list(retrieval.in_itself(z, k))
+    assert np.concatenate([part.row_Q for part in parts]).tolist() == list(range(len(z)))
+    return np.concatenate([p.index_QK for p in parts]), np.concatenate([p.distance_QK for p in parts])
+
+
+def with_copies(z: np.ndarray) -> np.ndarray:
+    z = z.copy()
+    z[50:120] = z[7]
+    return z
+
+
+HARD = {
+    "spread": lambda z: z,
+    "with ties": np.round,
+    "with copies": with_copies,
+    "far from the origin": lambda z: z + 1000,
+    "far apart": lambda z: z * np.where(np.arange(len(z)) == 3, 1e6, 1)[:, None].astype(np.float32),
+    "nearly collapsed": lambda z: 1 + 1e-6 * z,
+    "collapsed": np.ones_like,
+}
+
+
+@pytest.mark.parametrize("k", [1, 5, 30])
+@pytest.mark.parametrize("hard", HARD)
+def test_the_product_finds_what_the_direct_kernel_ranks(small_tiles: None, hard: str, k: int) -> None:
+    z = HARD[hard](np.random.default_rng(0).normal(size=(437, 9)).astype(np.float32)).astype(np.float32)
+    rows, columns = np.divmod(np.arange(437 * 437), 437)
+    direct = np.empty(437 * 437, np.float32)
+    pointers = [faiss.swig_ptr(a) for a in (z, rows, z, columns, direct)]
+    faiss.pairwise_indexed_L2sqr(9, len(rows), *pointers)
+    direct = direct.reshape(437, 437)
+    np.fill_diagonal(direct, np.inf)
+    expected = np.argsort(direct, axis=1, kind="stable")[:, :k]
+    index, distance = in_itself(z, k)
+    np.testing.assert_array_equal(index, expected)
+    np.testing.assert_array_equal(distance, np.sqrt(np.take_along_axis(direct, expected, axis=1)))
+    np.testing.assert_array_equal(retrieval.retrieve(z, z, k, np.arange(437))[0], expected)
+    queries = np.arange(300, 100, -3)
+    np.testing.assert_array_equal(retrieval.retrieve(z[queries], z, k, queries)[0], expected[queries])
+
+
+def test_the_product_alone_answers_ordinary_sets(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, measured = sys.modules["dmlstudy.retrieval.neighbours"], []
+    whole = module._measure_all
+    monkeypatch.setattr(module, "_measure_all", lambda *a: measured.extend(a[4]) or whole(*a))
+    in_itself(np.random.default_rng(0).normal(size=(3000, 9)).astype(np.float32), 5)
+    assert len(measured) < 60
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_holds_for_the_product(seed: int) -> None:
+    module = sys.modules["dmlstudy.retrieval.neighbours"]
+    rng = np.random.default_rng(seed)
+    z = (rng.normal(size=(400, [3, 128, 700][seed])) * rng.exponential(size=(400, 1))).astype(np.float32)
+    product = module._Product(z, z, np.full(400, -1))
+    tile = product.tile(0, 400, 0).astype(np.float64)
+    direct, _ = faiss.knn(z, z, 400)
+    exact = ((z[:, None].astype(np.float64) - z) ** 2).sum(axis=2) / 2
+    assert np.abs(tile + exact).max() + np.abs(np.sort(exact) - direct / 2).max() < product.error
 
 
 def test_equal_vectors_tie_exactly_wherever_they_stand() -> None:
-    assert faiss.cvar.distance_compute_blas_threshold == 2**31 - 1  # the BLAS form fails this test
     rng = np.random.default_rng(0)
     points = rng.normal(size=(7, 65)).astype(np.float32)
     copy_of = rng.integers(0, 7, 2003)
@@ -93,11 +151,28 @@ def test_self_goes_by_index_and_may_be_absent() -> None:
     assert index.tolist() == [[1, 2], [0, 2], [2, 0]]
 
 
+@pytest.mark.parametrize("k", [1, 5, 6, 7, 9])
+def test_a_query_in_the_gallery_has_one_item_less_than_one_outside(k: int) -> None:
+    """Nobody is cut off for another's sake: at k = 7, the gallery's size, those inside end in -1."""
+    gallery, outside = grid(7, 2, seed=1), grid(3, 2, seed=2)
+    query, itself = np.concatenate([gallery[[4, 0]], outside]), np.array([4, 0, -1, -1, -1])
+    index, distance = retrieval.retrieve(query, gallery, k, itself)
+    assert index.shape == distance.shape == (5, min(k, 7))
+    for q in range(5):
+        expected = rank(query[q], gallery, itself[q])[:k]
+        missing = index.shape[1] - len(expected)
+        assert index[q].tolist() == [i for _, i in expected] + [-1] * missing
+        np.testing.assert_allclose(distance[q], np.sqrt([d for d, _ in expected] + [np.inf] * missing))
+    all_inside, _ = retrieval.retrieve(gallery, gallery, k, np.arange(7))
+    all_outside, _ = retrieval.retrieve(outside, gallery, k, np.full(3, -1))
+    assert (all_inside.shape[1], all_outside.shape[1]) == (min(k, 6), min(k, 7))
+    assert (all_inside >= 0).all()
+
+
 def test_chunks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     z, labels = grid(50, 2, seed=3), np.random.default_rng(3).integers(0, 6, 50)
     whole, whole_scores = retrieval.retrieve(z, z, 7, np.arange(50)), retrieval.evaluate(z, labels)
-    monkeypatch.setattr(sys.modules["dmlstudy.retrieval.neighbours"], "_CELLS_PER_CHUNK", 31)
-    monkeypatch.setattr(sys.modules["dmlstudy.retrieval.metrics"], "_CELLS_PER_CHUNK", 101)
+    monkeypatch.setattr(sys.modules["dmlstudy.retrieval.neighbours"], "_CELLS_PER_CHUNK", 131)
     np.testing.assert_array_equal(whole[0], retrieval.retrieve(z, z, 7, np.arange(50))[0])
     assert whole_scores == retrieval.evaluate(z, labels)
 

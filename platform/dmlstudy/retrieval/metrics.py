@@ -1,110 +1,319 @@
-"""Retrieval metrics: pure functions of ranked int64 labels, one value per query; METHODS.md section 8.
+"""Retrieval metrics: pure functions of ranked labels, one value per query; METHODS.md section 8.
 
 rel_q(k) = 1 if the k-th result has the query's label; R_q = number of relevant items in the gallery;
 P_q(k) = (1/k) sum_{i<=k} rel_q(i). A query with R_q = 0 counts as 0. The reported metric is the mean over
-queries. Shapes: Q queries, K ranks, N items of a set that is both query and gallery, D embedding size.
+queries (micro), or where so named the unweighted mean over the classes of their queries' means (macro).
+Labels are int64, one per item; or label sets, packed by ``pack_labels`` to bytes, of which two are relevant to
+each other if they share a label. Shapes: Q queries, M gallery items, K ranks, N items of a set that is both query
+and gallery, D embedding size, L labels, P bytes of a packed label set (P absent: one label).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy.retrieval.neighbours import Floats, Ints, retrieve
+from dmlstudy.retrieval.neighbours import Floats, Ints, in_gallery, in_itself
 
 Values: TypeAlias = NDArray[np.float64]
+Labels: TypeAlias = NDArray[np.int64] | NDArray[np.uint8]
+Denominator: TypeAlias = Literal["found", "relevant", "reachable"]
 
-_CELLS_PER_CHUNK = 1 << 23  # ranks held at once by ``evaluate``
+_CELLS_PER_CHUNK = 1 << 24  # label sets compared at once
 
 
-def recall_at_k(ranked_QK: Ints, label_Q: Ints, k: int) -> Values:
+def pack_labels(has_NL: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Label sets (does item n have label l?) as packed bytes, of shape (N, ceil(L / 8))."""
+    return np.packbits(np.asarray(has_NL, dtype=bool), axis=1)
+
+
+def count_relevant(label_Q: Labels, label_M: Labels, self_index: Ints | None = None) -> Ints:
+    """R_q: how many gallery items are relevant to each query, itself (at ``self_index``, or -1) left out."""
+    _check_labels(label_Q, label_M)
+    if label_Q.ndim == 1:
+        class_C, size_C = np.unique(label_M, return_counts=True)
+        place_Q = np.minimum(np.searchsorted(class_C, label_Q), len(class_C) - 1)
+        count_Q = np.where(class_C[place_Q] == label_Q, size_C[place_Q], 0)
+    else:
+        count_Q = np.zeros(len(label_Q), np.int64)
+        rows_at_once = max(1, _CELLS_PER_CHUNK // max(1, label_M.size))
+        for start in range(0, len(label_Q), rows_at_once):
+            part_QP = label_Q[start : start + rows_at_once]
+            count_Q[start : start + rows_at_once] = _relevance(label_M[None], part_QP).sum(axis=1)
+    if self_index is None:
+        return count_Q.astype(np.int64)
+    in_gallery_Q = self_index >= 0
+    of_self_Q1 = _relevance(label_M[np.maximum(self_index, 0)][:, None], label_Q)
+    return (count_Q - (of_self_Q1[:, 0] & in_gallery_Q)).astype(np.int64)
+
+
+def recall_at_k(ranked_QK: Labels, label_Q: Labels, k: int) -> Values:
     """R@k of each query = [any rel_q(i) = 1, i <= k]; k beyond the ranking means the whole ranking."""
-    if k < 1:
-        raise ValueError(f"recall at {k}: k must be at least 1")
-    return np.asarray(_relevance(ranked_QK[:, :k], label_Q).any(axis=1), dtype=np.float64)
+    return _Hits.of(ranked_QK, label_Q).recall_at(k)
 
 
-def r_precision(ranked_QK: Ints, label_Q: Ints, num_relevant_Q: Ints) -> Values:
+def r_precision(ranked_QK: Labels, label_Q: Labels, num_relevant_Q: Ints) -> Values:
     """R-precision of each query = P_q(R_q); NASA's P@N.
 
     Raises ValueError if the ranking is shorter than the largest R_q.
     """
-    hit_QK = _first_r_hits(ranked_QK, label_Q, num_relevant_Q)
-    return np.asarray(hit_QK.sum(axis=1) / np.maximum(num_relevant_Q, 1), dtype=np.float64)
+    return _Hits.of(ranked_QK, label_Q).r_precision(num_relevant_Q)
 
 
-def map_at_r(ranked_QK: Ints, label_Q: Ints, num_relevant_Q: Ints) -> Values:
+def map_at_r(ranked_QK: Labels, label_Q: Labels, num_relevant_Q: Ints) -> Values:
     """MAP@R of each query = (1/R_q) sum_{k<=R_q} P_q(k) rel_q(k); never above R-precision.
 
     Raises ValueError if the ranking is shorter than the largest R_q.
     """
-    hit_QK = _first_r_hits(ranked_QK, label_Q, num_relevant_Q)
-    return np.asarray(_precision_sum(hit_QK) / np.maximum(num_relevant_Q, 1), dtype=np.float64)
+    return _Hits.of(ranked_QK, label_Q).map_at_r(num_relevant_Q)
 
 
-def mean_average_precision(ranked_QK: Ints, label_Q: Ints, num_relevant_Q: Ints) -> Values:
+def mean_average_precision(ranked_QK: Labels, label_Q: Labels, num_relevant_Q: Ints) -> Values:
     """AP of each query over a full ranking = (1/R_q) sum_k P_q(k) rel_q(k).
 
     Raises ValueError if the ranking leaves out a relevant item, for then it is not full.
     """
-    hit_QK = _relevance(ranked_QK, label_Q)
-    if (hit_QK.sum(axis=1) != num_relevant_Q).any():
-        raise ValueError("mean average precision needs the full ranking: a relevant item is not in it")
-    return np.asarray(_precision_sum(hit_QK) / np.maximum(num_relevant_Q, 1), dtype=np.float64)
+    return _Hits.of(ranked_QK, label_Q).map(num_relevant_Q)
 
 
-def _relevance(ranked_QK: Ints, label_Q: Ints) -> NDArray[np.bool_]:
+def map_at_k(
+    ranked_QK: Labels, label_Q: Labels, num_relevant_Q: Ints, k: int, denominator: Denominator
+) -> Values:
+    """MAP@k of each query = (1/N_q) sum_{i<=k} P_q(i) rel_q(i), 0 without a hit; the denominator has a name.
+
+    'found': N_q = the relevant items among the first k (GreedyHash, SSDH, DeepHash; never below the others);
+    'relevant': N_q = R_q; 'reachable': N_q = min(R_q, k). Where queries without a hit are to be dropped (TBH),
+    take the mean over ``recall_at_k(...) > 0``. k beyond the gallery means the whole gallery.
+    Raises ValueError for k < 1, an unknown name, and a ranking shorter than k that leaves out a relevant item.
+    """
+    return _Hits.of(ranked_QK, label_Q).map_at(k, denominator, num_relevant_Q)
+
+
+class _Hits(NamedTuple):
+    """The relevant items of some rankings, query by query: all that any metric needs. H hits."""
+
+    row_H: Ints
+    place_H: Ints
+    """From 0."""
+    precision_H: Values
+    """P_q at the hit: its number among its query's hits over its rank."""
+    num_queries: int
+    num_ranks: int
+
+    @classmethod
+    def of(cls, ranked_QK: Labels, label_Q: Labels) -> Self:
+        row_H, place_H = np.nonzero(_relevance(ranked_QK, label_Q))
+        num_queries, num_ranks = ranked_QK.shape[:2]
+        first_Q = np.searchsorted(row_H, np.arange(num_queries))
+        number_H = np.arange(1, len(row_H) + 1) - first_Q[row_H]
+        return cls(row_H, place_H, number_H / (place_H + 1), num_queries, num_ranks)
+
+    def recall_at(self, k: int) -> Values:
+        if k < 1:
+            raise ValueError(f"recall at {k}: k must be at least 1")
+        return np.asarray(self._count(self.place_H < k) > 0, dtype=np.float64)
+
+    def r_precision(self, num_relevant_Q: Ints) -> Values:
+        return self._count(self._is_within_r(num_relevant_Q)) / np.maximum(num_relevant_Q, 1)
+
+    def map_at_r(self, num_relevant_Q: Ints) -> Values:
+        return self._precisions(self._is_within_r(num_relevant_Q)) / np.maximum(num_relevant_Q, 1)
+
+    def map(self, num_relevant_Q: Ints) -> Values:
+        is_any_H = self.place_H >= 0
+        if (self._count(is_any_H) != num_relevant_Q).any():
+            raise ValueError("mean average precision needs the full ranking: a relevant item is not in it")
+        return self._precisions(is_any_H) / np.maximum(num_relevant_Q, 1)
+
+    def map_at(self, k: int, denominator: Denominator, num_relevant_Q: Ints) -> Values:
+        if k < 1:
+            raise ValueError(f"MAP@{k}: k must be at least 1")
+        is_found_H = self.place_H < k
+        num_found_Q = self._count(is_found_H)
+        if self.num_ranks < k and (num_found_Q != num_relevant_Q).any():
+            raise ValueError(f"MAP@{k}: the ranking holds {self.num_ranks}; retrieve more")
+        if denominator == "found":
+            among_Q = num_found_Q
+        elif denominator == "relevant":
+            among_Q = num_relevant_Q
+        elif denominator == "reachable":
+            among_Q = np.minimum(num_relevant_Q, k)
+        else:
+            raise ValueError(f"denominator {denominator!r}: choose from {', '.join(get_args(Denominator))}")
+        return self._precisions(is_found_H) / np.maximum(among_Q, 1)
+
+    def _is_within_r(self, num_relevant_Q: Ints) -> NDArray[np.bool_]:
+        largest = int(num_relevant_Q.max(initial=0))
+        if self.num_ranks < largest:
+            raise ValueError(
+                f"a query has {largest} relevant items, the ranking holds {self.num_ranks}; retrieve more"
+            )
+        return np.asarray(self.place_H < num_relevant_Q[self.row_H])
+
+    def _count(self, of_H: NDArray[np.bool_]) -> Ints:
+        return np.asarray(np.bincount(self.row_H[of_H], minlength=self.num_queries), dtype=np.int64)
+
+    def _precisions(self, of_H: NDArray[np.bool_]) -> Values:
+        """Each query's sum of P_q(k) rel_q(k) over some of its hits."""
+        found_Q = np.bincount(self.row_H[of_H], self.precision_H[of_H], self.num_queries)
+        return np.asarray(found_Q, dtype=np.float64)
+
+
+def micro_mean(value_Q: Values, keep_Q: NDArray[np.bool_] | None = None) -> float:
+    """The mean over queries, or over those to keep; 0 over none."""
+    kept_Q = value_Q if keep_Q is None else value_Q[keep_Q]
+    return float(kept_Q.mean()) if len(kept_Q) else 0.0
+
+
+def macro_mean(value_Q: Values, label_Q: Labels, keep_Q: NDArray[np.bool_] | None = None) -> float:
+    """The unweighted mean over classes of the means of their queries, or of those to keep; 0 over none.
+
+    Raises ValueError for label sets: their classes overlap.
+    """
+    if label_Q.ndim != 1:
+        raise ValueError("a macro mean needs one label per query; label sets have only the micro mean")
+    keep_Q = np.ones(len(value_Q), bool) if keep_Q is None else keep_Q
+    if not keep_Q.any():
+        return 0.0
+    _, class_Q, size_C = np.unique(label_Q[keep_Q], return_inverse=True, return_counts=True)
+    return float((np.bincount(class_Q, value_Q[keep_Q]) / size_C).mean())
+
+
+def _check_labels(*labels: Labels) -> None:
     # float32 would merge ids beyond 2^24
-    assert np.issubdtype(ranked_QK.dtype, np.integer)
-    assert np.issubdtype(label_Q.dtype, np.integer)
-    relevant_QK: NDArray[np.bool_] = ranked_QK == label_Q[:, None]
-    return relevant_QK
+    for label_N in labels:
+        if not np.issubdtype(label_N.dtype, np.integer):
+            raise ValueError(f"labels of type {label_N.dtype}: pass integers, or sets by pack_labels")
+    if len({label_N.ndim for label_N in labels}) > 1:
+        raise ValueError("queries and gallery must both have one label each, or both have label sets")
 
 
-def _first_r_hits(ranked_QK: Ints, label_Q: Ints, num_relevant_Q: Ints) -> NDArray[np.bool_]:
-    num_ranks = ranked_QK.shape[1]
-    largest = int(num_relevant_Q.max(initial=0))
-    if num_ranks < largest:
-        raise ValueError(
-            f"a query has {largest} relevant items, the ranking holds {num_ranks}; retrieve more"
-        )
-    within_r_QK = np.arange(num_ranks) < num_relevant_Q[:, None]
-    return _relevance(ranked_QK, label_Q) & within_r_QK
+def _relevance(ranked_QK: Labels, label_Q: Labels) -> NDArray[np.bool_]:
+    _check_labels(ranked_QK, label_Q[:, None])
+    if label_Q.ndim == 1:
+        return np.asarray(ranked_QK == label_Q[:, None])
+    return np.asarray((ranked_QK & label_Q[:, None]).any(axis=-1))
 
 
-def _precision_sum(hit_QK: NDArray[np.bool_]) -> Values:
-    """Return sum_k P_q(k) hit_q(k)."""
-    rank_K = np.arange(1, hit_QK.shape[1] + 1)
-    precision_sum_Q: Values = (np.cumsum(hit_QK, axis=1) / rank_K * hit_QK).sum(axis=1)
-    return precision_sum_Q
-
-
-def evaluate(z_ND: Floats, labels_N: Ints, recall_at: Sequence[int] = (1, 2, 4, 8)) -> dict[str, float]:
+def evaluate(
+    z_ND: Floats,
+    labels_N: Labels,
+    recall_at: Sequence[int] = (1, 2, 4, 8),
+    *,
+    map_at: Sequence[tuple[int, Denominator]] = (),
+    full_map: bool = False,
+    macro: bool = False,
+) -> dict[str, float]:
     """Score a set that is both query and gallery, each query left out of its own ranking.
 
     Returns ``recall_at_<k>`` for each k (clamped to the gallery), ``r_precision``, ``map_at_r`` and
-    ``num_queries_without_positive``: the queries alone in their class, which count as 0.
-    Raises ValueError for fewer than 2 items or embeddings that are not finite.
+    ``num_queries_without_positive``: the queries alone in their class, which count as 0. On request also
+    ``map_at_<k>_of_<denominator>``, ``map`` (of the whole ranking: Q x M sorted) and all of them once more as
+    ``macro_<metric>``. Raises ValueError for fewer than 2 items or embeddings that are not finite.
     """
     if len(labels_N) != len(z_ND) or len(z_ND) < 2:
         raise ValueError(f"{len(z_ND)} embeddings, {len(labels_N)} labels: needs as many, and at least 2")
-    assert np.issubdtype(labels_N.dtype, np.integer)
-    _, class_N, size_C = np.unique(labels_N, return_inverse=True, return_counts=True)
-    num_relevant_N = size_C[class_N] - 1
-    k = max(1, int(num_relevant_N.max()), *recall_at)
+    num_relevant_N = count_relevant(labels_N, labels_N, np.arange(len(z_ND)))
+    k = len(z_ND) if full_map else num_ranks(num_relevant_N, recall_at, map_at)
+    rankings = ((part.row_Q, part.index_QK) for part in in_itself(z_ND, k))
+    return score(rankings, labels_N, labels_N, num_relevant_N, recall_at, map_at, full_map, macro)
 
-    chunks: list[dict[str, Values]] = []
-    rows_per_chunk = max(1, _CELLS_PER_CHUNK // min(k, len(z_ND)))
-    for start in range(0, len(z_ND), rows_per_chunk):
-        rows = np.arange(start, min(start + rows_per_chunk, len(z_ND)))
-        index_QK, _ = retrieve(z_ND[rows], z_ND, k, self_index=rows)
-        ranked_QK, label_Q, num_relevant_Q = labels_N[index_QK], labels_N[rows], num_relevant_N[rows]
-        values = {f"recall_at_{n}": recall_at_k(ranked_QK, label_Q, n) for n in recall_at}
-        values["map_at_r"] = map_at_r(ranked_QK, label_Q, num_relevant_Q)
-        values["r_precision"] = r_precision(ranked_QK, label_Q, num_relevant_Q)
-        chunks.append(values)
-    scores = {key: float(np.concatenate([c[key] for c in chunks]).mean()) for key in chunks[0]}
-    return scores | {"num_queries_without_positive": float((num_relevant_N == 0).sum())}
+
+def evaluate_query_gallery(
+    query_QD: Floats,
+    label_Q: Labels,
+    gallery_MD: Floats,
+    label_M: Labels,
+    recall_at: Sequence[int] = (1, 10, 20, 30),
+    *,
+    self_index: Ints | None = None,
+    map_at: Sequence[tuple[int, Denominator]] = (),
+    full_map: bool = False,
+    macro: bool = False,
+) -> dict[str, float]:
+    """Score queries against a gallery apart from them (In-Shop); else as ``evaluate``.
+
+    ``self_index`` is as for ``retrieve``: where a query is in the gallery too. Raises ValueError for unequal
+    numbers of embeddings and labels, no queries, and embeddings that are not finite.
+    """
+    for side, z, labels in (("queries", query_QD, label_Q), ("gallery items", gallery_MD, label_M)):
+        if len(z) != len(labels) or len(z) == 0:
+            raise ValueError(f"{len(z)} {side}, {len(labels)} labels: needs as many, and at least 1")
+    num_relevant_Q = count_relevant(label_Q, label_M, self_index)
+    k = len(gallery_MD) if full_map else num_ranks(num_relevant_Q, recall_at, map_at)
+    parts = in_gallery(query_QD, gallery_MD, k, self_index)
+    rankings = ((part.row_Q, part.index_QK) for part in parts)
+    return score(rankings, label_Q, label_M, num_relevant_Q, recall_at, map_at, full_map, macro)
+
+
+def score(
+    rankings: Iterable[tuple[Ints, Ints]],
+    label_Q: Labels,
+    label_M: Labels,
+    num_relevant_Q: Ints,
+    recall_at: Sequence[int] = (1, 2, 4, 8),
+    map_at: Sequence[tuple[int, Denominator]] = (),
+    full_map: bool = False,
+    macro: bool = False,
+) -> dict[str, float]:
+    """The metrics of ``evaluate`` for rankings made elsewhere, as parts (row_Q, index_QK), rows ascending.
+
+    A -1 stands for no item, and is relevant to nothing. Raises ValueError for a ranking too short for a metric.
+    """
+    scores = Scores(label_Q, label_M, num_relevant_Q, recall_at, map_at, full_map, macro)
+    for row_Q, index_QK in rankings:
+        scores.add(row_Q, index_QK)
+    return scores.means()
+
+
+class Scores:
+    """The metrics of ``evaluate``, of rankings that come part by part; arguments as of ``score``."""
+
+    def __init__(
+        self,
+        label_Q: Labels,
+        label_M: Labels,
+        num_relevant_Q: Ints,
+        recall_at: Sequence[int] = (1, 2, 4, 8),
+        map_at: Sequence[tuple[int, Denominator]] = (),
+        full_map: bool = False,
+        macro: bool = False,
+    ) -> None:
+        self._label_Q, self._label_M, self._num_relevant_Q = label_Q, label_M, num_relevant_Q
+        self._recall_at, self._map_at, self._full_map, self._macro = recall_at, map_at, full_map, macro
+        self._parts: list[dict[str, Values]] = []
+
+    def add(self, row_Q: Ints, index_QK: Ints) -> None:
+        """The next part, rows ascending. Raises ValueError for a ranking too short for a metric."""
+        ranked_QK, label_Q = self._label_M[index_QK], self._label_Q[row_Q]
+        row, rank = np.nonzero(index_QK < 0)
+        ranked_QK[row, rank] = ~label_Q[row]  # equal to no label of the query's, and shares none with its set
+        num_relevant_Q = self._num_relevant_Q[row_Q]
+        hits = _Hits.of(ranked_QK, label_Q)
+        values = {f"recall_at_{n}": hits.recall_at(n) for n in self._recall_at}
+        values["map_at_r"] = hits.map_at_r(num_relevant_Q)
+        values["r_precision"] = hits.r_precision(num_relevant_Q)
+        for n, denominator in self._map_at:
+            values[f"map_at_{n}_of_{denominator}"] = hits.map_at(n, denominator, num_relevant_Q)
+        if self._full_map:
+            values["map"] = hits.map(num_relevant_Q)
+        self._parts.append(values)
+
+    def means(self) -> dict[str, float]:
+        """Each metric's mean over all queries."""
+        all_values = {key: np.concatenate([part[key] for part in self._parts]) for key in self._parts[0]}
+        means = {key: micro_mean(value_Q) for key, value_Q in all_values.items()}
+        if self._macro:
+            each = {key: macro_mean(value_Q, self._label_Q) for key, value_Q in all_values.items()}
+            means |= {f"macro_{key}": mean for key, mean in each.items()}
+        return means | {"num_queries_without_positive": float((self._num_relevant_Q == 0).sum())}
+
+
+def num_ranks(
+    num_relevant_Q: Ints, recall_at: Sequence[int], map_at: Sequence[tuple[int, Denominator]] = ()
+) -> int:
+    """The length of ranking that these metrics need, MAP@R and R-precision with them."""
+    return max(1, int(num_relevant_Q.max()), *recall_at, *(n for n, _ in map_at))
