@@ -1,0 +1,23 @@
+"""Unsupervised hashing of frozen features: four methods, each with or without structure embeddings (NASA)."""
+
+from dmlstudy.hashing.evaluation import METRICS, evaluate, evaluate_codes, metrics_at
+from dmlstudy.hashing.folder import load, save
+from dmlstudy.hashing.methods import METHODS
+from dmlstudy.hashing.model import HashingModel, build
+from dmlstudy.hashing.ranking import PointRanking
+from dmlstudy.hashing.trainer import HashingFailed, train_hashing
+
+__all__ = [
+    "METHODS",
+    "METRICS",
+    "HashingFailed",
+    "HashingModel",
+    "PointRanking",
+    "build",
+    "evaluate",
+    "evaluate_codes",
+    "load",
+    "metrics_at",
+    "save",
+    "train_hashing",
+]

@@ -1,0 +1,92 @@
+"""Train a hashing model on frozen features; knows no Ray and no labels.
+
+Shapes: N rows, F features.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dmlstudy.hashing.model import HashingModel, build, check_features
+from dmlstudy.records import HashingConfig, TrainingConfig, TrialReport
+
+
+class HashingFailed(RuntimeError):
+    """Training that cannot go on, with the reason."""
+
+
+def train_hashing(
+    config: HashingConfig,
+    x_NF: NDArray[np.float32],
+    report: Callable[[TrialReport, HashingModel], None],
+    *,
+    device: torch.device | None = None,
+) -> HashingModel:
+    """The model after ``training.epochs`` passes over the features; after each it is handed to ``report`` too.
+
+    A pass takes the rows in an order drawn from (seed, epoch), in batches of ``hashing.batch_size`` and without the
+    rest (all rows as one batch where there are fewer). Reports ``train_loss`` and its parts ``method_loss`` and
+    ``ranking_loss``, means over the batches, and ``rows_per_second``. Equal configurations and features on one
+    machine give equal models, bit for bit. What ``report`` raises ends the training. Raises HashingFailed when
+    the loss stops being finite, ValueError for fewer than 2 rows, wrong features or a setting that has no meaning.
+    """
+    training = config.training
+    check_features("training features", x_NF, x_NF.shape[-1])
+    if len(x_NF) < 2:
+        raise ValueError(f"training features: {len(x_NF)} rows; needs at least 2")
+    term = config.regularizer
+    model = build(
+        config.loss.name,
+        config.hashing.num_bits,
+        x_NF.shape[1],
+        config.loss.params,
+        term=(term.name, term.params) if term else None,
+        seed=config.seed,
+    ).to(device or torch.device("cpu"))
+    x_all_NF = torch.from_numpy(x_NF).to(device or torch.device("cpu"))
+    model.prepare(x_all_NF, standardize=config.hashing.standardize)
+    optimizer = _optimizer(training, model)
+    generator = torch.Generator().manual_seed(config.seed)
+    batch_size = min(config.hashing.batch_size, len(x_NF))
+    for epoch in range(training.epochs):
+        order_N = np.random.default_rng([config.seed, epoch]).permutation(len(x_NF))
+        losses: list[list[float]] = []
+        started = time.perf_counter()
+        for start in range(0, len(x_NF) - batch_size + 1, batch_size):
+            rows = torch.from_numpy(order_N[start : start + batch_size]).to(x_all_NF.device)
+            loss = model(x_all_NF[rows], generator)
+            losses.append([value.item() for value in loss])
+            if not math.isfinite(losses[-1][0]):
+                raise HashingFailed(f"epoch {epoch + 1}, batch {len(losses)}: the loss is {losses[-1][0]}")
+            optimizer.zero_grad(set_to_none=True)
+            loss.total.backward()
+            optimizer.step()
+        elapsed = time.perf_counter() - started
+        means = [statistics.fmean(values) for values in zip(*losses, strict=True)]
+        metrics = dict(zip(("train_loss", "method_loss", "ranking_loss"), means, strict=True))
+        metrics["rows_per_second"] = len(losses) * batch_size / elapsed
+        report(TrialReport(step=epoch + 1, metrics=metrics), model.eval())
+        model.train()
+    return model.eval()
+
+
+def _optimizer(training: TrainingConfig, model: HashingModel) -> torch.optim.Optimizer:
+    if training.freeze_backbone_epochs or training.loss_lr_mult != 1:
+        raise ValueError(
+            "training.freeze_backbone_epochs and training.loss_lr_mult mean nothing on frozen features; leave them out"
+        )
+    groups = [{"params": list(model.method.parameters()), "lr": training.lr}]
+    if model.structure is not None:
+        head = list(model.structure.parameters())
+        groups.append({"params": head, "lr": training.lr * training.head_lr_mult})
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=training.lr, momentum=0.9, weight_decay=training.weight_decay)
+    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=training.lr, weight_decay=training.weight_decay)
