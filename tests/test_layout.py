@@ -21,6 +21,7 @@ FLOORS = (  # top to bottom
     ("studies",),
     ("registry",),
     ("training",),
+    ("hashing",),
     ("online",),
     ("retrieval",),
     ("embedders",),

@@ -28,28 +28,103 @@ class Record(BaseModel):
 class DataConfig(Record):
     """Which images, and how they are cut into development and test classes."""
 
-    name: Annotated[str, Field(description="digits | image_folder | hf_parquet")]
-    path: Annotated[str | None, Field(description="folder of the data set; digits needs none")] = None
+    name: Annotated[
+        str,
+        Field(
+            description="digits | image_folder | hf_parquet | table | cub200 | cars196 | sop | inshop |"
+            " inaturalist2018 | omniglot | cifar10 | cifar100 | mnist | fashion_mnist | kmnist | emnist |"
+            " features; for hashing also flickr25k | nuswide21"
+        ),
+    ]
+    path: Annotated[
+        str | None, Field(description="folder (table: file) of the data set; digits needs none")
+    ] = None
     image_size: Annotated[
         PositiveInt | None, Field(description="side in pixels images are resized to; default: as they are")
     ] = None
+    resize_to: Annotated[
+        PositiveInt | None,
+        Field(description="pixels pictures are resized to before image_size is cut out; default: nothing is"),
+    ] = None
+    keep_aspect: Annotated[
+        bool, Field(description="resize_to is of the shorter side; false: of both sides")
+    ] = True
+    on_corrupt: Annotated[
+        Literal["error", "skip"],
+        Field(
+            description="a picture that cannot be decoded ends a trial, or all are looked at first and it is left out"
+        ),
+    ] = "error"
+
+
+class AugmentationConfig(Record):
+    """Random views of training images, each a function of (seed, epoch, image) alone."""
+
+    crop: Annotated[
+        Literal["none", "random", "random_resized"],
+        Field(description="of image_size from resize_to or padding; or of any area, resized"),
+    ] = "none"
+    flip: Annotated[float, Field(ge=0, le=1, description="probability of exchanging left and right")] = 0.0
+    padding: Annotated[int, Field(ge=0, description="black pixels on each side before a random crop")] = 0
+    scale_min: Annotated[float, Field(gt=0, le=1, description="least area of a random_resized crop")] = 0.16
+    scale_max: Annotated[float, Field(gt=0, le=1, description="largest area, as a share of the whole")] = 1.0
+    ratio_min: Annotated[
+        float, Field(gt=0, le=1, description="least width / height of it; the largest is 1 / ratio_min")
+    ] = 0.75
 
 
 class EmbedderConfig(Record):
     """Backbone and head of the embedder f: image -> unit sphere in R^dim."""
 
-    backbone: str = "small_conv"
-    dim: Annotated[int, Field(ge=2, le=4096, description="embedding size D")] = 64
-    width: Annotated[int, Field(ge=4, le=1024, description="channels of the first stage (small_conv)")] = 32
-    weights: Annotated[str | None, Field(description="'default' for the hub's, or a file; none: random")] = (
-        None
-    )
+    backbone: Annotated[
+        str,
+        Field(
+            description="small_conv | bn_inception | a torchvision classifier by name (resnet50, googlenet,"
+            " convnext_tiny, vit_b_16) | timm:<name>; for feature vectors linear | mlp1 | mlp2 | mlp3 (hidden layers)"
+        ),
+    ] = "small_conv"
+    dim: Annotated[
+        int, Field(ge=2, le=4096, description="embedding size D, of all heads together; of a code its bits")
+    ] = 64
+    width: Annotated[
+        int,
+        Field(ge=4, le=1024, description="channels of small_conv's first stage, units of an MLP's layers"),
+    ] = 32
+    weights: Annotated[
+        str | None,
+        Field(description="'default' for the hub's, a torchvision entry's name, or a file; none: random"),
+    ] = None
     freeze_bn: Annotated[bool, Field(description="batch norm in eval mode, affine part trainable")] = True
+    fusion: Annotated[
+        Literal["none", "features", "heads"],
+        Field(
+            description="pooled features of the last three stages: with one head, or with a head for each that gives a"
+            " third of D; none: the last stage alone"
+        ),
+    ] = "none"
+    pooling: Annotated[
+        Literal["own", "avg", "max", "avg+max"],
+        Field(description="of stages' maps over positions; own: the backbone's, with fusion avg"),
+    ] = "own"
+    head_norm: Annotated[bool, Field(description="layer norm without parameters before the head")] = False
+    code: Annotated[
+        Literal["none", "tanh", "sign"],
+        Field(
+            description="codes of D bits over sqrt(D): tanh in training and its sign in use, or the sign with the"
+            " identity's gradient; none: real numbers"
+        ),
+    ] = "none"
 
 
 class BatchConfig(Record):
-    """PK batches: P classes with K images each, drawn globally and sliced by rank."""
+    """Batches, drawn globally and sliced by rank: P classes with K images each, or P*K images of any class."""
 
+    sampler: Annotated[
+        Literal["pk", "two_draws", "random"],
+        Field(
+            description="P*K images; the same P classes twice, K images drawn anew; any P*K images of an epoch's order"
+        ),
+    ] = "pk"
     classes: Annotated[
         Annotated[int, Field(ge=2)] | Literal["all"], Field(description="P, or all classes trained on")
     ] = 16
@@ -80,7 +155,35 @@ class TrainingConfig(Record):
     loss_lr_mult: Annotated[
         float, Field(gt=0, allow_inf_nan=False, description="the same for the loss's own parameters")
     ] = 1.0
-    freeze_backbone_epochs: Annotated[int, Field(ge=0)] = 0
+    freeze_backbone_epochs: Annotated[
+        int, Field(ge=0, description="first epochs, in which the backbone stays wholly as it is")
+    ] = 0
+    precision: Annotated[
+        Literal["float32", "bf16", "fp16"],
+        Field(description="of the embedder in training (autocast); losses and evaluation are float32"),
+    ] = "float32"
+    channels_last: Annotated[bool, Field(description="memory layout of the backbone's weights")] = False
+    compile: Annotated[
+        bool, Field(description="torch.compile the embedder's training step; the first takes a minute")
+    ] = False
+
+
+class RetrievalConfig(Record):
+    """How embeddings are searched when they are judged: by distance, and the first results once more."""
+
+    rerank: Annotated[
+        Literal["none", "structure", "k_reciprocal"],
+        Field(
+            description="what puts a query's first results in another order: its structure embedding, or k-reciprocal"
+            " encodings"
+        ),
+    ] = "none"
+    first: Annotated[int, Field(ge=1, description="how many results of a query are looked at again")] = 32
+    k1: Annotated[int, Field(ge=2, description="neighbours of a k-reciprocal encoding")] = 20
+    k2: Annotated[int, Field(ge=1, description="neighbours that it is averaged over")] = 6
+    distance_weight: Annotated[
+        float, Field(ge=0, le=1, description="of the plain distance beside the encodings'")
+    ] = 0.3
 
 
 class ResourcesConfig(Record):
@@ -139,7 +242,64 @@ class LossConfig(Record):
     params: dict[str, Scalar] = {}
 
 
-class TrialConfig(Record):
+class CodesConfig(Record):
+    """Binary codes of frozen features, and how they are ranked."""
+
+    num_bits: Annotated[int, Field(ge=8, le=1024, multiple_of=8, description="bits D of a code")] = 64
+    batch_size: Annotated[int, Field(ge=2, description="rows of features in a batch")] = 128
+    features: Annotated[
+        str,
+        Field(
+            description="of an image: pixels, or the folder of a saved embedder, whose embeddings they are; vectors are"
+            " their own"
+        ),
+    ] = "pixels"
+    standardize: Annotated[
+        bool,
+        Field(description="features less the mean of those trained on, over the root of their mean variance"),
+    ] = True
+    num_train: Annotated[
+        PositiveInt | None, Field(description="rows drawn of the database to train on; default: all")
+    ] = None
+    num_queries: Annotated[
+        PositiveInt | None, Field(description="queries drawn of a fold's, or of the test rows; none: all")
+    ] = 1000
+    rerank: Annotated[
+        int, Field(ge=0, description="first results put in order by the query's structure embedding; 0: none")
+    ] = 2000
+
+
+class HashingConfig(Record):
+    """Everything that the training of a hashing model needs beside its features."""
+
+    loss: Annotated[LossConfig, Field(description="a method: sgh | ssdh | greedyhash | tbh")]
+    regularizer: Annotated[LossConfig | None, Field(description="point_ranking (NASA), or none")] = None
+    hashing: CodesConfig = CodesConfig()
+    training: TrainingConfig = TrainingConfig()
+    seed: int = 0
+
+
+class MetricsConfig(Record):
+    """What is measured of every ranking, beside MAP@R and R-precision; means over queries."""
+
+    recall_at: Annotated[tuple[PositiveInt, ...], Field(description="k of Recall@k")] = (1, 2, 4, 8)
+    map_at: Annotated[
+        tuple[PositiveInt, ...],
+        Field(
+            description="K of MAP@K, under each of its denominators: map_at_K_of_found, _relevant, _reachable"
+        ),
+    ] = ()
+    full_map: Annotated[bool, Field(description="map, over the whole ranking: Q x M sorted")] = False
+    macro: Annotated[
+        bool, Field(description="macro_: means over classes of their queries' means as well")
+    ] = False
+    clusters: Annotated[
+        bool,
+        Field(description="nmi, nmi_geometric and f1 of k-means of the test embeddings, in verdict trials"),
+    ] = False
+
+
+class TrialConfig(MetricsConfig):
     """Everything one trial needs; equal configurations on one machine give equal scores."""
 
     family: str
@@ -148,17 +308,36 @@ class TrialConfig(Record):
     embedder: EmbedderConfig
     batch: BatchConfig
     training: TrainingConfig
+    augmentation: AugmentationConfig = AugmentationConfig()
+    retrieval: RetrievalConfig = RetrievalConfig()
+    hashing: Annotated[
+        CodesConfig | None, Field(description="codes of frozen features are learned, and no embedder")
+    ] = None
     loss: LossConfig
     regularizer: Annotated[LossConfig | None, Field(description="added to the loss; none: nothing is")] = None
     num_folds: Annotated[int, Field(ge=1, description="1: one held-out fold")] = 1
     fold_models: Annotated[bool, Field(description="a verdict trial trains a model per fold as well")] = False
     seed: int = 0
-    recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)
     objective: str = "map_at_r"
     measure_latency: Annotated[
         bool, Field(description="a search trial tells embed_ms_per_image, which no two runs measure alike")
     ] = False
     keep_embedder: Annotated[bool, Field(description="a verdict trial leaves its trained embedder")] = False
+
+    @property
+    def size(self) -> int:
+        """Size D of an embedding, or the bits of a code."""
+        return self.hashing.num_bits if self.hashing else self.embedder.dim
+
+    @property
+    def untrained_by(self) -> tuple[object, ...]:
+        """What the model is before training: equal for families that share an untrained row."""
+        codes = self.hashing
+        return (
+            (self.embedder,)
+            if codes is None
+            else (self.loss.name, codes.num_bits, codes.features, codes.standardize)
+        )
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""

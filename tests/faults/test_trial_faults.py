@@ -100,7 +100,7 @@ def test_a_study_survives_trials_that_diverge_run_out_of_memory_or_meet_a_torn_i
             wait_for(r"^ *6/13 +calm #5 +")
             torn.write_bytes(whole[: len(whole) // 2])
             wait_for(r"^ *7/13 +hungry #6 ")  # so the next trial's workers are new, and read the images anew
-            wait_for(r"^ *8/13 +sound #7 +failed: ValueError: ")
+            wait_for(r"^ *8/13 +sound #7 +failed: DamagedImage: ")
             torn.write_bytes(whole)
             record_fault("image torn while the study runs", 1, seconds_until_training(folder, than=7))
             assert study.wait(timeout=300) == 0, log.read_text()

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from dmlstudy import bundled, data
 from dmlstudy.records import TrialReport
+from dmlstudy.studies import checks
 from dmlstudy.studies import spec as specs
 from dmlstudy.training.trial import run_trial
 
@@ -40,7 +42,49 @@ def reports_of(spec: specs.StudySpec, family: str) -> list[TrialReport]:
     return reports
 
 
-@pytest.mark.parametrize("name", sorted(specs.family_files()))
+STUDIES = sorted((bundled.folder("search_spaces") / "studies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=[file.stem for file in STUDIES])
+def test_every_study_that_comes_along_is_sound_but_for_its_data(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_data(**settings: object) -> None:
+        raise ValueError(f"no data {settings['name']}")
+
+    monkeypatch.setattr(data, "load", no_data)
+    monkeypatch.setattr(data, "load_closed", no_data)
+    spec = specs.load(file)
+    assert spec.name == file.stem.replace("_", "-")
+    with pytest.raises(specs.SpecError, match=f"^no data {spec.file.data.name}$"):
+        checks.check_parts(spec)
+
+
+HASHING = {name for name, file in specs.family_files().items() if file.parent.name == "hashing"}
+
+
+@pytest.mark.parametrize("name", sorted(HASHING))
+def test_every_family_of_codes_trains_at_its_defaults(name: str) -> None:
+    spec = specs.parse(
+        {
+            "name": "codes",
+            "data": {"name": "digits"},
+            "training": {"epochs": 2},
+            "hashing": {"num_train": 300, "num_queries": 20},
+            "families": {name: {"space": name}},
+            "protocol": {"num_folds": 1, "objective": "map"},
+            "resources": {"workers": 1},
+        }
+    )
+    reports = reports_of(spec, name)
+    assert len(reports) == 2
+    for report in reports:
+        assert all(math.isfinite(value) for value in report.metrics.values())
+        assert 0 < report.metrics["map"] <= 1
+        assert (report.metrics["ranking_loss"] > 0) == name.startswith("nasa_")
+
+
+@pytest.mark.parametrize("name", sorted(specs.family_files().keys() - HASHING))
 def test_every_family_trains_at_its_defaults(name: str) -> None:
     reports = reports_of(study({name: {"space": name}}), name)
     assert len(reports) == 2

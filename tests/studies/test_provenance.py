@@ -38,6 +38,21 @@ def test_the_origin_of_a_study() -> None:
     assert provenance.origin(study(search=two), digits)["second_objective"] == "embedding_dim"
 
 
+def test_the_origin_sees_who_is_query_and_what_is_in_two_classes() -> None:
+    digits = data.load("digits")
+    roles = np.arange(100), np.arange(100, 896)
+    with_roles = data.ZeroShotData("digits", digits.development, digits.test, *roles)
+    known, own = (provenance.origin(study(), each) for each in (digits, with_roles))
+    assert known["development_sha256"] == own["development_sha256"]
+    with pytest.raises(StoreError, match="its test data have changed"):
+        provenance.check_data("s", known, own)
+    labels_N = np.arange(len(digits.development)) % 5
+    twice = data.ImageSet(digits.development.images_NHWC * 0, labels_N, digits.development.class_names)
+    leaky = data.ZeroShotData("digits", twice, digits.test)
+    assert known["num_shared_between_folds"] == "0"
+    assert provenance.origin(study(), leaky)["num_shared_between_folds"] == "901"
+
+
 def test_the_folds_are_those_that_trials_use() -> None:
     found, digits = study(), data.load("digits")
     folds = json.loads(provenance.description(found, digits)["folds.json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ SEED = 0
 
 def choosy(config: TrialConfig, step: int) -> float:
     """Scores over losses with parameters of their own; some trials fail, and slow ones cross fast ones."""
-    if config.phase == "search" and step == 3 and int(config.fingerprint(), 16) % 3 == 0:
+    if config.phase == "search" and step == 3 and zlib.crc32(repr(config.training.lr).encode()) % 3 == 0:
         raise RuntimeError("loss is nan")
     pace = 2 + 3 * (config.loss.name == "multi_similarity")
     quality = 0.9 - 0.1 * abs(math.log10(config.training.lr) + 4.5)

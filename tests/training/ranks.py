@@ -14,8 +14,8 @@ from torch import nn
 from dmlstudy import distributed
 from dmlstudy.embedders.backbones import BACKBONES, Backbone
 from dmlstudy.records import TrialConfig, TrialReport
-from dmlstudy.training import trial as training
-from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
+from dmlstudy.training.learner import Learner, TrialFailed
+from dmlstudy.training.trial import TrialStopped, run_trial
 
 
 def batch_normed(in_channels: int, width: int, weights: str | None) -> Backbone:
@@ -76,6 +76,11 @@ def failing_trial(raw: dict[str, Any]) -> str:
     return "no failure"
 
 
+def failing_trial_of_own_files(raw: dict[str, Any], folders: list[str]) -> str:
+    """The failure where each rank's machine has a folder of its own under the name of the data."""
+    return failing_trial(raw | {"data": raw["data"] | {"path": folders[distributed.rank()]}})
+
+
 def stopped_trial(raw: dict[str, Any]) -> int:
     """How many reports were made before one of them stopped the trial."""
     reports: list[TrialReport] = []
@@ -109,7 +114,7 @@ def broken_trial(
     begun: list[int] = []
     attempts = 0
     result = None
-    train_epoch = training._Learner.train_epoch
+    train_epoch = Learner.train_epoch
     while result is None:
         attempts += 1
         begun.clear()
@@ -126,7 +131,7 @@ def broken_trial(
                 raise Broken
             return train_epoch(self, epoch)
 
-        with mock.patch.object(training._Learner, "train_epoch", breaking):
+        with mock.patch.object(Learner, "train_epoch", breaking):
             try:
                 result = run_trial(
                     TrialConfig.model_validate(raw),

@@ -18,7 +18,8 @@ from ranks import config, failing_trial, saving_trial, steady, stopped_trial, tr
 
 from dmlstudy import data, embedders, retrieval
 from dmlstudy.records import TrialConfig, TrialReport
-from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
+from dmlstudy.training.learner import TrialFailed
+from dmlstudy.training.trial import TrialStopped, run_trial
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +69,11 @@ def test_the_objective_is_the_one_asked_for() -> None:
 
 def test_a_fold_is_judged_on_classes_it_was_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[int]] = []
-    evaluate = retrieval.evaluate
+    compare = retrieval.compare
 
-    def listening(z_ND: Any, labels_N: Any, recall_at: Any) -> dict[str, float]:
+    def listening(z_ND: Any, labels_N: Any, *arguments: Any, **sides: Any) -> dict[str, dict[str, float]]:
         seen.append(set(labels_N.tolist()))
-        return evaluate(z_ND, labels_N, recall_at)
+        return compare(z_ND, labels_N, *arguments, **sides)
 
     trained: list[set[int]] = []
     batches = data.PKBatches.__init__
@@ -81,7 +82,7 @@ def test_a_fold_is_judged_on_classes_it_was_not_trained_on(monkeypatch: pytest.M
         trained.append(set(labels_N.tolist()))
         batches(self, labels_N, *arguments)
 
-    monkeypatch.setattr(retrieval, "evaluate", listening)
+    monkeypatch.setattr(retrieval, "compare", listening)
     monkeypatch.setattr(data.PKBatches, "__init__", noting)
     trial(config(training__epochs=1))
     folds = data.class_disjoint_folds(data.load("digits").development.labels_N, 2, 0)
@@ -248,17 +249,17 @@ def test_a_verdict_leaves_an_embedder_that_scores_as_it_said(tmp_path: Path) -> 
 def test_fold_models_are_scored_one_by_one_and_concatenated(monkeypatch: pytest.MonkeyPatch) -> None:
     embedded: list[np.ndarray[Any, np.dtype[np.float32]]] = []
     trained: list[int] = []
-    evaluate, batches = retrieval.evaluate, data.PKBatches.__init__
+    compare, batches = retrieval.compare, data.PKBatches.__init__
 
-    def listening(z_ND: Any, labels_N: Any, recall_at: Any) -> dict[str, float]:
+    def listening(z_ND: Any, *arguments: Any, **sides: Any) -> dict[str, dict[str, float]]:
         embedded.append(z_ND)
-        return evaluate(z_ND, labels_N, recall_at)
+        return compare(z_ND, *arguments, **sides)
 
     def noting(self: Any, labels_N: Any, *arguments: Any) -> None:
         trained.append(len(labels_N))
         batches(self, labels_N, *arguments)
 
-    monkeypatch.setattr(retrieval, "evaluate", listening)
+    monkeypatch.setattr(retrieval, "compare", listening)
     monkeypatch.setattr(data.PKBatches, "__init__", noting)
     reports, result = trial(config(phase="verdict", seed=3, fold_models=True))
     assert [report["step"] for report in reports] == [1, 2, 3, 4, 5, 6]
@@ -268,7 +269,7 @@ def test_fold_models_are_scored_one_by_one_and_concatenated(monkeypatch: pytest.
     first, second, together, full = embedded
     assert first.shape == second.shape == full.shape
     np.testing.assert_allclose(together @ together.T, (first @ first.T + second @ second.T) / 2, atol=1e-5)
-    scores = [evaluate(z_ND, test.labels_N, (1, 4))["map_at_r"] for z_ND in embedded]
+    scores = [retrieval.evaluate(z_ND, test.labels_N, (1, 4))["map_at_r"] for z_ND in embedded]
     assert result["test_separate_map_at_r"] == pytest.approx((scores[0] + scores[1]) / 2)
     assert result["test_concatenated_map_at_r"] == scores[2]
     assert result["test_map_at_r"] == scores[3]

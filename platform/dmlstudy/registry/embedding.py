@@ -30,9 +30,18 @@ def embed_into(
         raise ValueError(f"{output.parent}: no such folder; make it or name another output")
     with models.fetched(store, reference) as folder:
         embedder = embedders.load(folder)
+        trained_on = embedders.extra(folder).get("config", {}).get("data", {})
     architecture = embedder.architecture
+    if not architecture.image_size:
+        raise ValueError(f"{reference}: takes feature vectors, not images; use its folder from Python")
     side = architecture.image_size[0]
-    ids, labels, images_NHWC = data.load_images(images, side, architecture.in_channels)
+    ids, labels, images_NHWC = data.load_images(
+        images,
+        side,
+        architecture.in_channels,
+        trained_on.get("resize_to"),
+        trained_on.get("keep_aspect", True),
+    )
     batches = [range(i, min(i + BATCH, len(ids))) for i in range(0, len(ids), BATCH)]
     parts = [
         embedders.embed(embedder, images_NHWC[batch.start : batch.stop], batch_size=BATCH)

@@ -16,7 +16,9 @@ from dmlstudy.registry.comparison import Comparison, compare
 from dmlstudy.registry.store import Store
 
 SECOND_OBJECTIVES: dict[str, Callable[[Any], int | float]] = {
-    "embedding_dim": lambda run: int(run.data.params["embedder.dim"]),
+    "embedding_dim": lambda run: int(
+        run.data.params.get("hashing.num_bits") or run.data.params["embedder.dim"]
+    ),
     "latency_ms": lambda run: float(run.data.metrics.get("embed_ms_per_image", math.inf)),
 }
 """What each is, of a trial's run; a trial that tells no latency counts as the slowest, as in its search."""
@@ -166,7 +168,12 @@ def _untrained_of(families: Mapping[str, Sequence[Any]]) -> dict[str, str]:
 
 
 def _embedder(run: Any) -> frozenset[tuple[str, str]]:
-    return frozenset((name, value) for name, value in run.data.params.items() if name.startswith("embedder."))
+    """What a run's model is before training (``TrialConfig.untrained_by``)."""
+    params = run.data.params
+    if "hashing.num_bits" in params:
+        own = ("loss", "hashing.num_bits", "hashing.features", "hashing.standardize")
+        return frozenset((name, params[name]) for name in own)
+    return frozenset((name, value) for name, value in params.items() if name.startswith("embedder."))
 
 
 def _front(client: Any, experiment_id: str, objective: str, second: str) -> list[FrontTrial]:

@@ -49,7 +49,7 @@ def register(
     folder: Path,
     *,
     run_id: str,
-    example_NHWC: NDArray[np.uint8],
+    example_NHWC: NDArray[np.uint8] | NDArray[np.float32],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
 ) -> RegisteredVersion:

@@ -404,7 +404,8 @@ def _flat_params(config: TrialConfig) -> dict[str, Any]:
         if part is not None:
             flat[section] = part.name
             flat |= {f"{section}.{name}": value for name, value in part.params.items()}
-    for section in ("embedder", "batch", "training"):
+    of_images = ("embedder", "batch", "training", "augmentation", "retrieval")
+    for section in ("hashing", "training") if config.hashing else of_images:
         values = getattr(config, section).model_dump()
         flat |= {f"{section}.{name}": value for name, value in values.items() if value is not None}
     return flat | {"seed": config.seed, "num_folds": config.num_folds}

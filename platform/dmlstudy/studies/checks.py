@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from dmlstudy import data
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from dmlstudy import data, embedders, hashing
 from dmlstudy.data import state_file
-from dmlstudy.embedders import BACKBONES
 from dmlstudy.losses import catalogue
 from dmlstudy.naming import nearest
-from dmlstudy.records import TrialConfig
+from dmlstudy.records import AugmentationConfig, TrialConfig
 from dmlstudy.studies.spec import SpecError, StudySpec
+
+StudyData: TypeAlias = data.ZeroShotData | data.ClosedSet
+"""Of a study that trains embedders, and of one of hashing."""
 
 PROBE = ".probe"
 """The folder of a file that is kept to see whether one can be; no trial's has this name."""
 
 
-def check_parts(spec: StudySpec) -> data.ZeroShotData:
+def check_parts(spec: StudySpec) -> StudyData:
     """Check everything that can be before a cluster is started, and return the data; raises SpecError.
 
     Every family is built at its default point and at each bound of its space, so that no trial fails later
     for a value the file allows.
     """
+    if spec.is_hashing:
+        return _check_hashing(spec)
     protocol = spec.file.protocol
     known = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in protocol.recall_at)]
-    if protocol.objective not in known:
-        raise SpecError(
-            f"protocol.objective: no metric {protocol.objective!r}{nearest(protocol.objective, known)}"
-        )
+    known += [name for k in protocol.map_at for name in hashing.metrics_at(k)] + ["map"] * protocol.full_map
+    _check_objective(protocol.objective, known + [f"macro_{name}" for name in known] * protocol.macro)
     for name, family in spec.families.items():
         for values in spec.corners(family):
             config = spec.trial_config(family, values, path=f"families.{name}")
-            if config.embedder.backbone not in BACKBONES:
-                backbone = config.embedder.backbone
-                raise SpecError(f"embedder.backbone: no backbone {backbone!r}{nearest(backbone, BACKBONES)}")
+            _check_embedder(config)
             _check_loss(config, name)
+            _check_augmentation(config, name)
+            _check_retrieval(config, name)
     try:
         dataset = data.load(**spec.file.data.model_dump())
         folds = data.class_disjoint_folds(
@@ -40,11 +45,54 @@ def check_parts(spec: StudySpec) -> data.ZeroShotData:
         )
     except ValueError as error:
         raise SpecError(str(error)) from None
-    smallest = min(len(fold.train_classes) for fold in folds)
+    num_classes = min(len(fold.train_classes) for fold in folds)
+    num_images = min(len(fold.train_indices) for fold in folds)
     for name, family in spec.families.items():
         for values in spec.corners(family):
-            _check_batch(spec.trial_config(family, values), smallest, name)
+            config = spec.trial_config(family, values)
+            _check_batch(config, num_classes, num_images, name)
+            _check_input(config, dataset)
     return dataset
+
+
+def _check_hashing(spec: StudySpec) -> data.ClosedSet:
+    """The same of a study of hashing."""
+    for name, family in spec.families.items():
+        for values in spec.corners(family):
+            config = spec.trial_config(family, values, path=f"families.{name}")
+            codes, term = config.hashing, config.regularizer
+            assert codes is not None
+            known = [
+                *hashing.METRICS,
+                *(each for k in spec.file.protocol.map_at for each in hashing.metrics_at(k)),
+            ]
+            _check_objective(spec.file.protocol.objective, known)
+            try:
+                hashing.build(
+                    config.loss.name,
+                    codes.num_bits,
+                    2,
+                    config.loss.params,
+                    term=(term.name, term.params) if term else None,
+                )
+            except ValueError as error:
+                raise SpecError(f"families.{name}: {error}") from None
+            if codes.features != "pixels":
+                try:
+                    embedders.verify(codes.features)
+                except (ValueError, OSError) as error:
+                    raise SpecError(f"families.{name}.hashing.features: {error}") from None
+    try:
+        dataset = data.load_closed(**spec.file.data.model_dump())
+        data.row_folds(len(dataset.development), spec.file.protocol.num_folds, spec.file.search.seed)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    return dataset
+
+
+def _check_objective(objective: str, known: Sequence[str]) -> None:
+    if objective not in known:
+        raise SpecError(f"protocol.objective: no metric {objective!r}{nearest(objective, known)}")
 
 
 def check_storage(spec: StudySpec) -> None:
@@ -66,6 +114,23 @@ def check_storage(spec: StudySpec) -> None:
         ) from None
 
 
+def _check_embedder(config: TrialConfig) -> None:
+    embedder = config.embedder
+    try:
+        embedders.check_backbone(embedder.backbone, embedder.weights, embedder.fusion)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+
+
+def _check_input(config: TrialConfig, dataset: data.ZeroShotData) -> None:
+    try:
+        embedders.check_input(
+            config.embedder.backbone, takes_vectors=len(dataset.development.image_shape) == 1
+        )
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+
+
 def _check_loss(config: TrialConfig, family: str) -> None:
     regularizer = config.regularizer
     try:
@@ -82,9 +147,40 @@ def _check_loss(config: TrialConfig, family: str) -> None:
         raise SpecError(f"families.{family}.{section}: {error}") from None
 
 
-def _check_batch(config: TrialConfig, num_classes: int, family: str) -> None:
-    classes = config.batch.classes
-    if classes != "all" and classes > num_classes:
+def _check_augmentation(config: TrialConfig, family: str) -> None:
+    if config.data.name == "features" and config.augmentation != AugmentationConfig():
+        raise SpecError(
+            f"families.{family}.augmentation: features are vectors, of which there are no views; leave it out"
+        )
+    try:
+        data.check_augmentation(
+            data.Augmentation(**config.augmentation.model_dump()),
+            config.data.image_size,
+            config.data.resize_to,
+        )
+    except ValueError as error:
+        raise SpecError(f"families.{family}.{error}") from None
+
+
+def _check_retrieval(config: TrialConfig, family: str) -> None:
+    regularizer = config.regularizer
+    if config.retrieval.rerank == "structure" and (regularizer is None or regularizer.name != "structure"):
+        raise SpecError(
+            f"families.{family}.retrieval.rerank: structure needs structure embeddings, which the regularizer"
+            " structure trains; set regularizer.name: structure, or another rerank"
+        )
+
+
+def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family: str) -> None:
+    batch = config.batch
+    classes = num_classes if batch.classes == "all" else batch.classes
+    if batch.sampler == "random":
+        if classes * batch.images_per_class > num_images:
+            raise SpecError(
+                f"families.{family}.batch: up to {classes} x {batch.images_per_class} images per batch, but a fold"
+                f" trains on {num_images}; set batch.classes or batch.images_per_class lower"
+            )
+    elif classes > num_classes:
         raise SpecError(
             f"families.{family}.batch.classes: up to {classes} classes per batch, but a fold trains on"
             f" {num_classes}; set batch.classes to at most {num_classes} or to all"

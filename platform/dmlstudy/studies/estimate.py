@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
-from dmlstudy.data import ZeroShotData, class_disjoint_folds
-from dmlstudy.records import TrialReport
+from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
+from dmlstudy.data.images import Labels
+from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.duration import duration
 from dmlstudy.studies.spec import StudySpec, default_values
 from dmlstudy.training.trial import TrialStopped, run_trial
@@ -14,10 +17,11 @@ START_S = 20.0
 """Starting Ray and the first workers."""
 
 
-def describe(spec: StudySpec, dataset: ZeroShotData, *, measure: bool) -> list[str]:
+def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]:
     """Lines for people: trials, data, and the duration if ``measure`` may train a few batches."""
     search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
     development, test = dataset.development, dataset.test
+    num_damaged = 0 if isinstance(dataset, ClosedSet) else dataset.num_damaged
     lines = [
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
@@ -25,7 +29,8 @@ def describe(spec: StudySpec, dataset: ZeroShotData, *, measure: bool) -> list[s
         " included)",
         f"data: {dataset.name}, {len(development.labels_N)} images of {len(set(development.labels_N.tolist()))}"
         f" development classes in {protocol.num_folds} fold(s), {len(test.labels_N)} images of"
-        f" {len(set(test.labels_N.tolist()))} test classes; {dataset.num_shared_images} images in both",
+        f" {len(set(test.labels_N.tolist()))} test classes; {dataset.num_shared_images} images in both"
+        + (f"; {num_damaged} damaged ones left out" if num_damaged else ""),
         f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
     ]
@@ -38,30 +43,54 @@ def describe(spec: StudySpec, dataset: ZeroShotData, *, measure: bool) -> list[s
     return lines
 
 
-def _family_seconds(spec: StudySpec, dataset: ZeroShotData, name: str) -> float:
-    """Seconds of all trials of a family, from the images per second at its default point."""
-    family, protocol = spec.families[name], spec.file.protocol
+def _family_seconds(spec: StudySpec, dataset: StudyData, name: str) -> float:
+    """Seconds of all trials of a family, from a little training at its default point."""
+    family = spec.families[name]
     config = spec.trial_config(family, default_values(family))
+    if not config.training.epochs:
+        return 0.0
+    of_trial = _trial_of_codes if isinstance(dataset, ClosedSet) else _trial_of_embedder
+    search, verdict = of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N))
+    return spec.file.search.trials_per_family * search + spec.file.protocol.verdict_seeds * verdict
+
+
+def _trial_of_embedder(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
+    """Seconds of a search trial and of a verdict trial, from the images per second of a few batches."""
     few = config.batch.model_copy(update={"per_epoch": 2})
-    reports: list[TrialReport] = []
+    rate = _first_reports(config.model_copy(update={"batch": few}))[-1][1].metrics["images_per_second"]
+    folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)
+    sizes = [(len(fold.train_indices), len(fold.validation_indices)) for fold in folds]
+    # An epoch shows each training image about once; embedding an image costs a third of training on it.
+    epochs = config.training.epochs
+    search = sum(epochs * (train + validation / 3) for train, validation in sizes) / rate
+    trained_on = [len(labels_N)] + [train for train, _ in sizes] * config.fold_models
+    return search, sum(epochs * part + num_test / 3 for part in trained_on) / rate
+
+
+def _trial_of_codes(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
+    """The same of codes, from whole epochs: what takes long is the ranking of a whole database after each."""
+    assert config.hashing is not None
+    started = time.perf_counter()
+    (first, report), *further = _first_reports(config)
+    per_epoch = further[-1][0] - first if further else first - started
+    rate = report.metrics["rows_per_second"]
+    folds = row_folds(len(labels_N), config.num_folds, config.seed)
+    most = config.hashing.num_train or len(labels_N)
+    ranking = max(0.0, per_epoch - min(most, len(folds[0].train_indices)) / rate)
+    items = (len(labels_N) + num_test) / len(labels_N)
+    epochs = config.training.epochs
+    return epochs * len(folds) * per_epoch, epochs * min(most, len(labels_N)) / rate + items * ranking
+
+
+def _first_reports(config: TrialConfig) -> list[tuple[float, TrialReport]]:
+    """When a trial made its first reports, two at most, and what they were."""
+    reports: list[tuple[float, TrialReport]] = []
 
     def listen(report: TrialReport) -> None:
-        reports.append(report)
+        reports.append((time.perf_counter(), report))
         if report.step >= min(2, config.training.epochs):
             raise TrialStopped
 
     with contextlib.suppress(TrialStopped):
-        run_trial(config.model_copy(update={"batch": few}), listen)
-    rate = reports[-1].metrics["images_per_second"]
-    labels_N = dataset.development.labels_N
-    folds = class_disjoint_folds(labels_N, protocol.num_folds, config.seed)
-    epochs = config.training.epochs
-    # An epoch shows each training image about once; embedding an image costs a third of training on it.
-    per_trial = sum(
-        epochs * (len(fold.train_indices) + len(fold.validation_indices) / 3) / rate for fold in folds
-    )
-    verdict_parts = [len(labels_N)]
-    if protocol.fold_models and protocol.num_folds > 1:
-        verdict_parts += [len(fold.train_indices) for fold in folds]
-    per_verdict = sum(epochs * part + len(dataset.test.labels_N) / 3 for part in verdict_parts) / rate
-    return spec.file.search.trials_per_family * per_trial + protocol.verdict_seeds * per_verdict
+        run_trial(config, listen)
+    return reports

@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 import yaml
 
-from dmlstudy.data import ZeroShotData, class_disjoint_folds
+from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
+from dmlstudy.embedders.folder import MANIFEST
 from dmlstudy.registry.environment import environment
 from dmlstudy.registry.store import StoreError
+from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.spec import StudySpec
+from dmlstudy.training.codes import PIXELS
 
-SIDES = {"development_sha256": "development", "test_sha256": "test"}
+SIDES = {
+    "development_sha256": "development data",
+    "test_sha256": "test data",
+    "features_sha256": "features",
+}
 
 
-def origin(spec: StudySpec, dataset: ZeroShotData) -> dict[str, str]:
+def origin(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
     """What must be the same in every sitting of a study, or its numbers would not belong together."""
     search = spec.file.search
     return {
         "spec_fingerprint": spec.fingerprint(),
         "objective": spec.file.protocol.objective,
         **({"second_objective": search.second_objective} if search.second_objective else {}),
-        "development_sha256": dataset.development.fingerprint(),
-        "test_sha256": dataset.test.fingerprint(),
+        "development_sha256": dataset.development_fingerprint,
+        "test_sha256": dataset.test_fingerprint,
         "num_development_images": str(len(dataset.development)),
         "num_test_images": str(len(dataset.test)),
         "num_shared_images": str(dataset.num_shared_images),
+        "num_shared_between_folds": str(dataset.num_shared_between_folds),
+        **_damaged(dataset),
+        **_features(spec),
     }
+
+
+def _features(spec: StudySpec) -> dict[str, str]:
+    """What the saved embedders are whose embeddings are the features of codes, where there are any."""
+    configs = (
+        spec.trial_config(each, values) for each in spec.families.values() for values in spec.corners(each)
+    )
+    folders = sorted({each.hashing.features for each in configs if each.hashing} - {PIXELS})
+    manifests = b"".join(Path(folder, MANIFEST).read_bytes() for folder in folders)
+    return {"features_sha256": hashlib.sha256(manifests).hexdigest()} if folders else {}
+
+
+def _damaged(dataset: StudyData) -> dict[str, str]:
+    if isinstance(dataset, ClosedSet) or not dataset.num_damaged:
+        return {}
+    return {"num_damaged_images": str(dataset.num_damaged)}
 
 
 def check_data(name: str, known: Mapping[str, str], own: Mapping[str, str]) -> None:
     """Raise StoreError where a study that is gone on with would see other images or labels than it has seen."""
-    changed = [side for key, side in SIDES.items() if known.get(key, own[key]) != own[key]]
+    changed = [side for key, side in SIDES.items() if key in own and known.get(key, own[key]) != own[key]]
     if changed:
         raise StoreError(
-            f"study {name!r}: its {' and '.join(changed)} data have changed since it began; bring them back,"
+            f"study {name!r}: its {' and '.join(changed)} have changed since it began; bring them back,"
             " or give this study another name (--name)"
         )
 
 
-def description(spec: StudySpec, dataset: ZeroShotData) -> dict[str, str]:
+def description(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
     """What is kept once with the study's run: its file, the resolved spaces, the classes of its folds."""
     tree = {name: family.tree() for name, family in spec.families.items()}
     return {
         "study.yaml": yaml.safe_dump(dict(spec.raw), sort_keys=False),
         "search_space.yaml": yaml.safe_dump(tree, sort_keys=False),
-        "folds.json": json.dumps(folds(spec, dataset), indent=1),
+        # Folds of rows, where classes are on both sides, are their seed's.
+        **(
+            {}
+            if isinstance(dataset, ClosedSet)
+            else {"folds.json": json.dumps(folds(spec, dataset), indent=1)}
+        ),
     }
 
 

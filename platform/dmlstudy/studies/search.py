@@ -281,7 +281,7 @@ class StudySearch(Searcher):
         quality = assignment.metrics[self.metric]
         second = self.spec.file.search.second_objective
         if second == "embedding_dim":
-            return [quality, float(assignment.config.embedder.dim)]
+            return [quality, float(assignment.config.size)]
         if second == "latency_ms":
             latency = assignment.metrics.get(LATENCY, math.inf)
             return [quality, math.inf if math.isnan(latency) else latency]

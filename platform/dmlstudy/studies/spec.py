@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,12 +20,16 @@ from dmlstudy import bundled
 from dmlstudy.naming import nearest
 from dmlstudy.records import (
     UNTRAINED,
+    AugmentationConfig,
     BatchConfig,
+    CodesConfig,
     DataConfig,
     EmbedderConfig,
     LossConfig,
+    MetricsConfig,
     Record,
     ResourcesConfig,
+    RetrievalConfig,
     Scalar,
     TrainingConfig,
     TrialConfig,
@@ -42,6 +47,9 @@ SECTIONS: dict[str, type[Record]] = {
     "embedder": EmbedderConfig,
     "batch": BatchConfig,
     "training": TrainingConfig,
+    "augmentation": AugmentationConfig,
+    "retrieval": RetrievalConfig,
+    "hashing": CodesConfig,
 }
 """Sections of a family or study file with the record each one fills."""
 
@@ -56,6 +64,10 @@ SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^
 
 NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
+
+
+PATHS = ("embedder.weights", "hashing.features")
+"""What may name a file or folder beside the data."""
 
 
 class SpecError(ValueError):
@@ -101,7 +113,7 @@ class SearchConfig(Record):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
-class ProtocolConfig(Record):
+class ProtocolConfig(MetricsConfig):
     """How trials are judged: folds over the development classes, seeds on the test classes."""
 
     num_folds: PositiveInt = 4
@@ -110,7 +122,6 @@ class ProtocolConfig(Record):
         bool, Field(description="judge a model per fold as well: separately, and concatenated")
     ] = True
     objective: str = "map_at_r"
-    recall_at: tuple[PositiveInt, ...] = (1, 2, 4, 8)
 
 
 class FamilyEntry(Record):
@@ -129,6 +140,11 @@ class StudyFile(Record):
     embedder: dict[str, Any] = {}
     batch: dict[str, Any] = {}
     training: dict[str, Any] = {}
+    augmentation: dict[str, Any] = {}
+    retrieval: dict[str, Any] = {}
+    hashing: Annotated[
+        dict[str, Any], Field(description="of families that learn codes of frozen features")
+    ] = {}
     regularizer: Annotated[dict[str, Any], Field(description="if given, that of every family")] = {}
     families: Annotated[dict[Name, FamilyEntry], Field(min_length=1)]
     search: SearchConfig = SearchConfig()
@@ -174,6 +190,11 @@ class Family:
         """The space as indented lines, for people."""
         return tree(self.space)
 
+    @property
+    def is_hashing(self) -> bool:
+        """Whether it learns codes of frozen features, and no embedder."""
+        return bool(_section(self.space, "hashing"))
+
     def _sections(self) -> dict[str, Space]:
         sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.space)
         return {section: _section(self.space, section) for section in sections}
@@ -185,6 +206,8 @@ class StudySpec:
     def __init__(self, file: StudyFile, raw: Mapping[str, Any]) -> None:
         self.file = file
         self.raw = raw
+        path = file.data.path
+        self._data = file.data.model_copy(update={"path": None if path is None else os.path.abspath(path)})
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
@@ -197,6 +220,12 @@ class StudySpec:
             for values in self.corners(family):
                 self.trial_config(family, values, path=path)
         _check_epochs(file, self.families)
+        _check_hashing(file, self.families)
+
+    @property
+    def is_hashing(self) -> bool:
+        """Whether the families learn codes of frozen features; then all of them do."""
+        return any(family.is_hashing for family in self.families.values())
 
     @property
     def name(self) -> str:
@@ -218,9 +247,10 @@ class StudySpec:
     @property
     def num_untrained(self) -> int:
         """How many different embedders the families' bests have; at most, where the embedder is searched."""
-        fixed, num_searched = set(), 0
+        fixed: set[tuple[object, ...]] = set()
+        num_searched = 0
         for family in self.families.values():
-            own = {self.trial_config(family, values).embedder for values in self.corners(family)}
+            own = {self.trial_config(family, values).untrained_by for values in self.corners(family)}
             num_searched += len(own) > 1
             fixed |= own if len(own) == 1 else set()
         return len(fixed) + num_searched
@@ -250,31 +280,42 @@ class StudySpec:
         seed: int | None = None,
         path: str = "",
     ) -> TrialConfig:
-        """The configuration of one trial from full names (``loss.name``, ``training.lr``) and values."""
+        """The configuration of one trial from full names (``loss.name``, ``training.lr``) and values.
+
+        Relative paths are made absolute: workers have other working folders.
+        """
         sections: dict[str, dict[str, Scalar | None]] = {name: {} for name in (*NAMED, *SECTIONS)}
         for full_name, value in values.items():
             section, _, name = full_name.partition(".")
-            sections[section][name] = value
+            sections[section][name] = _found_from_anywhere(full_name, value)
         records: dict[str, Any] = {
             name: _record(record, sections[name], f"{path}.{name}" if path else name)
             for name, record in SECTIONS.items()
+            if name != "hashing" or sections[name]
         }
         protocol = self.file.protocol
         regularizer = sections["regularizer"].get("name", NO_REGULARIZER)
         return TrialConfig(
             family=family.name,
             phase=phase,
-            data=self.file.data,
+            data=self._data,
             loss=_named(sections["loss"]),
             regularizer=None if regularizer == NO_REGULARIZER else _named(sections["regularizer"]),
             num_folds=protocol.num_folds,
-            fold_models=protocol.fold_models and protocol.num_folds > 1,
+            fold_models=protocol.fold_models and protocol.num_folds > 1 and "hashing" not in records,
             seed=self.file.search.seed if seed is None else seed,
-            recall_at=protocol.recall_at,
             objective=protocol.objective,
             measure_latency=phase == "search" and self.file.search.second_objective == "latency_ms",
+            **{name: getattr(protocol, name) for name in MetricsConfig.model_fields},
             **records,
         )
+
+
+def _found_from_anywhere(full_name: str, value: Scalar | None) -> Scalar | None:
+    """The absolute path, where the value is that of a file or folder."""
+    if full_name in PATHS and isinstance(value, str) and os.path.exists(value):
+        return os.path.abspath(value)
+    return value
 
 
 def _check_search(search: SearchConfig) -> None:
@@ -333,6 +374,40 @@ def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
             )
 
 
+def _check_hashing(file: StudyFile, families: Mapping[str, Family]) -> None:
+    """Raises SpecError where families that hash are beside others, or with settings that mean nothing to them."""
+    hashing = [name for name, family in families.items() if family.is_hashing]
+    if not hashing:
+        return
+    others = [name for name in families if name not in hashing]
+    if others:
+        raise SpecError(
+            f"families.{others[0]}: trains an embedder, but {hashing[0]} learns codes of frozen features; they are"
+            " judged on other data: make two studies of them"
+        )
+    for section in ("embedder", "batch", "augmentation", "retrieval"):
+        if getattr(file, section):
+            raise SpecError(f"{section}: means nothing to codes of frozen features; leave it out")
+        for name, family in families.items():
+            if _section(family.space, section):
+                raise SpecError(
+                    f"families.{name}: has a section {section}, which means nothing to codes of frozen features, that"
+                    " the section hashing is for; make a study of its own of it"
+                )
+    for metric in ("macro", "clusters"):
+        if getattr(file.protocol, metric):
+            raise SpecError(f"protocol.{metric}: is not measured of codes; leave it out")
+    if file.search.second_objective == "latency_ms":
+        raise SpecError(
+            "search.second_objective: latency_ms is not measured of codes; set embedding_dim, their bits"
+        )
+    if file.resources.workers != 1:
+        raise SpecError(
+            f"resources.workers: codes of frozen features are learned by one process, not {file.resources.workers};"
+            " set resources.workers: 1, and more trials run at once"
+        )
+
+
 def _check_storage_path(path: str | None) -> None:
     """Raises SpecError for what can be said of it without touching it, and without repeating a secret in it."""
     if path is None:
@@ -367,7 +442,10 @@ def parse(raw: Mapping[str, Any]) -> StudySpec:
 
 def family_files() -> dict[str, Path]:
     """The families that come with the package: name to search-space file."""
-    return {path.stem: path for path in sorted(bundled.folder("search_spaces").glob("*.yaml"))}
+    folder = bundled.folder("search_spaces")
+    return {
+        path.stem: path for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("hashing/*.yaml"))]
+    }
 
 
 def read_family(space_name: str, path: str) -> tuple[str, Space]:

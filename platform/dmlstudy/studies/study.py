@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import optuna
 from ray import tune
 
@@ -260,6 +261,9 @@ def _conclude(
         raise StudyFailed(
             f"no trial finished; the first failed with: {reasons[0] if reasons else 'no reason'}"
         )
+    if spec.is_hashing:  # codes of features that others make are no model by themselves
+        tracker.end_study("finished", {"winner": winner})
+        return leaderboard(store, spec.name)
     run = tracker.verdict_run(winner, SHIPPED_SEED)
     if run is None:
         raise StudyFailed(f"the retraining of {winner} failed; see `dmlstudy logs {spec.name}`")
@@ -276,7 +280,7 @@ def _conclude(
                 spec.model_name,
                 tracker.fetch_folder(run.info.run_id, "embedder", Path(scratch)),
                 run_id=run.info.run_id,
-                example_NHWC=dataset.test.images_NHWC[:2],
+                example_NHWC=dataset.test.read(np.arange(2)),
                 metrics=metrics,
                 tags={"study": spec.name, "family": winner, "spec_fingerprint": spec.fingerprint()},
             )

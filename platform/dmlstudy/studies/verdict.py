@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dmlstudy.records import EmbedderConfig, TrialConfig, untrained_name
+from dmlstudy.records import RetrievalConfig, TrialConfig, untrained_name
 
 SHIPPED_SEED = 1
 """The verdict seed whose embedder is kept: the first, never the one that did best on the test classes."""
@@ -23,21 +23,28 @@ class Verdicts:
 
         Families whose bests have the same embedder share an untrained one.
         """
-        first_with: dict[EmbedderConfig, TrialConfig] = {}
+        first_with: dict[tuple[object, ...], TrialConfig] = {}
         for config in best.values():
-            first_with.setdefault(config.embedder, config)
+            first_with.setdefault(config.untrained_by, config)
         untrained = [
             config.model_copy(
                 update={
                     "family": untrained_name(config.family if len(first_with) > 1 else None),
                     "training": config.training.model_copy(update={"epochs": 0}),
+                    "retrieval": RetrievalConfig(),
+                    # Untrained weights of bits would only shuffle what codes find.
+                    "regularizer": None if config.hashing else config.regularizer,
                 }
             )
             for config in first_with.values()
         ]
         return [
             config.model_copy(
-                update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED}
+                update={
+                    "phase": "verdict",
+                    "seed": seed,
+                    "keep_embedder": seed == SHIPPED_SEED,
+                }
             )
             for config in [*untrained, *best.values()]
             for seed in self._seeds

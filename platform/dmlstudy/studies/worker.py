@@ -27,7 +27,8 @@ def serve(loop_config: dict[str, Any]) -> None:
     from ray.train.torch import get_device
 
     from dmlstudy import distributed
-    from dmlstudy.training.trial import TrialFailed, TrialStopped, run_trial
+    from dmlstudy.training.learner import TrialFailed
+    from dmlstudy.training.trial import TrialStopped, run_trial
 
     torch.set_num_threads(loop_config["threads"])
     mailbox = loop_config["mailbox"]

@@ -1,0 +1,376 @@
+"""An embedder in training: its batches, its step on every rank, its embeddings, and its state between epochs.
+
+Shapes: N images, H height, W width, C channels, D embedding size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dmlstudy import data, distributed, embedders
+from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
+from dmlstudy.data.images import Indices, Inputs, Labels
+from dmlstudy.losses import catalogue
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum
+from dmlstudy.losses.memory import CrossBatchMemory
+from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig
+
+EMBEDDED = 256
+"""Images that are read and embedded at once where they are not in memory."""
+
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TrialFailed(RuntimeError):
+    """A trial that cannot go on, with the reason; raised on every rank at once."""
+
+
+class Step(nn.Module):
+    """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare.
+
+    The embedder runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
+    """
+
+    def __init__(
+        self,
+        embedder: embedders.Embedder,
+        loss: Loss,
+        memory: CrossBatchMemory | None,
+        precision: str,
+        is_compiled: bool,
+    ) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.loss = loss
+        self.dtype = PRECISIONS[precision]
+        embed = embedder.embed_with_structure
+        self.embed = torch.compile(embed) if is_compiled else embed
+        # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
+        self.memory = (memory,)
+
+    def forward(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(images_NHWC.device.type, self.dtype, enabled=self.dtype is not torch.float32):
+            z_ND, structure_ND = self.embed(images_NHWC)
+        anchors = Embeddings(z_ND, y_N, id_N, structure_ND)
+        references = distributed.gather(anchors)
+        (memory,) = self.memory
+        if memory is not None:
+            references = memory.references(references)
+        total, count = self.loss(anchors, references, distributed.world())
+        return total, count
+
+
+class Embedded(NamedTuple):
+    """Embeddings z_ND of unit norm and, where a structure head is asked for them, omega_ND."""
+
+    z_ND: NDArray[np.float32]
+    omega_ND: NDArray[np.float32] | None = None
+
+
+class Learner:
+    """An embedder in training on one set of classes."""
+
+    def __init__(
+        self, config: TrialConfig, train: LabelledImages, device: torch.device, *, stream: int
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.seed = derived_seed(config.seed, stream)
+        present, labels_N = np.unique(train.labels_N, return_inverse=True)
+        self.images = train
+        self.labels_N = labels_N.astype(np.int64)
+        *height_width, channels = train.image_shape
+        augmentation = data.Augmentation(**config.augmentation.model_dump())
+        data.check_augmentation(augmentation, config.data.image_size, config.data.resize_to)
+        # Images that are in memory as they are trained on need no reading ahead.
+        self.loader = (
+            None
+            if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
+            else Loader(train, augmentation, self.seed)
+        )
+        regularizer = config.regularizer
+        self.embedder = embedders.build(
+            config.embedder.backbone,
+            config.embedder.dim,
+            width=config.embedder.width,
+            weights=config.embedder.weights,
+            freeze_bn=config.embedder.freeze_bn,
+            in_channels=channels,
+            image_size=tuple(height_width),
+            structure=_structure_head(regularizer),
+            fusion=config.embedder.fusion,
+            pooling=config.embedder.pooling,
+            head_norm=config.embedder.head_norm,
+            code=config.embedder.code,
+            seed=self.seed,
+        ).to(device)
+        training = config.training
+        if training.channels_last:
+            self.embedder.backbone.to(memory_format=torch.channels_last)
+        batch = config.batch
+        loss = catalogue.build(
+            config.loss.name,
+            config.loss.params,
+            regularizer=(regularizer.name, regularizer.params) if regularizer else None,
+            memory=batch.memory_size > 0,
+            num_classes=len(present),
+            dim=config.embedder.dim,
+            seed=self.seed,
+        ).to(device)
+        self.batches = _batches(batch, self.labels_N, len(present), self.seed)
+        memory = (
+            CrossBatchMemory(batch.memory_size, config.embedder.dim, batch.memory_warmup).to(device)
+            if batch.memory_size
+            else None
+        )
+        self.parts = {"embedder": self.embedder, "loss": loss} | ({"memory": memory} if memory else {})
+        self.module = Step(self.embedder, loss, memory, training.precision, training.compile)
+        self.optimizer = _optimizer(training, self.embedder, loss)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
+        self.is_frozen = training.freeze_backbone_epochs > 0
+        self._wrap()
+        self.num_epochs = 0
+
+    def _wrap(self) -> None:
+        """Data parallel over what is trained now: it wants a gradient of every parameter it has seen to want one."""
+        self.step: nn.Module | None = None  # the one before lets go of the parameters first
+        for parameter in self.embedder.backbone.parameters():
+            parameter.requires_grad_(not self.is_frozen)
+        self.step = distributed.data_parallel(self.module)
+
+    def train_epoch(self, epoch: int) -> dict[str, float]:
+        """One pass of PK batches; the mean loss and the images per second over all ranks."""
+        if self.config.training.epochs == 0:
+            return {}
+        self.num_epochs = epoch + 1
+        self.embedder.train()
+        is_frozen = epoch < self.config.training.freeze_backbone_epochs
+        if is_frozen != self.is_frozen:
+            self.is_frozen = is_frozen
+            self._wrap()
+        if is_frozen:
+            self.embedder.backbone.eval()
+        assert self.step is not None
+        losses: list[float] = []
+        num_images = 0
+        started = time.perf_counter()
+        for number, batch, local, read_NHWC in self._read_batches(epoch):
+            images_NHWC = torch.from_numpy(read_NHWC).to(self.device)
+            y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
+            id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
+            try:
+                total, count = self.step(images_NHWC, y_N, id_N)
+            except ValueError as error:
+                if distributed.world_size() > 1 and not isinstance(error, distributed.Refused):
+                    raise  # other ranks may know nothing of it, and wait for this one
+                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
+            objective, mean = distributed.scaled_for_mean(LossSum(total, count))
+            if not math.isfinite(mean):
+                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: the loss is {mean}")
+            self.optimizer.zero_grad(set_to_none=True)
+            self.scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            losses.append(mean)
+            num_images += len(batch)
+        elapsed = time.perf_counter() - started
+        metrics = {"train_loss": statistics.fmean(losses), "images_per_second": num_images / elapsed}
+        if self.loader is not None:
+            rate, waited = self.loader.rates
+            metrics["loader_images_per_second"] = rate * distributed.world_size()
+            metrics["loader_wait_share"] = waited / elapsed
+        return metrics
+
+    def _read_batches(self, epoch: int) -> Iterator[tuple[int, Indices, Indices, Inputs]]:
+        """Number, global indices, this rank's share of them and its images, of each batch of an epoch."""
+        batches, again = itertools.tee(self.batches.epoch(epoch))
+        shares = (batch[distributed.own_slice(len(batch))] for batch in again)
+        if self.loader is None:
+            for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
+                yield number, batch, local, self.images.read(local)
+            return
+        to_read, taken = itertools.tee(shares)
+        read = self.loader.epoch(to_read, epoch)
+        for number, (batch, local) in enumerate(zip(batches, taken, strict=True)):
+            read_NHWC, error = _next(read)
+            if distributed.any_rank(error is not None):
+                raise _unreadable(self.images, local, error, epoch)
+            yield number, batch, local, read_NHWC
+
+    def embed(self, images: LabelledImages, *, structure: bool = False) -> Embedded:
+        """Embeddings of the images, found in shares by the ranks; all of them on each rank.
+
+        With ``structure``, which needs a structure head, structure embeddings too.
+        """
+        self._agree_on_statistics()
+        share = distributed.own_slice(len(images.labels_N))
+        if isinstance(images, ImageSet | Features):
+            local_NE = self._columns(images.read(np.arange(len(images))[share]), structure)
+        else:
+            local_NE = self._read_and_embed(images, np.arange(len(images))[share], structure)
+        both_NE: NDArray[np.float32] = (
+            distributed.gather_rows(torch.from_numpy(local_NE).to(self.device)).cpu().numpy()
+        )
+        if not np.isfinite(both_NE).all():
+            raise TrialFailed(f"embeddings are not finite after epoch {self.num_epochs}")
+        dim = self.config.embedder.dim
+        z_ND = np.ascontiguousarray(both_NE[:, :dim])
+        return Embedded(z_ND, np.ascontiguousarray(both_NE[:, dim:]) if structure else None)
+
+    def _read_and_embed(
+        self, images: LabelledImages, indices: Indices, structure: bool
+    ) -> NDArray[np.float32]:
+        pieces = [indices[start : start + EMBEDDED] for start in range(0, len(indices), EMBEDDED)]
+        read = Loader(images).epoch(pieces)
+        parts = [np.empty((0, self.config.embedder.dim * (1 + structure)), np.float32)]
+        error = None
+        for piece in pieces:
+            read_NHWC, error = _next(read)
+            if error is not None:
+                indices = piece
+                break
+            parts.append(self._columns(read_NHWC, structure))
+        if distributed.any_rank(error is not None):
+            raise _unreadable(images, indices, error, self.num_epochs - 1)
+        return np.concatenate(parts)
+
+    def _columns(self, images_NHWC: Inputs, structure: bool) -> NDArray[np.float32]:
+        """z_ND and, if wished for, omega_ND to its right."""
+        z_ND, omega_ND = embedders.embed_with_structure(self.embedder, images_NHWC, device=self.device)
+        if not structure:
+            return z_ND
+        assert omega_ND is not None
+        return np.concatenate([z_ND, omega_ND], axis=1)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that training has changed, by name; the tensors themselves, not copies."""
+        state = dict(self._tensors())
+        for index, of_parameter in self.optimizer.state_dict()["state"].items():
+            for name, value in of_parameter.items():
+                if value is not None:  # SGD's momentum before a parameter's first gradient
+                    state[f"optimizer.{index}.{name}"] = value
+        state |= {f"scaler.{name}": torch.tensor(value) for name, value in self.scaler.state_dict().items()}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
+        """Take over the ``state`` of a learner of the same configuration after that many epochs.
+
+        Raises ValueError if its tensors are not this learner's.
+        """
+        own = dict(self._tensors())
+        saved = {name: value for name, value in state.items() if name.partition(".")[0] in self.parts}
+        differing = {name for name in own.keys() & saved.keys() if own[name].shape != saved[name].shape}
+        if wrong := sorted(differing | (own.keys() ^ saved.keys())):
+            raise ValueError(f"a trial's state does not fit its configuration: {', '.join(wrong[:5])}")
+        with torch.no_grad():
+            for name, value in own.items():
+                if value.dtype == saved[name].dtype:  # in place: data parallel and the optimizer hold them
+                    value.copy_(saved[name])
+                else:  # a buffer that its module has replaced (pml:LargeMarginSoftmaxLoss)
+                    part, _, path = name.partition(".")
+                    owner, _, leaf = path.rpartition(".")
+                    setattr(self.parts[part].get_submodule(owner), leaf, saved[name].to(value.device))
+        of_parameters: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for name, value in state.items():
+            part, _, rest = name.partition(".")
+            if part == "optimizer":
+                index, _, key = rest.partition(".")
+                of_parameters[int(index)][key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": dict(of_parameters), "param_groups": groups})
+        scaler = {name.partition(".")[2]: v.item() for name, v in state.items() if name.startswith("scaler.")}
+        if scaler:
+            self.scaler.load_state_dict(scaler)
+        self.num_epochs = num_epochs
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and buffers, also those that a state_dict leaves out."""
+        for part, module in self.parts.items():
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                yield f"{part}.{name}", value
+
+    def _agree_on_statistics(self) -> None:
+        """Rank 0's batch statistics on every rank, as in the next step, and as they are kept and saved."""
+        if distributed.world_size() == 1 or self.config.embedder.freeze_bn:
+            return
+        with torch.no_grad():
+            for buffer in self.embedder.buffers():
+                own = buffer if distributed.rank() == 0 else torch.zeros_like(buffer)
+                buffer.copy_(distributed.sum_over_ranks(own))
+
+
+def _next(read: Iterator[Inputs]) -> tuple[Inputs, ValueError | None]:
+    """The next images, or why they cannot be read."""
+    try:
+        return next(read), None
+    except ValueError as error:
+        return np.empty((0, 0, 0, 0), np.uint8), error
+
+
+def _unreadable(
+    images: LabelledImages, indices: Indices, error: ValueError | None, epoch: int
+) -> TrialFailed:
+    """The same failure on every rank, where any rank has an ``error`` with its ``indices``; all must call this.
+
+    Each rank reads again what some could not, so that each can say what is wrong with it.
+    """
+    lost = indices if error is not None else indices[:0]
+    all_lost = distributed.gather_rows(torch.from_numpy(lost.astype(np.int64))).numpy()
+    try:
+        images.read(all_lost)
+    except ValueError as found:
+        return TrialFailed(f"epoch {max(epoch, 0) + 1}: {found}")
+    return TrialFailed(
+        f"epoch {max(epoch, 0) + 1}: a picture was not readable on some rank, but is on others"
+    )
+
+
+def _batches(batch: BatchConfig, labels_N: Labels, num_classes: int, seed: int) -> Batches:
+    classes = num_classes if batch.classes == "all" else batch.classes
+    if batch.sampler == "random":
+        return data.RandomBatches(len(labels_N), classes * batch.images_per_class, batch.per_epoch, seed)
+    if batch.sampler == "two_draws":
+        return data.TwoDraws(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
+    return PKBatches(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
+
+
+def derived_seed(seed: int, stream: int) -> int:
+    return int(np.random.SeedSequence([seed, stream]).generate_state(1)[0])
+
+
+def _structure_head(regularizer: LossConfig | None) -> str:
+    """The structure head a regulariser trains: its preset, or none."""
+    if regularizer is None or regularizer.name != "structure":
+        return "none"
+    return str((catalogue.parameters_of("structure") | regularizer.params)["preset"])
+
+
+def _optimizer(training: TrainingConfig, embedder: embedders.Embedder, loss: Loss) -> torch.optim.Optimizer:
+    heads = list(embedder.head.parameters())
+    if embedder.structure_head is not None:
+        heads += embedder.structure_head.parameters()
+    groups = [
+        {"params": list(embedder.backbone.parameters()), "lr": training.lr},
+        {"params": heads, "lr": training.lr * training.head_lr_mult},
+        {
+            "params": list(loss.parameters()),
+            "lr": training.lr * training.loss_lr_mult,
+            "weight_decay": 0.0,
+        },
+    ]
+    groups = [group for group in groups if group["params"]]
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=training.lr, momentum=0.9, weight_decay=training.weight_decay)
+    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=training.lr, weight_decay=training.weight_decay)

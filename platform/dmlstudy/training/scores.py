@@ -1,0 +1,21 @@
+"""Scores of several folds as one."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+
+def mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Each score's mean over the folds."""
+    return {name: statistics.fmean(score[name] for score in scores) for name in scores[0]}
+
+
+def spread(scores: Sequence[dict[str, float]], objective: str) -> dict[str, float]:
+    """The objective per fold and, with two folds or more, its standard error over them."""
+    values = [score[objective] for score in scores]
+    found = {f"fold_{number}_{objective}": value for number, value in enumerate(values)}
+    if len(values) > 1:
+        found[f"{objective}_stderr"] = statistics.stdev(values) / math.sqrt(len(values))
+    return found
