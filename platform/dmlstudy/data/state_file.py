@@ -17,7 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 FILE = "trial.safetensors"
@@ -63,6 +63,30 @@ def at(folder: str | Path) -> StateFile:
     return OnPyarrow(str(folder))
 
 
+@contextlib.contextmanager
+def written_whole(path: Path, draft: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its place when the block ends, whole, also after a loss of power; if the block raises, never.
+
+    ``draft``, in the same folder, is what it is called until then; the folder is made if missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def join(folder: str, *names: str) -> str:
     """The folder below, of a path or of a URI with or without a query."""
     path, mark, query = folder.partition("?") if "://" in folder else (folder, "", "")
@@ -83,23 +107,8 @@ class OnDisk:
 
     def write(self, content: bytes) -> None:
         """As in the protocol; also after a loss of power the file is there whole, or as it was before."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        draft = self._folder / _new_draft()
-        try:
-            with draft.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with written_whole(self._path, self._folder / _new_draft()) as file:
+            file.write(content)
 
     def remove_drafts(self) -> None:
         for draft in self._folder.glob(_draft("*")):

@@ -25,7 +25,7 @@ import safetensors
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from dmlstudy.embedders.embedder import Embedder, build, embed
 from dmlstudy.embedders.heads import NO_CODE
@@ -106,7 +106,7 @@ def verify(folder: str | Path, needed: Sequence[str] = (WEIGHTS, DESCRIPTION)) -
     Raises ValueError naming the file that is missing, altered, or absent from the manifest.
     """
     folder = Path(folder)
-    manifest = read_json(folder / MANIFEST)
+    manifest = _read_json(folder / MANIFEST)
     for name in needed:
         if name not in manifest:
             raise ValueError(f"{folder / MANIFEST}: does not list {name}; save the model again")
@@ -127,12 +127,7 @@ def load(folder: str | Path, verify: bool = True) -> Embedder:
     folder = Path(folder)
     if verify:
         _verify(folder)
-    description = read_json(folder / DESCRIPTION)
-    if description.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{folder / DESCRIPTION}: format version {description.get('format_version')!r}, "
-            f"this dmlstudy reads {FORMAT_VERSION}; save it again or use {PROGRAM}"
-        )
+    description = read_description(folder / DESCRIPTION, FORMAT_VERSION, f"save it again or use {PROGRAM}")
     try:
         architecture = dict(description["architecture"])
         architecture |= {"weights": None, "image_size": tuple(architecture["image_size"])}
@@ -142,11 +137,7 @@ def load(folder: str | Path, verify: bool = True) -> Embedder:
     embedder.architecture = dataclasses.replace(
         embedder.architecture, weights=description["architecture"].get("weights")
     )
-    try:
-        embedder.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = str(error).strip().replace("\n", " ")
-        raise ValueError(f"{folder / WEIGHTS}: does not fit the architecture ({reason})") from error
+    load_weights(embedder, folder)
     return embedder.eval()
 
 
@@ -155,7 +146,7 @@ _verify = verify
 
 def extra(folder: str | Path) -> dict[str, Any]:
     """What was given to ``save`` beside the embedder; empty if nothing was."""
-    return dict(read_json(Path(folder) / DESCRIPTION).get("extra", {}))
+    return dict(_read_json(Path(folder) / DESCRIPTION).get("extra", {}))
 
 
 def _describe(embedder: Embedder) -> dict[str, Any]:
@@ -209,7 +200,27 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Give the model the weights in its folder. Raises ValueError naming the file that does not fit."""
+    try:
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        reason = str(error).strip().replace("\n", " ")
+        raise ValueError(f"{folder / WEIGHTS}: does not fit the architecture ({reason})") from error
+
+
+def read_description(path: Path, format_version: int, mend: str) -> dict[str, Any]:
+    """The description of a model. Raises ValueError for one of another format, with the ``mend``."""
+    description = _read_json(path)
+    if description.get("format_version") != format_version:
+        raise ValueError(
+            f"{path}: format version {description.get('format_version')!r}, this dmlstudy reads {format_version};"
+            f" {mend}"
+        )
+    return description
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file. Raises ValueError naming a file that is missing or holds anything else."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; is this the folder of a saved model?")

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from dmlstudy.embedders.folder import JSON, MANIFEST, WEIGHTS, read_json, seal, verify
+from dmlstudy.embedders.folder import JSON, MANIFEST, WEIGHTS, load_weights, read_description, seal, verify
 from dmlstudy.hashing.model import HashingModel, build
 
 FORMAT_VERSION = 1
@@ -47,21 +46,12 @@ def load(folder: str | Path) -> HashingModel:
     """
     folder = Path(folder)
     verify(folder, (WEIGHTS, DESCRIPTION))
-    description = read_json(folder / DESCRIPTION)
-    if description.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{folder / DESCRIPTION}: format version {description.get('format_version')!r}, this dmlstudy reads"
-            f" {FORMAT_VERSION}; save the model again"
-        )
+    description = read_description(folder / DESCRIPTION, FORMAT_VERSION, "save the model again")
     try:
         recipe: dict[str, Any] = dict(description["model"])
         term = recipe.pop("term")
         model = build(**recipe, term=None if term is None else (term[0], term[1]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / DESCRIPTION}: the model is not understood ({error})") from error
-    try:
-        model.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = str(error).strip().replace("\n", " ")
-        raise ValueError(f"{folder / WEIGHTS}: does not fit the model ({reason})") from error
+    load_weights(model, folder)
     return model.eval()

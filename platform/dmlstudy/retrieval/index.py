@@ -9,7 +9,6 @@ K neighbours.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -25,6 +24,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from dmlstudy.data.state_file import written_whole
 from dmlstudy.retrieval.codes import Codes
 from dmlstudy.retrieval.neighbours import Floats, Ints
 
@@ -192,34 +192,20 @@ class Index(ABC):
         if len(self) == 0:
             raise ValueError("an index without vectors cannot be saved")
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
         head = {"identity": asdict(self.identity), "tuning": asdict(self.tuning), "num_vectors": len(self)}
-        try:
-            with draft.open("wb") as file:
-                digest = hashlib.sha256()
+        with written_whole(path, draft) as file:
+            digest = hashlib.sha256()
 
-                def write(content: bytes) -> int:
-                    digest.update(content)
-                    return file.write(content)
+            def write(content: bytes) -> int:
+                digest.update(content)
+                return file.write(content)
 
-                write(_MAGIC)
-                write(json.dumps(head).encode() + b"\n")
-                write(self._id_N.astype("<i8").tobytes())
-                self._write_engine(faiss.PyCallbackIOWriter(write))  # type: ignore[attr-defined]
-                file.write(digest.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            write(_MAGIC)
+            write(json.dumps(head).encode() + b"\n")
+            write(self._id_N.astype("<i8").tobytes())
+            self._write_engine(faiss.PyCallbackIOWriter(write))  # type: ignore[attr-defined]
+            file.write(digest.digest())
 
     @classmethod
     def load(

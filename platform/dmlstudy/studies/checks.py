@@ -57,16 +57,14 @@ def check_parts(spec: StudySpec) -> StudyData:
 
 def _check_hashing(spec: StudySpec) -> data.ClosedSet:
     """The same of a study of hashing."""
+    protocol = spec.file.protocol
+    of_first = [name for k in protocol.map_at for name in hashing.metrics_at(k)]
+    _check_objective(protocol.objective, [*hashing.METRICS, *of_first])
     for name, family in spec.families.items():
         for values in spec.corners(family):
             config = spec.trial_config(family, values, path=f"families.{name}")
             codes, term = config.hashing, config.regularizer
             assert codes is not None
-            known = [
-                *hashing.METRICS,
-                *(each for k in spec.file.protocol.map_at for each in hashing.metrics_at(k)),
-            ]
-            _check_objective(spec.file.protocol.objective, known)
             try:
                 hashing.build(
                     config.loss.name,
@@ -84,7 +82,7 @@ def _check_hashing(spec: StudySpec) -> data.ClosedSet:
                     raise SpecError(f"families.{name}.hashing.features: {error}") from None
     try:
         dataset = data.load_closed(**spec.file.data.model_dump())
-        data.row_folds(len(dataset.development), spec.file.protocol.num_folds, spec.file.search.seed)
+        data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
     except ValueError as error:
         raise SpecError(str(error)) from None
     return dataset
