@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ NASA: dict[str, Any] = {
 }
 FIRST = 12
 TIMES = {"images_per_second", "search_ms_per_query", "rerank_ms_per_query"}
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
-    pool = GlooPool(2, tmp_path_factory.mktemp("gloo"))
-    yield pool
-    pool.close()
 
 
 def nasa(rerank: str, **changes: Any) -> dict[str, Any]:

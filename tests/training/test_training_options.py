@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,6 @@ from dmlstudy import data, embedders
 from dmlstudy.losses import catalogue
 from dmlstudy.records import TrialConfig
 from dmlstudy.training import learner as learners
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
-    pool = GlooPool(2, tmp_path_factory.mktemp("gloo"))
-    yield pool
-    pool.close()
 
 
 def learner(**changes: Any) -> learners.Learner:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -295,13 +294,6 @@ def test_a_search_leaves_no_embedder(tmp_path: Path) -> None:
     result = run_trial(TrialConfig.model_validate(raw), lambda report: None, save_to=tmp_path / "embedder")
     assert result.embedder_folder is None
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
-    pool = GlooPool(2, tmp_path_factory.mktemp("gloo"))
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize(

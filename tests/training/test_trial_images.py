@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gloo_pool import GlooPool
 from PIL import Image
 from ranks import broken_trial, config, failing_trial, failing_trial_of_own_files, trial
@@ -25,21 +23,6 @@ NOISY = ("images_per_second", "loader_images_per_second", "loader_wait_share")
 
 def steady(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name not in NOISY}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GlooPool]:
-    pool = GlooPool(2, tmp_path_factory.mktemp("gloo"))
-    yield pool
-    pool.close()
 
 
 @pytest.fixture
