@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import faiss
 import numpy as np
 import pytest
+import torch
 
 from dmlstudy import retrieval
 
@@ -51,13 +53,18 @@ def test_retrieve_is_the_sorted_list(dim: int, k: int, with_self: bool) -> None:
         np.testing.assert_allclose(distance[q], np.sqrt([d for d, _ in expected]), rtol=1e-6)
 
 
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[1, 4], ids=lambda n: f"{n} threads")
+def small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """So that a few hundred items go the way of a large set: product, sample, panels, tiles that are ragged."""
     module = sys.modules["dmlstudy.retrieval.neighbours"]
     monkeypatch.setattr(module, "_TILE", 32)
     monkeypatch.setattr(module, "_SMALL_GALLERY", 200)
     monkeypatch.setattr(module, "_HITS_AT_ONCE", 4000)
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    assert torch.get_num_threads() == request.param, "a call has changed torch's number of threads"
+    torch.set_num_threads(before)
 
 
 def in_itself(z: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,8 +111,8 @@ def test_the_product_finds_what_the_direct_kernel_ranks(small_tiles: None, hard:
 
 def test_the_product_alone_answers_ordinary_sets(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     module, measured = sys.modules["dmlstudy.retrieval.neighbours"], []
-    whole = module._measure_all
-    monkeypatch.setattr(module, "_measure_all", lambda *a: measured.extend(a[4]) or whole(*a))
+    whole = module._EveryPair.of_rows
+    monkeypatch.setattr(module._EveryPair, "of_rows", lambda s, rows: measured.extend(rows) or whole(s, rows))
     in_itself(np.random.default_rng(0).normal(size=(3000, 9)).astype(np.float32), 5)
     assert len(measured) < 60
 
@@ -115,8 +122,8 @@ def test_the_bound_holds_for_the_product(seed: int) -> None:
     module = sys.modules["dmlstudy.retrieval.neighbours"]
     rng = np.random.default_rng(seed)
     z = (rng.normal(size=(400, [3, 128, 700][seed])) * rng.exponential(size=(400, 1))).astype(np.float32)
-    product = module._Product(z, z, np.full(400, -1))
-    tile = product.tile(0, 400, 0).astype(np.float64)
+    product = module._Product(z, z, np.full(400, -1), num_sampled=50, rank=3)
+    tile = product.tile(0, num_rows=400, column=0).astype(np.float64)
     direct, _ = faiss.knn(z, z, 400)
     exact = ((z[:, None].astype(np.float64) - z) ** 2).sum(axis=2) / 2
     assert np.abs(tile + exact).max() + np.abs(np.sort(exact) - direct / 2).max() < product.error

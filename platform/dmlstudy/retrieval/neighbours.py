@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -22,11 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dmlstudy.retrieval.threads import Threads, as_many_as_torch_has
+
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 Keys: TypeAlias = NDArray[np.uint64]
 
-_TILE = 1024  # rows and columns of one tile of the matrix product
+_TILE = 512  # rows and columns of one tile of the matrix product: 1 MiB, which a core's own cache holds
 _CELLS_PER_CHUNK = 1 << 22  # pairs measured at once where all are: 4 M x (8 + 8 + 4) bytes
 _HITS_AT_ONCE = 1 << 25  # hits expected of the rows that are open at once: 32 M x 10 bytes
 _SMALL_GALLERY = 2048  # below, every pair is measured
@@ -115,54 +118,67 @@ def _neighbours(
     num_sampled = min(num_items, max(_SMALL_GALLERY // 2, num_items // 32))
     expected = k * num_sampled / num_items
     rank = math.ceil(expected + 3 * math.sqrt(expected) + 3)  # of 10^5 queries, a few have less than k hits
-    if num_items <= _SMALL_GALLERY or 3 * rank > num_sampled:
-        rows_at_once = max(1, _CELLS_PER_CHUNK // num_items)
-        for start in range(0, num_queries, rows_at_once):
-            row_B = np.arange(start, min(start + rows_at_once, num_queries))
-            yield Neighbours(row_B, *_measure_all(query_QD, gallery_MD, k, self_Q, row_B))
-        return
+    every_pair = _EveryPair(query_QD, gallery_MD, k, self_Q)
+    with as_many_as_torch_has() as threads:
+        if num_items <= _SMALL_GALLERY or 3 * rank > num_sampled:
+            yield from threads.map(every_pair.of_rows, every_pair.parts(np.arange(num_queries), threads))
+            return
 
-    product = _Product(query_QD, gallery_MD, self_Q)
-    floor_Q = product.sampled_floor(num_sampled, rank)
-    hits_per_row = rank * num_items // num_sampled
-    rows_per_panel = max(1, _HITS_AT_ONCE // hits_per_row // _TILE) * _TILE
-    for first in range(0, num_queries, rows_per_panel):
-        after = min(first + rows_per_panel, num_queries)
-        panel = {
-            start: _Hits(start, min(start + _TILE, after), hits_per_row)
+        product = _Product(query_QD, gallery_MD, self_Q, num_sampled, rank)
+        floor_Q = np.concatenate(list(threads.map(product.sampled_floor, range(0, num_queries, _TILE))))
+        hits_per_row = rank * num_items // num_sampled
+        rows_per_panel = max(1, _HITS_AT_ONCE // hits_per_row // _TILE) * _TILE
+        for first in range(0, num_queries, rows_per_panel):
+            after = min(first + rows_per_panel, num_queries)
+            panel = _Panel(product, floor_Q, first, after, hits_per_row)
+            for _ in threads.map(panel.sift, panel.tiles(num_items, is_one_set=is_one_set)):
+                pass
+            for found, is_certain_B in threads.map(
+                lambda hits: hits.nearest(query_QD, gallery_MD, k), panel.filled()
+            ):
+                for part in every_pair.parts(found.row_Q[~is_certain_B], threads):
+                    place = part - found.row_Q[0]
+                    _, found.index_QK[place], found.distance_QK[place] = every_pair.of_rows(part)
+                yield found
+
+
+class _Panel:
+    """Rows whose hits are held at once: first all their tiles are sifted, by any number of threads."""
+
+    def __init__(self, product: _Product, floor_Q: Floats, first: int, after: int, hits_per_row: int) -> None:
+        self._product = product
+        self._hits = {
+            start: _Hits(start, floor_Q[start : min(start + _TILE, after)], hits_per_row, product.error)
             for start in range(first, after, _TILE)
         }
-        for start, hits in panel.items():
+
+    def tiles(self, num_items: int, *, is_one_set: bool) -> Iterator[tuple[_Hits, int, _Hits | None]]:
+        """Rows, first column, and the rows that these columns are, where the tile tells of them too.
+
+        In one set a tile's mirror image is not made.
+        """
+        for start, own in self._hits.items():
             for column in range(0, num_items, _TILE):
-                mirrored = panel.get(column) if is_one_set else None
-                if mirrored is not None and column < start:
-                    continue  # its mirror image is done
-                product_BC = product.tile(start, hits.after, column)
-                other = mirrored if column > start else None
-                own_found, other_found = _above(
-                    product_BC,
-                    floor_Q[start : hits.after],
-                    floor_Q[column : other.after] if other is not None else None,
-                )
-                row_H, column_H, value_H = own_found
-                hits.add(row_H, column_H + column, value_H)
-                if other is not None and other_found is not None:
-                    column_H, row_H, value_H = other_found
-                    other.add(column_H, row_H + start, value_H)
-        for start in list(panel):
-            hits = panel.pop(start)
-            row_B = np.arange(start, hits.after)
-            index_BK, distance_BK, is_certain_B = hits.nearest(
-                query_QD, gallery_MD, k, floor_Q, product.error
-            )
-            uncertain = row_B[~is_certain_B]
-            rows_at_once = max(1, _CELLS_PER_CHUNK // num_items)
-            for part in range(0, len(uncertain), rows_at_once):
-                some = uncertain[part : part + rows_at_once]
-                index_BK[some - start], distance_BK[some - start] = _measure_all(
-                    query_QD, gallery_MD, k, self_Q, some
-                )
-            yield Neighbours(row_B, index_BK, distance_BK)
+                mirrored = self._hits.get(column) if is_one_set else None
+                if mirrored is None or column == start:
+                    yield own, column, None
+                elif column > start:
+                    yield own, column, mirrored
+
+    def sift(self, tile: tuple[_Hits, int, _Hits | None]) -> None:
+        own, column, mirrored = tile
+        product_BC = self._product.tile(own.start, len(own.floor_B), column)
+        of_row, of_column = _above(product_BC, own.floor_B, None if mirrored is None else mirrored.floor_B)
+        row_H, column_H, value_H = of_row
+        own.add(row_H, column_H + column, value_H)
+        if mirrored is not None and of_column is not None:
+            column_H, row_H, value_H = of_column
+            mirrored.add(column_H, row_H + own.start, value_H)
+
+    def filled(self) -> Iterator[_Hits]:
+        """What was found for the rows, which is not kept here any longer."""
+        for start in list(self._hits):
+            yield self._hits.pop(start)
 
 
 class _Product:
@@ -172,11 +188,15 @@ class _Product:
     ``error`` bounds |p + d2 / 2| for d2 the direct kernel's squared distance: a float32 sum of n products in
     any order is off by at most n u sum |products| (1 + O(n u)), u = 2^-24 (Higham 2002, Eq. 3.5). With
     h the largest |q|^2/2 or |g|^2/2 the products of p sum to at most 4h, and so do those of d2 / 2 and of h.
+    A query's floor is its ``rank``-th largest p over ``num_sampled`` columns, drawn with a fixed seed.
+    Any number of threads may ask.
     """
 
-    def __init__(self, query_QD: Floats, gallery_MD: Floats, self_Q: Ints) -> None:
+    def __init__(
+        self, query_QD: Floats, gallery_MD: Floats, self_Q: Ints, num_sampled: int, rank: int
+    ) -> None:
         self._centre_D = gallery_MD.mean(axis=0, dtype=np.float64).astype(np.float32)
-        self._query_QD, self._self_Q, self._num_items = query_QD, self_Q, len(gallery_MD)
+        self._query_QD, self._self_Q, self._rank = query_QD, self_Q, rank
         centred_MD, half_M = self._centred(gallery_MD)
         num_items, dim = centred_MD.shape
         self._right_ME = np.empty((num_items, dim + 2), np.float32)
@@ -189,105 +209,119 @@ class _Product:
             for start in range(0, len(query_QD), _TILE):
                 largest = max(largest, self._centred(query_QD[start : start + _TILE])[1].max())
         self.error = float(largest) * 4 * (3 * dim + 16) * 2.0**-24
-        self._left = (-1, np.empty((0, 0), np.float32))
-        self._out_BC = np.empty((_TILE, _TILE), np.float32)
-
-    def sampled_floor(self, num_sampled: int, rank: int) -> Floats:
-        """The ``rank``-th largest p of each query over some columns, drawn with a fixed seed."""
-        column_S = np.sort(
-            np.random.default_rng(0).choice(self._num_items, num_sampled, replace=False, shuffle=False)
+        self._column_S = np.sort(
+            np.random.default_rng(0).choice(num_items, num_sampled, replace=False, shuffle=False)
         )
-        right_SE = self._right_ME[column_S]
-        floor_Q = np.empty(len(self._query_QD), np.float32)
-        for start in range(0, len(floor_Q), _TILE):
-            rows = slice(start, start + _TILE)
-            product_BS = torch.from_numpy(self._left_of(start)) @ torch.from_numpy(right_SE).T
-            self_B = self._self_Q[rows]
-            place_B = np.minimum(np.searchsorted(column_S, self_B), num_sampled - 1)
-            own_B = np.flatnonzero(column_S[place_B] == self_B)
-            product_BS.numpy()[own_B, place_B[own_B]] = -np.inf
-            floor_Q[rows] = np.partition(product_BS.numpy(), num_sampled - rank, axis=1)[
-                :, num_sampled - rank
-            ]
-        return floor_Q
+        self._right_SE = self._right_ME[self._column_S]
+        self._of_thread = _OfThread()
 
-    def tile(self, start: int, after: int, column: int) -> Floats:
-        """p of these rows and the columns from ``column``; valid until the next tile."""
-        left_BE = self._left_of(start)[: after - start]
+    def sampled_floor(self, start: int) -> Floats:
+        """The floors of the tile's rows from ``start``."""
+        product_BS = (torch.from_numpy(self._left_of(start)) @ torch.from_numpy(self._right_SE).T).numpy()
+        last, floor = len(self._column_S) - 1, len(self._column_S) - self._rank
+        self_B = self._self_Q[start : start + _TILE]
+        place_B = np.minimum(np.searchsorted(self._column_S, self_B), last)
+        own_B = np.flatnonzero(self._column_S[place_B] == self_B)
+        product_BS[own_B, place_B[own_B]] = -np.inf
+        product_BS.partition(floor, axis=1)
+        return product_BS[:, floor].copy()
+
+    def tile(self, start: int, num_rows: int, column: int) -> Floats:
+        """p of the rows from ``start`` and the columns from ``column``; valid until this thread's next tile."""
+        left_BE = self._left_of(start)[:num_rows]
         right_CE = self._right_ME[column : column + _TILE]
-        out_BC = self._out_BC[: len(left_BE), : len(right_CE)]
-        if out_BC.shape != self._out_BC.shape:
+        out_BC = self._of_thread.out_BC[: len(left_BE), : len(right_CE)]
+        if out_BC.size != _TILE * _TILE:
             out_BC = np.empty(out_BC.shape, np.float32)
         torch.mm(torch.from_numpy(left_BE), torch.from_numpy(right_CE).T, out=torch.from_numpy(out_BC))
-        self_B = self._self_Q[start:after] - column
+        self_B = self._self_Q[start : start + num_rows] - column
         own_B = np.flatnonzero((self_B >= 0) & (self_B < len(right_CE)))
         out_BC[own_B, self_B[own_B]] = -np.inf
         return out_BC
 
     def _left_of(self, start: int) -> Floats:
-        if self._left[0] != start:
+        mine = self._of_thread
+        if mine.start != start:
             if self._is_one_set:
                 right_BE = self._right_ME[start : start + _TILE]
                 centred_BD, half_B = right_BE[:, :-2], -right_BE[:, -1]
             else:
                 centred_BD, half_B = self._centred(self._query_QD[start : start + _TILE])
-            self._left = (start, np.column_stack([centred_BD, half_B, np.ones_like(half_B)]))
-        return self._left[1]
+            mine.start, mine.left_BE = start, np.column_stack([centred_BD, half_B, np.ones_like(half_B)])
+        return mine.left_BE
 
     def _centred(self, z_ND: Floats) -> tuple[Floats, Floats]:
         centred_ND = z_ND - self._centre_D
         return centred_ND, np.einsum("nd,nd->n", centred_ND, centred_ND) / np.float32(2)
 
 
+class _OfThread(threading.local):
+    """What one thread keeps between its tiles: the left side of its last rows, and a tile to write on."""
+
+    def __init__(self) -> None:
+        self.start, self.left_BE = -1, np.empty((0, 0), np.float32)
+        self.out_BC = np.empty((_TILE, _TILE), np.float32)
+
+
 class _Hits:
-    """What the tiles have found for the rows from ``start`` to ``after``: every p above the row's floor.
+    """What the tiles have found for some rows, from ``start``: every p above the row's floor, in any order.
 
     They are kept row by row, X places wide, with ``num_B`` of each row filled.
     """
 
-    def __init__(self, start: int, after: int, expected: int) -> None:
-        self.start, self.after = start, after
+    def __init__(self, start: int, floor_B: Floats, expected: int, error: float) -> None:
+        self.start, self.floor_B, self._error = start, floor_B, error
+        self._lock = threading.Lock()
         self._most = 8 * expected  # of a row: beyond, ties abound and all is measured
-        self._num_B = np.zeros(after - start, np.int64)
-        self._value_BX = np.full((after - start, expected + expected // 2), -np.inf, np.float32)
+        self._num_B = np.zeros(len(floor_B), np.int64)
+        self._value_BX = np.full((len(floor_B), expected + expected // 2), -np.inf, np.float32)
         self._item_BX = np.empty(self._value_BX.shape, np.int32)
 
     def add(self, row_H: Ints, item_H: Ints, value_H: Floats) -> None:
         """Hits in ascending order of their rows, which count from ``start``."""
         found_B = np.bincount(row_H, minlength=len(self._num_B))
-        before_B = self._num_B - (np.cumsum(found_B) - found_B)
-        self._num_B += found_B
-        place_H = np.arange(len(row_H)) + before_B[row_H]
-        fullest, width = int(self._num_B.max()), self._value_BX.shape[1]
-        if fullest > width and width < self._most:
-            self._widen(min(self._most, max(fullest, 2 * width)))
-        if fullest > self._value_BX.shape[1]:
-            fits_H = place_H < self._value_BX.shape[1]
-            row_H, place_H, item_H, value_H = row_H[fits_H], place_H[fits_H], item_H[fits_H], value_H[fits_H]
-        self._value_BX[row_H, place_H] = value_H
-        self._item_BX[row_H, place_H] = item_H
+        first_B = np.cumsum(found_B) - found_B
+        with self._lock:
+            place_H = np.arange(len(row_H)) + (self._num_B - first_B)[row_H]
+            self._num_B += found_B
+            fullest, width = int(self._num_B.max()), self._value_BX.shape[1]
+            if fullest > width and width < self._most:
+                self._widen(min(self._most, max(fullest, 2 * width)))
+                width = self._value_BX.shape[1]
+            if fullest > width:
+                fits_H = place_H < width
+                row_H, place_H, item_H, value_H = (
+                    row_H[fits_H],
+                    place_H[fits_H],
+                    item_H[fits_H],
+                    value_H[fits_H],
+                )
+            place_H += row_H * width  # one number for both is written by in a third of the time
+            self._value_BX.ravel()[place_H] = value_H
+            self._item_BX.ravel()[place_H] = item_H
 
     def _widen(self, width: int) -> None:
         more = ((0, 0), (0, width - self._value_BX.shape[1]))
         self._value_BX = np.pad(self._value_BX, more, constant_values=-np.inf)
         self._item_BX = np.pad(self._item_BX, more)
 
-    def nearest(
-        self, query_QD: Floats, gallery_MD: Floats, k: int, floor_Q: Floats, error: float
-    ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
-        """index_BK, distance_BK, and for which rows they are proven to be right."""
-        num_rows = self.after - self.start
-        index_BK = np.zeros((num_rows, k), np.int64)
-        distance_BK = np.zeros((num_rows, k), np.float32)
+    def nearest(self, query_QD: Floats, gallery_MD: Floats, k: int) -> tuple[Neighbours, NDArray[np.bool_]]:
+        """The k nearest of each row, and for which rows they are proven to be right."""
+        num_rows = len(self.floor_B)
+        found = Neighbours(
+            np.arange(self.start, self.start + num_rows),
+            np.zeros((num_rows, k), np.int64),
+            np.zeros((num_rows, k), np.float32),
+        )
         is_certain_B = (self._num_B >= k) & (self._num_B <= self._most)
         if not is_certain_B.any():
-            return index_BK, distance_BK, is_certain_B
+            return found, is_certain_B
 
         # An item of the k nearest has d2/2 <= the k-th largest p, negated, + error, so its own p is within 2 errors.
         used = int(self._num_B[is_certain_B].max())
         value_BX = self._value_BX[:, :used]
-        least_B = np.partition(value_BX, used - k, axis=1)[:, used - k] - np.float32(2 * error)
-        is_certain_B &= least_B > floor_Q[self.start : self.after]
+        least_B = np.partition(value_BX, used - k, axis=1)[:, used - k] - np.float32(2 * self._error)
+        is_certain_B &= least_B > self.floor_B
         least_B[~is_certain_B] = np.inf
         row_H, place_H = np.nonzero(value_BX >= least_B[:, None])
         item_H = self._item_BX[row_H, place_H]
@@ -295,8 +329,8 @@ class _Hits:
         key_BX = _by_row(row_H, key_H, num_rows)
         if key_BX.shape[1] >= k:
             key_BX.sort(axis=1)
-            index_BK[:], distance_BK[:] = _unpacked(key_BX[:, :k])
-        return index_BK, distance_BK, is_certain_B
+            found.index_QK[:], found.distance_QK[:] = _unpacked(key_BX[:, :k])
+        return found, is_certain_B
 
 
 def _above(
@@ -336,21 +370,31 @@ def _by_row(row_H: Ints, key_H: Keys, num_rows: int) -> Keys:
     return key_BX
 
 
-def _measure_all(
-    query_QD: Floats, gallery_MD: Floats, k: int, self_Q: Ints, row_B: Ints
-) -> tuple[Ints, Floats]:
-    """index_BK and distance_BK of these rows, every pair measured."""
-    num_rows, num_items = len(row_B), len(gallery_MD)
-    item_X = np.tile(np.arange(num_items), num_rows)
-    key_BM = _keys(_direct(query_QD, gallery_MD, np.repeat(row_B, num_items), item_X), item_X)
-    key_BM = key_BM.reshape(num_rows, num_items)
-    has_self_B = np.flatnonzero(self_Q[row_B] >= 0)
-    key_BM[has_self_B, self_Q[row_B][has_self_B]] = _LAST
-    if k < num_items:
-        key_BM.partition(k - 1, axis=1)
-    key_BK = key_BM[:, :k]
-    key_BK.sort(axis=1)
-    return _unpacked(key_BK)
+class _EveryPair:
+    """The nearest items by measuring every pair: for small galleries, long rankings, and rows with many ties."""
+
+    def __init__(self, query_QD: Floats, gallery_MD: Floats, k: int, self_Q: Ints) -> None:
+        self._query_QD, self._gallery_MD, self._k, self._self_Q = query_QD, gallery_MD, k, self_Q
+
+    def parts(self, row_B: Ints, threads: Threads) -> list[Ints]:
+        """The rows in parts, of which all threads together can hold one each."""
+        size = max(1, _CELLS_PER_CHUNK // threads.count // len(self._gallery_MD))
+        return [row_B[start : start + size] for start in range(0, len(row_B), size)]
+
+    def of_rows(self, row_B: Ints) -> Neighbours:
+        num_rows, num_items = len(row_B), len(self._gallery_MD)
+        item_X = np.tile(np.arange(num_items), num_rows)
+        row_X = np.repeat(row_B, num_items)
+        key_BM = _keys(_direct(self._query_QD, self._gallery_MD, row_X, item_X), item_X)
+        key_BM = key_BM.reshape(num_rows, num_items)
+        self_B = self._self_Q[row_B]
+        has_self_B = np.flatnonzero(self_B >= 0)
+        key_BM[has_self_B, self_B[has_self_B]] = _LAST
+        if self._k < num_items:
+            key_BM.partition(self._k - 1, axis=1)
+        key_BK = key_BM[:, : self._k]
+        key_BK.sort(axis=1)
+        return Neighbours(row_B, *_unpacked(key_BK))
 
 
 def _direct(query_QD: Floats, gallery_MD: Floats, row_H: Ints, item_H: NDArray[np.integer]) -> Floats:

@@ -1,0 +1,75 @@
+"""Threads that share out a call: order, errors, how far ahead they go, and what they leave behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import faiss
+import pytest
+import torch
+
+from dmlstudy.retrieval.threads import as_many_as_torch_has
+
+
+@pytest.fixture(params=[1, 3], autouse=True)
+def count(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    assert torch.get_num_threads() == request.param
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_from_that_many_threads(count: int) -> None:
+    def slow_at_first(n: int) -> tuple[int, str]:
+        time.sleep(0.02 if n < 3 else 0.001)
+        return n * n, threading.current_thread().name
+
+    with as_many_as_torch_has() as threads:
+        found = list(threads.map(slow_at_first, range(50)))
+    assert [square for square, _ in found] == [n * n for n in range(50)]
+    assert len({name for _, name in found}) == count
+    assert not [t for t in threading.enumerate() if t.name.startswith("retrieval")]
+
+
+def test_each_thread_computes_alone_and_others_as_before(count: int) -> None:
+    of_faiss = faiss.omp_get_max_threads()
+    with as_many_as_torch_has() as threads:
+        if count > 1:
+            asked = list(
+                threads.map(lambda _: (torch.get_num_threads(), faiss.omp_get_max_threads()), range(9))
+            )
+            assert set(asked) == {(1, 1)}
+        assert torch.get_num_threads() == count
+    begun_later: list[int] = []
+    later = threading.Thread(target=lambda: begun_later.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert begun_later == [count]
+    assert faiss.omp_get_max_threads() == of_faiss
+
+
+def test_an_error_in_one_part_is_the_callers_and_ends_the_others(count: int) -> None:
+    begun: list[int] = []
+
+    def fails(n: int) -> int:
+        begun.append(n)
+        if n == 5:
+            raise MemoryError("part 5")
+        return n
+
+    with pytest.raises(MemoryError, match="part 5"), as_many_as_torch_has() as threads:
+        list(threads.map(fails, range(10_000)))
+    assert len(begun) < 50
+    assert not [t for t in threading.enumerate() if t.name.startswith("retrieval")]
+
+
+def test_a_reader_that_stops_leaves_no_more_than_a_few_parts_begun(count: int) -> None:
+    begun: list[int] = []
+    with as_many_as_torch_has() as threads:
+        for n in threads.map(lambda n: begun.append(n) or n, range(10_000)):
+            if n == 10:
+                break
+    assert 11 <= len(begun) <= 12 + 2 * count
