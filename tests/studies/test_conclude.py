@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 from tune_simulator import Tune, study
 
@@ -36,19 +37,21 @@ def test_a_kill_before_the_alias_leaves_a_champion_in_the_end(
     tracker.log_folder(run_id, str(tmp_path / "embedder"), "embedder")
     tracker.end_trial(run_id, "finished", [], {"test_map_at_r": 0.5})
 
+    example = np.zeros((2, 8, 8, 1), np.uint8)
+
     def killed(*arguments: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill:
         kill.setattr(mlflow.MlflowClient, "set_registered_model_alias", killed)
         with pytest.raises(KeyboardInterrupt):
-            _conclude(spec, store, tracker, search)  # type: ignore[arg-type]
+            _conclude(spec, store, tracker, search, example)  # type: ignore[arg-type]
     (version,) = models.versions(store)
     assert version.aliases == []
 
     tracker = StudyTracker(store, spec.name, {})
     assert tracker.finished_verdicts() == {("red", 1)}
-    board = _conclude(spec, store, tracker, search)  # type: ignore[arg-type]
+    board = _conclude(spec, store, tracker, search, example)  # type: ignore[arg-type]
     (version,) = models.versions(store)
     assert (version.version, version.aliases, version.metrics) == (1, ["champion"], {"test_map_at_r": 0.5})
     assert (board.status, board.model) == ("finished", f"{version.name}/1")

@@ -466,6 +466,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         study(data={"name": "image_folder", "path": "/no/such"}),
         "data.path: folder /no/such does not exist",
     ),
+    (
+        "missing folder, relative",
+        study(data={"name": "image_folder", "path": "no/such"}),
+        f"data.path: folder {Path.cwd() / 'no/such'} does not exist",
+    ),
 ]
 
 

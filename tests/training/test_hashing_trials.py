@@ -174,9 +174,14 @@ def test_untrained_codes_are_judged_once_for_each_method_and_length() -> None:
     assert both.num_untrained == 4
 
 
-def test_every_method_is_estimated_and_described() -> None:
-    found = study(families={name: {"space": name} for name in METHODS})
+def test_every_method_is_estimated_and_described_with_data_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, read = study(families={name: {"space": name} for name in METHODS}), []
+    whole = data.load_closed
+    monkeypatch.setattr(data, "load_closed", lambda **named: read.append(named) or whole(**named))
     lines = describe(found, checks.check_parts(found), measure=True)
+    assert len(read) == 1
+    checks.check_parts(found)
+    assert len(read) == 2, "files that have changed since would not be seen"
     assert any("1438 images of 10" in line for line in lines)
     assert lines[-1].startswith("time: at most about")
 

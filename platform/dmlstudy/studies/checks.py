@@ -11,6 +11,7 @@ from dmlstudy.losses import catalogue
 from dmlstudy.naming import nearest
 from dmlstudy.records import AugmentationConfig, TrialConfig
 from dmlstudy.studies.spec import SpecError, StudySpec
+from dmlstudy.training import loaded
 
 StudyData: TypeAlias = data.ZeroShotData | data.ClosedSet
 """Of a study that trains embedders, and of one of hashing."""
@@ -25,6 +26,7 @@ def check_parts(spec: StudySpec) -> StudyData:
     Every family is built at its default point and at each bound of its space, so that no trial fails later
     for a value the file allows.
     """
+    loaded.forget()  # files may have changed since they were read last
     if spec.is_hashing:
         return _check_hashing(spec)
     protocol = spec.file.protocol
@@ -39,7 +41,7 @@ def check_parts(spec: StudySpec) -> StudyData:
             _check_augmentation(config, name)
             _check_retrieval(config, name)
     try:
-        dataset = data.load(**spec.file.data.model_dump())
+        dataset = loaded.zero_shot(spec.data)
         folds = data.class_disjoint_folds(
             dataset.development.labels_N, protocol.num_folds, spec.file.search.seed
         )
@@ -81,7 +83,7 @@ def _check_hashing(spec: StudySpec) -> data.ClosedSet:
                 except (ValueError, OSError) as error:
                     raise SpecError(f"families.{name}.hashing.features: {error}") from None
     try:
-        dataset = data.load_closed(**spec.file.data.model_dump())
+        dataset = loaded.closed(spec.data)
         data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
     except ValueError as error:
         raise SpecError(str(error)) from None

@@ -207,7 +207,8 @@ class StudySpec:
         self.file = file
         self.raw = raw
         path = file.data.path
-        self._data = file.data.model_copy(update={"path": None if path is None else os.path.abspath(path)})
+        self.data = file.data.model_copy(update={"path": None if path is None else os.path.abspath(path)})
+        """The file's, with an absolute path: workers have other working folders."""
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
@@ -298,7 +299,7 @@ class StudySpec:
         return TrialConfig(
             family=family.name,
             phase=phase,
-            data=self._data,
+            data=self.data,
             loss=_named(sections["loss"]),
             regularizer=None if regularizer == NO_REGULARIZER else _named(sections["regularizer"]),
             num_folds=protocol.num_folds,

@@ -16,8 +16,8 @@ import numpy as np
 import optuna
 from ray import tune
 
-from dmlstudy import data
-from dmlstudy.data import state_file
+from dmlstudy.data import ClosedSet, state_file
+from dmlstudy.data.images import Inputs
 from dmlstudy.records import UNTRAINED
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
@@ -34,6 +34,7 @@ from dmlstudy.studies.storage import open_storage
 from dmlstudy.studies.tune_mends import tune_mended
 from dmlstudy.studies.verdict import SHIPPED_SEED
 from dmlstudy.studies.wishes import Desk
+from dmlstudy.training import loaded
 
 HEAD_NODE = {"node:__internal_head__": 0.001}
 """What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and
@@ -71,7 +72,9 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     """
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
+    example_NHWC = None if isinstance(dataset, ClosedSet) else dataset.test.read(np.arange(2))
     del dataset
+    loaded.forget()  # trials run in other processes
     store.prepare()
     with sole_driver(store, spec.name):
         if _is_finished(spec, store, origin):
@@ -87,7 +90,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             Interruption() as interruption,
         ):
             try:
-                return _run_here(spec, store, said, interruption, origin, description)
+                return _run_here(spec, store, said, interruption, origin, description, example_NHWC)
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 
@@ -99,6 +102,7 @@ def _run_here(
     interruption: Interruption,
     origin: Mapping[str, str],
     description: Mapping[str, str],
+    example_NHWC: Inputs | None,
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(
@@ -132,7 +136,7 @@ def _run_here(
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(_checkpoints(spec, store), tell)
-        board = tracker.patiently(lambda: _conclude(spec, store, tracker, search))
+        board = tracker.patiently(lambda: _conclude(spec, store, tracker, search, example_NHWC))
     except (StudyInterrupted, KeyboardInterrupt):
         _record_end(spec, store, tracker, "interrupted")
         raise StudyInterrupted from None
@@ -251,9 +255,13 @@ def _remove_checkpoints(checkpoints: str, tell: Tell) -> None:
 
 
 def _conclude(
-    spec: StudySpec, store: Store, tracker: tracking.StudyTracker, search: StudySearch
+    spec: StudySpec,
+    store: Store,
+    tracker: tracking.StudyTracker,
+    search: StudySearch,
+    example_NHWC: Inputs | None,
 ) -> Leaderboard:
-    """Register the winner and end the study's run."""
+    """Register the winner and end the study's run; without an example what was trained cannot be registered."""
     board = leaderboard(store, spec.name)
     winner = search.winner()
     if winner is None:
@@ -261,7 +269,7 @@ def _conclude(
         raise StudyFailed(
             f"no trial finished; the first failed with: {reasons[0] if reasons else 'no reason'}"
         )
-    if spec.is_hashing:  # codes of features that others make are no model by themselves
+    if example_NHWC is None:  # codes of features that others make are no model by themselves
         tracker.end_study("finished", {"winner": winner})
         return leaderboard(store, spec.name)
     run = tracker.verdict_run(winner, SHIPPED_SEED)
@@ -273,14 +281,13 @@ def _conclude(
     if version is not None:  # an earlier sitting came so far, at least
         version = models.crown(store, version.name, version.version, metrics)
     else:
-        dataset = data.load(**spec.file.data.model_dump())
         with tempfile.TemporaryDirectory() as scratch:
             version = models.register(
                 store,
                 spec.model_name,
                 tracker.fetch_folder(run.info.run_id, "embedder", Path(scratch)),
                 run_id=run.info.run_id,
-                example_NHWC=dataset.test.read(np.arange(2)),
+                example_NHWC=example_NHWC,
                 metrics=metrics,
                 tags={"study": spec.name, "family": winner, "spec_fingerprint": spec.fingerprint()},
             )

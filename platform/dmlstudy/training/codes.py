@@ -19,6 +19,7 @@ from dmlstudy.data import Features, LabelledImages, RowFold
 from dmlstudy.data.images import Labels
 from dmlstudy.hashing import HashingFailed, HashingModel
 from dmlstudy.records import DataConfig, HashingConfig, TrialConfig, TrialReport, TrialResult
+from dmlstudy.training import loaded
 from dmlstudy.training.learner import TrialFailed, derived_seed
 from dmlstudy.training.scores import mean, spread
 
@@ -138,7 +139,7 @@ def _drawn(num_rows: int, num_drawn: int | None, seed: int) -> NDArray[np.int64]
 @functools.lru_cache(maxsize=1)
 def _rows(config: DataConfig, features: str, device: torch.device) -> tuple[Rows, Rows]:
     """Development and test rows, with the features that are wished for."""
-    closed = data.load_closed(**config.model_dump())
+    closed = loaded.closed(config)
     of_development, of_test = closed.relevance
     return (
         Rows(_features(closed.development, features, device), of_development),

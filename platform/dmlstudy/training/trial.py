@@ -6,7 +6,6 @@ It runs on every rank alike; what is global (batches, losses, scores) is the sam
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +20,12 @@ from dmlstudy import data, distributed, embedders, retrieval
 from dmlstudy.data import LabelledImages, ZeroShotData
 from dmlstudy.data.images import Indices, Labels
 from dmlstudy.records import (
-    DataConfig,
     RetrievalConfig,
     TrialConfig,
     TrialReport,
     TrialResult,
 )
+from dmlstudy.training import loaded
 from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 from dmlstudy.training.codes import run_hashing_trial
 from dmlstudy.training.learner import Embedded, Learner, TrialFailed
@@ -80,16 +79,11 @@ def run_trial(
     if config.hashing is not None:
         return run_hashing_trial(config, report, device=device, save_to=save_to)
     kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
-    dataset = _dataset(config.data)
+    dataset = loaded.zero_shot(config.data)
     _agree_on(dataset)
     if config.phase == "verdict":
         return _verdict(config, dataset, report, device, save_to, kept)
     return _cross_validate(config, dataset, report, device, kept)
-
-
-@functools.lru_cache(maxsize=1)
-def _dataset(config: DataConfig) -> ZeroShotData:
-    return data.load(**config.model_dump())
 
 
 def _agree_on(dataset: ZeroShotData) -> None:
