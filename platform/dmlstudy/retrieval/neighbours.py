@@ -289,7 +289,7 @@ class _Hits:
             self._num_B += found_B
             fullest, width = int(self._num_B.max()), self._value_BX.shape[1]
             if fullest > width and width < self._most:
-                self._widen(min(self._most, max(fullest, 2 * width)))
+                self._widen(min(self._most, max(fullest, width + width // 4)))
                 width = self._value_BX.shape[1]
             if fullest > width:
                 fits_H = np.flatnonzero(place_H < width)
