@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
-State: TypeAlias = dict[str, NDArray[np.generic]]
+State: TypeAlias = dict[str, NDArray[Any]]
 Side: TypeAlias = Literal["query", "gallery"]
 OnInvalid: TypeAlias = Literal["error", "skip"]
 
@@ -98,11 +98,18 @@ class OnlineLearner(ABC):
     def layer_weights(self) -> Floats:
         """alpha, the weight of each layer; they sum to 1."""
 
+    @property
+    def settings(self) -> dict[str, bool | int | float | str]:
+        """What it was built with, by name."""
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: value for name, value in public.items() if isinstance(value, (bool, int, float, str))}
+
     def state(self) -> State:
         """Everything that ``restore`` needs, as arrays: parameters and counts."""
-        return {**self._parameters(), "counts": np.array(self.counts, np.int64)}
+        own = {name: value.copy() for name, value in self._parameters().items()}
+        return {**own, "counts": np.array(self.counts, np.int64)}
 
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on as the learner whose state this is. Raises ValueError for the state of another kind or size."""
         own = self.state()
         for name, value in own.items():
@@ -112,7 +119,7 @@ class OnlineLearner(ABC):
                     + (f" {state[name].dtype} of shape {state[name].shape}" if name in state else " none")
                 )
         self._set_parameters({name: state[name].copy() for name in own if name != "counts"})
-        self.counts = Counts(*(int(count) for count in state["counts"]))  # type: ignore[call-overload]
+        self.counts = Counts(*(int(count) for count in state["counts"]))
 
     @abstractmethod
     def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
@@ -131,11 +138,11 @@ class OnlineLearner(ABC):
         x_ND = np.asarray(x_ND)
         if x_ND.ndim != 2 or x_ND.shape[1] != self.num_features:
             raise ValueError(f"points have shape {x_ND.shape}; this learner takes (N, {self.num_features})")
-        x_ND = x_ND.astype(np.float64, copy=False)
+        x_ND = np.asarray(x_ND, np.float64)
         is_sound_N = (np.abs(x_ND) <= MOST).all(axis=1)
         if not is_sound_N.all():
             raise ValueError(f"point {int(np.argmin(is_sound_N))} is not finite, or beyond {MOST:g}")
-        return x_ND
+        return np.asarray(x_ND, np.float64)
 
     def _checked(self, constraints: Constraints) -> Floats:
         x_BCD = np.asarray(constraints.x_BCD)
@@ -152,7 +159,7 @@ class OnlineLearner(ABC):
         return x_BCD.astype(np.float64, copy=False)
 
     def _valid(self, x_BCD: Floats) -> Flags:
-        is_finite_B = (np.abs(x_BCD) <= MOST).all(axis=(1, 2))
+        is_finite_B = np.asarray((np.abs(x_BCD) <= MOST).all(axis=(1, 2)))
         is_repeated_B = (x_BCD[:, :1] == x_BCD[:, 1:]).all(axis=2).any(axis=1)
         is_valid_B = np.asarray(is_finite_B & ~is_repeated_B)
         if self.on_invalid == "error" and not is_valid_B.all():
