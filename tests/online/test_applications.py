@@ -101,6 +101,21 @@ def test_retrieved_items_are_distinct_and_the_most_similar(merge: str) -> None:
             assert merged[item] == pytest.approx(score, rel=1e-6)
 
 
+def test_a_query_that_is_in_the_gallery_is_not_its_own_candidate() -> None:
+    learner, gallery = three_layers(), grid(50, 3)
+    itself = np.arange(10, 30)
+    index, _ = applications.retrieve_distinct(learner, gallery[itself], gallery, 6, self_index=itself)
+    assert not (index == itself[:, None]).any()
+    for row, q in enumerate(itself):
+        others = np.delete(np.arange(50), q)
+        ((expected,),) = [by_loops(learner, gallery[q : q + 1], gallery[others], 6)]
+        best = {others[item]: 0.0 for item, _ in expected}
+        for item, score in expected:
+            best[others[item]] = max(best[others[item]], score)
+        order = sorted(best.items(), key=lambda pair: (-round(pair[1], 12), pair[0]))[:6]
+        assert index[row].tolist() == [item for item, _ in order]
+
+
 def test_pairs_are_similar_below_the_threshold_and_one_number_has_the_roc_of_all() -> None:
     learner, rng = three_layers(), np.random.default_rng(0)
     x, other = rng.normal(size=(300, 4)) / 4, rng.normal(size=(300, 4)) / 4
@@ -132,9 +147,6 @@ def test_what_is_judged() -> None:
         "accuracy": pytest.approx(0.6),
         "macro_f1": pytest.approx(np.mean(f1)),
     }
-    losses = [np.array([0.0, 1.0]), np.array([np.nan, 0.5])]
-    assert applications.utilization(losses) == pytest.approx(2 / 3)
-    assert applications.utilization([np.array([np.nan])]) == 0
 
 
 def test_bad_questions() -> None:

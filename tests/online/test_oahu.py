@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dmlstudy.losses.adaptive import hedged
 from dmlstudy.online.learner import Constraints
-from dmlstudy.online.oahu import OAHU, adaptive_bound_loss, bounds, hedged
+from dmlstudy.online.oahu import OAHU, adaptive_bound_loss, bounds
 
 TAUS = (0.05, 0.1, 0.3, 0.66, 1.2, 1.99)
 

@@ -6,7 +6,6 @@ metric), P pairs, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,9 +28,15 @@ class Candidates(NamedTuple):
 
 
 def candidates(
-    learner: OnlineLearner, query_QD: NDArray[np.floating], gallery_MD: NDArray[np.floating], k: int
+    learner: OnlineLearner,
+    query_QD: NDArray[np.floating],
+    gallery_MD: NDArray[np.floating],
+    k: int,
+    self_index: Ints | None = None,
 ) -> Candidates:
     """The k nearest in each layer, nearest first, ties by gallery index; k is clamped to M.
+
+    Query q is left out of its own candidates where it is the gallery's item ``self_index[q]``.
 
     S = alpha^l exp(-(D^l - d_min) / (d_max - d_min)) with the least and the largest distance among the layer's k; where
     these are equal, as for k = 1, S = alpha^l. Raises ValueError for k < 1, an empty gallery and points the learner
@@ -39,7 +44,7 @@ def candidates(
     """
     of_gallery, of_query = learner.embed(gallery_MD), learner.embed(query_QD, "query")
     found = [
-        retrieval.retrieve(q_QE.astype(np.float32), g_ME.astype(np.float32), k)
+        retrieval.retrieve(q_QE.astype(np.float32), g_ME.astype(np.float32), k, self_index)
         for q_QE, g_ME in zip(of_query, of_gallery, strict=True)
     ]
     index_QLK = np.stack([index_QK for index_QK, _ in found], axis=1)
@@ -119,15 +124,16 @@ def retrieve_distinct(
     gallery_MD: NDArray[np.floating],
     k: int,
     merge: Merge = "max",
+    self_index: Ints | None = None,
 ) -> tuple[Ints, Floats]:
     """The k most similar distinct items of each query, most similar first, and their similarities (Eq. 27).
 
     An item that several layers find has the largest of its similarities (``merge="max"``) or their sum; ties by
-    gallery index. Raises ValueError as ``candidates``, and for a merge not of these.
+    gallery index. ``self_index`` is as of ``candidates``. Raises ValueError as that, and for a merge not of these.
     """
     if merge not in ("max", "sum"):
         raise ValueError(f"merge={merge!r}: choose max or sum")
-    found = candidates(learner, query_QD, gallery_MD, k)
+    found = candidates(learner, query_QD, gallery_MD, k, self_index)
     num_queries, _, k = found.index_QLK.shape
     index_QX = found.index_QLK.reshape(num_queries, -1)
     order_QX = np.argsort(index_QX, axis=1, kind="stable")
@@ -153,10 +159,3 @@ def judged(labels_Q: Ints, predicted_Q: Ints) -> dict[str, float]:
 def roc_auc(dissimilarity_P: Floats, is_similar_P: NDArray[np.bool_]) -> float:
     """Area under the curve of true positives against false ones as the threshold grows."""
     return float(roc_auc_score(is_similar_P, -dissimilarity_P))
-
-
-def utilization(losses: Sequence[Floats]) -> float:
-    """U, the share of constraints with a loss above 0; those skipped (NaN) do not count."""
-    loss_B = np.concatenate(losses)
-    kept_B = loss_B[~np.isnan(loss_B)]
-    return float((kept_B > 0).mean()) if len(kept_B) else 0.0

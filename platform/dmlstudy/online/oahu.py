@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dmlstudy.losses.adaptive import check_hedge, hedged
 from dmlstudy.losses.parameters import above, at_least, choice
 from dmlstudy.online.learner import Flags, Floats, OnInvalid, OnlineLearner, Side, State
 
@@ -24,7 +25,6 @@ Reals: TypeAlias = NDArray[np.floating[Any]]
 BLOCK = 48
 """Triplets whose points meet the input layer in one product; a block's steps grow dearer with its length."""
 
-RULES = {"printed": 0, "hedge": 1, "linear": 2}
 PRECISIONS: dict[str, Any] = {"float64": np.float64, "float32": np.float32}
 
 
@@ -51,26 +51,6 @@ def adaptive_bound_loss(plus: Floats, minus: Floats, tau: float) -> Floats:
     return np.asarray((attractive + repulsive) / 2)
 
 
-def hedged(weight_L: Floats, loss_L: Floats, beta: float, smoothing: float, rule: str) -> Floats:
-    """Layer weights after one round of the adaptive hedge update (OAHU Eq. 20 and Algorithm 1, lines 9-11).
-
-    alpha^l *= beta^{L^l} where beta^{min L} ln L^l > beta - 1 (ln 0 = -inf), else alpha^l *= 1 - (1 - beta) L^l: the
-    rule 'printed'; 'hedge' and 'linear' take one of the two for all layers. Then alpha = max(alpha, s / (L + 1)) and
-    alpha /= sum alpha. The floor comes before the sum, as printed, so what is guaranteed is s / ((L + 1)(1 + s)).
-    """
-    linear_L = 1 - (1 - beta) * loss_L
-    if rule == "linear":
-        factor_L = linear_L
-    else:
-        factor_L = beta**loss_L
-        if rule == "printed":
-            with np.errstate(divide="ignore"):
-                is_hedged_L = beta ** loss_L.min() * np.log(loss_L) > beta - 1
-            factor_L = np.where(is_hedged_L, factor_L, linear_L)
-    weight_L = np.maximum(weight_L * factor_L, smoothing / len(weight_L))
-    return np.asarray(weight_L / weight_L.sum())
-
-
 class OAHU(OnlineLearner):
     """Online metric learning with adaptive hedge update (Gao et al. 2019).
 
@@ -79,8 +59,7 @@ class OAHU(OnlineLearner):
     bounds d_sim and d_dis and alpha are constants in it), then alpha by ``hedged`` with the same losses. Weights and
     biases start uniform in +-1/sqrt(fan-in), of W and b as of Theta, which has no bias; alpha at 1 / (L + 1). Not
     stated in the paper and our choice: biases and that start. A triplet is used if its loss is above 0 in some layer.
-    Raises ValueError unless 0 < tau < 2 (the paper's theorem holds below 2/3), 0 < beta < 1, 0 <= smoothing <= 1 and
-    eta > 0.
+    Raises ValueError as ``check_hedge`` (the paper's theorem holds for tau below 2/3) and unless eta > 0.
     """
 
     arity = 3
@@ -101,15 +80,8 @@ class OAHU(OnlineLearner):
         on_invalid: OnInvalid = "error",
     ) -> None:
         super().__init__(num_features, on_invalid)
-        if not 0 < tau < 2:
-            raise ValueError(f"tau={tau} must lie between 0 and 2 (below 2/3 for the paper's theorem)")
-        if not 0 < beta < 1:
-            raise ValueError(f"beta={beta} must lie between 0 and 1")
-        at_least("smoothing", smoothing, 0)
-        if smoothing > 1:
-            raise ValueError(f"smoothing={smoothing} must be at most 1: it is a share of 1 / (L + 1)")
+        check_hedge(tau, beta, smoothing, rule)
         above("eta", eta, 0)
-        choice("rule", rule, RULES)
         for name, value, low in (("num_hidden", num_hidden, 0), ("width", width, 1), ("size", size, 1)):
             at_least(name, value, low)
         self.seed, self.tau, self.beta, self.smoothing, self.eta, self.rule = (

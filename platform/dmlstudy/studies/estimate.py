@@ -6,6 +6,7 @@ import contextlib
 import time
 
 from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
+from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.studies.checks import StudyData
@@ -49,7 +50,9 @@ def _family_seconds(spec: StudySpec, dataset: StudyData, name: str) -> float:
     config = spec.trial_config(family, default_values(family))
     if not config.training.epochs:
         return 0.0
-    of_trial = _trial_of_codes if isinstance(dataset, ClosedSet) else _trial_of_embedder
+    of_trial = {"embedder": _trial_of_embedder, "hashing": _trial_of_codes, "online": _trial_of_stream}[
+        spec.kind
+    ]
     search, verdict = of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N))
     return spec.file.search.trials_per_family * search + spec.file.protocol.verdict_seeds * verdict
 
@@ -80,6 +83,23 @@ def _trial_of_codes(config: TrialConfig, labels_N: Labels, num_test: int) -> tup
     items = (len(labels_N) + num_test) / len(labels_N)
     epochs = config.training.epochs
     return epochs * len(folds) * per_epoch, epochs * min(most, len(labels_N)) / rate + items * ranking
+
+
+def _trial_of_stream(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
+    """The same of streams, from the first part and from judging alone, whose time grows with queries x gallery."""
+    parts = []
+    for epochs in (0, config.training.epochs):
+        training = config.training.model_copy(update={"epochs": epochs})
+        started = time.perf_counter()
+        parts.append(_first_reports(config.model_copy(update={"training": training}))[0][0] - started)
+    judging, learning = parts[0], max(0.0, parts[1] - parts[0])
+    folds, epochs = config.num_folds, config.training.epochs
+    num_rows = len(labels_N) + num_test
+    assert config.online is not None
+    num_development = num_rows // 2 if config.online.split == "shuffled" else len(labels_N)
+    held_out = num_development / (folds if folds > 1 else HELD_OUT)
+    growth = (num_rows - num_development) * num_development / (held_out * (num_development - held_out))
+    return folds * epochs * (learning + judging), epochs * (learning + growth * judging)
 
 
 def _first_reports(config: TrialConfig) -> list[tuple[float, TrialReport]]:
