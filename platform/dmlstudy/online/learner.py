@@ -55,8 +55,11 @@ class OnlineLearner(ABC):
     learner keeps anything of the constraints it has seen but its own parameters.
     """
 
-    arity: ClassVar[int]
+    arity: ClassVar[Literal[2, 3]]
     """Points of a constraint: 3 of triplets, 2 of pairs."""
+
+    makes_own_triplets: ClassVar[bool] = False
+    """Whether its paper gives it the triplets of one pass over labelled points (``one_pass_triplets``)."""
 
     def __init__(self, num_features: int, on_invalid: OnInvalid = "error") -> None:
         if num_features < 1:

@@ -49,7 +49,7 @@ def features_of(
             parts.append(embedders.embed(embedder, images_NHWC, device=device))
         else:
             grey_NHW1 = with_channels(images_NHWC.astype(np.uint8, copy=False), 1)
-            parts.append(grey_NHW1.reshape(len(grey_NHW1), -1).astype(np.float32) / 255)
+            parts.append(grey_NHW1.reshape(len(grey_NHW1), -1).astype(np.float32) / np.float32(255))
     return np.concatenate(parts)
 
 

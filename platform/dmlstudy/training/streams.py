@@ -133,18 +133,33 @@ def _taught(
 def _constraints(
     settings: OnlineConfig, learner: online.OnlineLearner, labels_N: Labels, seed: int
 ) -> constraints.IndexedConstraints:
-    """What the learner is taught by: its own one-pass triplets, or seeds and what they imply."""
+    """What the learner is taught by: the triplets of one pass over the rows, or seeds and what they imply.
+
+    Few pairs imply few: where these are less than are wished for, more seeds are drawn in their place, a tenth of all
+    at a time.
+    """
     if learner.makes_own_triplets:
         index_TC = np.array(list(constraints.one_pass_triplets(labels_N.tolist())), np.int64)
-        return constraints.IndexedConstraints(index_TC, None)
+        return constraints.IndexedConstraints(index_TC)
+    num_seeds, num_implied = settings.num_seeds, settings.num_implied
+    while num_implied and learner.arity == 2:
+        seeds = constraints.sample_pairs(labels_N, num_seeds, np.random.default_rng(seed))
+        if constraints.count_implied(seeds) >= num_implied:
+            break
+        more = min(num_implied, -(-(num_seeds + num_implied) // 10))
+        num_seeds, num_implied = num_seeds + more, num_implied - more
     return constraints.stream_of(
-        labels_N, learner.arity, num_seeds=settings.num_seeds, num_implied=settings.num_implied, seed=seed
+        labels_N, learner.arity, num_seeds, num_implied, rng=np.random.default_rng(seed)
     )
 
 
 def _source(indexed: constraints.IndexedConstraints, x_ND: Floats) -> Source:
     def since(position: int) -> Iterator[online.Constraints]:
-        return indexed.blocks(x_ND, BLOCK, start=position)
+        is_similar_T = indexed.is_similar_T
+        rest = constraints.IndexedConstraints(
+            indexed.index_TC[position:], None if is_similar_T is None else is_similar_T[position:]
+        )
+        return rest.blocks(x_ND, BLOCK)
 
     return since
 
