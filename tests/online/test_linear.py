@@ -15,8 +15,15 @@ from dmlstudy.online.linear import LEGO, OASIS, OPML, RDML, LinearLearner, lowes
 
 D = 12
 
+
+def lego(num_features: int, similar: float, dissimilar: float, eta: float) -> LEGO:
+    learner = LEGO(num_features, eta=eta)
+    learner.limit(similar, dissimilar)
+    return learner
+
+
 BUILDERS: dict[str, Callable[[], LinearLearner]] = {
-    "lego": lambda: LEGO(D, similar_limit=2.0, dissimilar_limit=9.0, eta=0.01),
+    "lego": lambda: lego(D, 2.0, 9.0, 0.01),
     "rdml-exact": lambda: RDML(D, step_size=0.02),
     "rdml-capped": lambda: RDML(D, step_size=0.001, projection="capped"),
     "rdml-from-identity": lambda: RDML(D, step_size=0.02, initial="identity"),
@@ -93,7 +100,7 @@ Step = tuple[Floats, float, bool]
 def lego_step(learner: LEGO, a: Floats, x: Floats, similar: bool) -> Step:
     z, eta = x[0] - x[1], learner.eta
     yhat = z @ a @ z
-    y = learner.similar_limit if similar else learner.dissimilar_limit
+    y = learner.state()["lego_limits"][0 if similar else 1]
     if (similar and yhat <= y) or (not similar and yhat >= y):
         return a, 0.0, False
     q = eta * y * yhat - 1
@@ -175,7 +182,7 @@ def test_every_step_is_the_formula(name: str) -> None:
 @pytest.mark.parametrize("eta", [1e-4, 0.1, 100.0])
 def test_lego_moves_a_violating_pair_to_the_minimisers_distance(eta: float) -> None:
     """ybar is where the derivative of LogDet and loss is 0, 1/yhat - 1/ybar + eta (ybar - y) = 0, below or above y."""
-    learner = LEGO(D, similar_limit=2.0, dissimilar_limit=9.0, eta=eta)
+    learner = lego(D, 2.0, 9.0, eta)
     learner.partial_fit(stream(2, 50))
     num_moved = 0
     constraints = stream(2, 60, seed=5)
@@ -196,7 +203,7 @@ def test_lego_moves_a_violating_pair_to_the_minimisers_distance(eta: float) -> N
 
 
 def test_legos_metric_stays_positive_definite() -> None:
-    learner = LEGO(D, similar_limit=0.5, dissimilar_limit=30.0, eta=1.0)
+    learner = lego(D, 0.5, 30.0, 1.0)
     for one in one_by_one(stream(2, 300)):
         learner.partial_fit(one)
         assert np.linalg.eigvalsh(matrix(learner))[0] > 0
@@ -206,7 +213,7 @@ def test_legos_metric_stays_positive_definite() -> None:
 @pytest.mark.parametrize("length", [1e-60, 1e-200])
 def test_lego_does_not_count_a_step_without_effect(length: float) -> None:
     """Of two points all but the same: the second's square is 0 in float64."""
-    learner = LEGO(D)
+    learner = lego(D, 0.5, 1.5, 0.1)
     assert learner.partial_fit(pair(length * np.eye(D)[0], False))[0] == 1.5**2 / 2
     assert learner.counts == Counts(seen=1, used=0)
     assert np.array_equal(matrix(learner), np.eye(D))
@@ -559,8 +566,11 @@ def test_there_is_one_layer(name: str) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: LEGO(D, similar_limit=0.0), "similar_limit"),
-        (lambda: LEGO(D, similar_limit=2.0, dissimilar_limit=2.0), "dissimilar_limit"),
+        (lambda: LEGO(D, similar_quantile=-0.1), "similar_quantile"),
+        (lambda: LEGO(D, similar_quantile=0.9, dissimilar_quantile=0.5), "dissimilar_quantile"),
+        (lambda: LEGO(D, dissimilar_quantile=1.1), "at most 1"),
+        (lambda: lego(D, 0.0, 2.0, 1.0), "similar limit"),
+        (lambda: lego(D, 2.0, 2.0, 1.0), "dissimilar limit"),
         (lambda: LEGO(D, eta=-1.0), "eta"),
         (lambda: RDML(D, step_size=0.0), "step_size"),
         (lambda: RDML(D, projection="exakt"), "projection='exakt'.*exact"),
@@ -579,7 +589,7 @@ def test_wrong_parameters_are_named(build: Callable[[], LinearLearner], message:
 @pytest.mark.parametrize("name", ["lego", "rdml-exact", "rdml-capped", "oasis", "opml"])
 def test_one_feature_is_enough(name: str) -> None:
     kinds: dict[str, LinearLearner] = {
-        "lego": LEGO(1, eta=1.0),
+        "lego": lego(1, 0.5, 1.5, 1.0),
         "rdml-exact": RDML(1),
         "rdml-capped": RDML(1, projection="capped", initial="identity"),
         "oasis": OASIS(1),
@@ -590,6 +600,26 @@ def test_one_feature_is_enough(name: str) -> None:
     learner.partial_fit(Constraints(x_BCD[:, :, :1], is_similar_B))
     assert learner.counts.used > 0
     assert np.isfinite(learner.embed(x_BCD[:, 0, :1])[0]).all()
+
+
+def test_lego_takes_its_limits_from_the_points_or_says_that_it_has_none() -> None:
+    x_ND, _ = points(300)
+    learner = LEGO(D, similar_quantile=0.1, dissimilar_quantile=0.8)
+    with pytest.raises(ValueError, match=r"no limits yet: prepare\(points\)"):
+        learner.partial_fit(stream(2, 5))
+    assert learner.counts == Counts()
+    learner.prepare(x_ND, seed=3)
+    all_NN = ((x_ND[:, None] - x_ND) ** 2).sum(axis=2)[~np.eye(300, dtype=bool)]
+    limits = learner.state()["lego_limits"]
+    np.testing.assert_allclose([(all_NN < limit).mean() for limit in limits], [0.1, 0.8], atol=0.02)
+    again = LEGO(D)
+    again.restore(learner.state())
+    again.prepare(x_ND, seed=3)
+    assert not np.array_equal(again.state()["lego_limits"], limits)  # its quantiles are others
+    with pytest.raises(ValueError, match="1 points: LEGO takes its limits from pairs"):
+        learner.prepare(x_ND[:1])
+    with pytest.raises(ValueError, match="similar limit=0"):
+        learner.prepare(np.ones((50, D)))
 
 
 # Faults.
@@ -614,8 +644,8 @@ def test_extreme_inputs_leave_finite_parameters(name: str, scale: float) -> None
 @pytest.mark.parametrize(
     "learner",
     [
-        LEGO(D, similar_limit=1e-300, dissimilar_limit=1e300, eta=1e300),
-        LEGO(D, similar_limit=1e-300, dissimilar_limit=1e300, eta=1e-300),
+        lego(D, 1e-300, 1e300, 1e300),
+        lego(D, 1e-300, 1e300, 1e-300),
         RDML(D, step_size=1e300),
         RDML(D, step_size=1e300, projection="capped", initial="identity"),
         RDML(D, step_size=1e-320),
@@ -647,7 +677,8 @@ def test_a_step_too_large_is_not_taken(name: str, monkeypatch: pytest.MonkeyPatc
 def test_a_triplet_without_a_difference_teaches_nothing(name: str) -> None:
     learner = BUILDERS[name]()
     a_D = np.ones(D)
-    assert learner.partial_fit(triplet(a_D, a_D)).tolist() == [1.0]  # x+ = x-
+    with pytest.raises(ValueError, match="constraint 0 repeats one point"):
+        learner.partial_fit(triplet(a_D, a_D))  # x+ = x-
     if name == "oasis":
         assert learner.partial_fit(triplet(a_D, 2 * a_D)).tolist() == [1.0]  # x = 0
     assert learner.counts.used == 0

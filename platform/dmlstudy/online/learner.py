@@ -69,6 +69,9 @@ class OnlineLearner(ABC):
         self.num_features, self.on_invalid = num_features, on_invalid
         self.counts = Counts()
 
+    def prepare(self, x_ND: NDArray[np.floating], seed: int = 0) -> None:  # noqa: B027
+        """Take what the learner needs to know of training points before the first constraint: nothing, for most."""
+
     def partial_fit(self, constraints: Constraints) -> Floats:
         """Learn from the constraints in their order, and return the loss of each as it arrived; NaN where skipped.
 
@@ -155,15 +158,17 @@ class OnlineLearner(ABC):
                 f"constraints have shape {x_BCD.shape}; {type(self).__name__} learns from"
                 f" {'triplets' if self.arity == 3 else 'pairs'} of shape {wanted}"
             )
+        is_similar_B = constraints.is_similar_B
         if self.arity == 2 and (
-            constraints.is_similar_B is None or constraints.is_similar_B.shape != (len(x_BCD),)
+            is_similar_B is None or is_similar_B.shape != (len(x_BCD),) or is_similar_B.dtype != np.bool_
         ):
-            raise ValueError("pairs need is_similar_B, true or false for each")
+            raise ValueError("pairs need is_similar_B, true or false for each (of type bool)")
         return x_BCD.astype(np.float64, copy=False)
 
     def _valid(self, x_BCD: Floats) -> Flags:
         is_finite_B = np.asarray((np.abs(x_BCD) <= MOST).all(axis=(1, 2)))
-        is_repeated_B = (x_BCD[:, :1] == x_BCD[:, 1:]).all(axis=2).any(axis=1)
+        repeats = [(x_BCD[:, i] == x_BCD[:, j]).all(axis=1) for j in range(self.arity) for i in range(j)]
+        is_repeated_B = np.any(repeats, axis=0)
         is_valid_B = np.asarray(is_finite_B & ~is_repeated_B)
         if self.on_invalid == "error" and not is_valid_B.all():
             first = int(np.argmin(is_valid_B))

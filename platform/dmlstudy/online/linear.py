@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import blas, eigh, eigh_tridiagonal, lapack, solve_triangular
 
-from dmlstudy.losses.parameters import above, choice
+from dmlstudy.losses.parameters import above, at_least, choice
 from dmlstudy.online.learner import Flags, Floats, OnInvalid, OnlineLearner, Side, State
 
 MOST_STEP = 1e100
@@ -31,6 +31,9 @@ IN_RANGE = 1e-8
 
 MOST_PRODUCTS = 300
 """Products with a metric after which its lowest eigenvector is found by a full decomposition; most need 50."""
+
+NUM_PAIRS = 10_000
+"""Random pairs whose distances LEGO takes its limits from."""
 
 HEADROOM = 2.0
 """OASIS embeds points up to so many times as long as the longest it has been given to learn from."""
@@ -84,8 +87,9 @@ class LEGO(LinearLearner):
 
     and the pair's new distance is ybar, between yhat and y. Kept is the factor G of A = G^T G, which the same step
     takes to (I - d w w^T) G, w = G z, d = (1 - sqrt(ybar / yhat)) / yhat: so A is positive definite, rounding and
-    all, and x G^T embeds. Distances are squared; u and l are best quantiles of the data's (METHODS 11: 5 % and
-    95 %). Raises ValueError unless 0 < u < l and eta > 0.
+    all, and x G^T embeds. Distances are squared. ``prepare`` takes u and l from the quantiles of the squared distances
+    of 10,000 random pairs of points (METHODS 11); ``limit`` sets them by hand. Raises ValueError unless
+    0 <= similar_quantile < dissimilar_quantile <= 1 and eta > 0, and for constraints before there are limits.
     """
 
     arity = 2
@@ -94,15 +98,32 @@ class LEGO(LinearLearner):
     def __init__(
         self,
         num_features: int,
-        similar_limit: float = 0.5,
-        dissimilar_limit: float = 1.5,
+        similar_quantile: float = 0.05,
+        dissimilar_quantile: float = 0.95,
         eta: float = 0.1,
         on_invalid: OnInvalid = "error",
     ) -> None:
         super().__init__(num_features, on_invalid)
-        self.similar_limit = above("similar_limit", similar_limit, 0)
-        self.dissimilar_limit = above("dissimilar_limit", dissimilar_limit, similar_limit)
+        self.similar_quantile = at_least("similar_quantile", similar_quantile, 0)
+        self.dissimilar_quantile = above("dissimilar_quantile", dissimilar_quantile, similar_quantile)
+        if dissimilar_quantile > 1:
+            raise ValueError(f"dissimilar_quantile={dissimilar_quantile} must be at most 1")
         self.eta = above("eta", eta, 0)
+        self._limits_2 = np.full(2, np.nan)
+
+    def prepare(self, x_ND: NDArray[np.floating], seed: int = 0) -> None:
+        """Set the limits by the points' distances. Raises ValueError where all, or too many, are alike."""
+        x_ND = self._points(x_ND)
+        one, other = np.random.default_rng(seed).integers(0, max(len(x_ND), 1), (2, NUM_PAIRS))
+        between = (x_ND[one[one != other]] - x_ND[other[one != other]]) ** 2
+        if not len(between):
+            raise ValueError(f"{len(x_ND)} points: LEGO takes its limits from pairs of them")
+        self.limit(*np.quantile(between.sum(axis=1), [self.similar_quantile, self.dissimilar_quantile]))
+
+    def limit(self, similar: float, dissimilar: float) -> None:
+        """Set u and l, in squared distances. Raises ValueError unless 0 < u < l."""
+        above("similar limit", similar, 0)
+        self._limits_2 = np.array([similar, above("dissimilar limit", dissimilar, similar)])
 
     def embed(self, x_ND: NDArray[np.floating], side: Side = "gallery") -> list[Floats]:
         return [self._points(x_ND) @ self.matrix_DD.T]
@@ -110,7 +131,7 @@ class LEGO(LinearLearner):
     def _step(self, x_CD: Floats, is_similar: bool) -> tuple[float, bool]:
         w_D = np.dot(self.matrix_DD, x_CD[0] - x_CD[1])
         distance = float(np.dot(w_D, w_D))
-        target = self.similar_limit if is_similar else self.dissimilar_limit
+        target = float(self._limits_2[0 if is_similar else 1])
         if distance <= target if is_similar else distance >= target:
             return 0.0, False
         loss = (target - distance) * (target - distance) / 2
@@ -122,6 +143,20 @@ class LEGO(LinearLearner):
         if is_sound:
             self.matrix_DD = _plus_outer(self.matrix_DD, -shrink, w_D, v_D)
         return loss, is_sound
+
+    def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
+        if np.isnan(self._limits_2).any():
+            raise ValueError(
+                "LEGO has no limits yet: prepare(points) takes them from the data, limit(u, l) sets them"
+            )
+        return super()._learn(x_BCD, is_similar_B)
+
+    def _parameters(self) -> State:
+        return {**super()._parameters(), "lego_limits": self._limits_2}
+
+    def _set_parameters(self, state: State) -> None:
+        super()._set_parameters(state)
+        self._limits_2 = state["lego_limits"]
 
     def _new_distance(self, target: float, distance: float) -> float:
         """ybar, in that of two equal forms which subtracts nothing."""
@@ -308,6 +343,7 @@ class OPML(LinearLearner):
     """
 
     arity = 3
+    makes_own_triplets = True
     matrix_name = "opml_map"
 
     def __init__(self, num_features: int, step_size: float = 1e-3, on_invalid: OnInvalid = "error") -> None:

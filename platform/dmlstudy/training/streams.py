@@ -92,6 +92,7 @@ def _taught(
     learner = online.build(
         config.loss.name, config.loss.params, num_features=x_ND.shape[1], seed=seed, on_invalid="skip"
     )
+    learner.prepare(x_ND, seed)
     told: dict[str, float] = {}
 
     def judge(part: int, moment: Moment | None) -> None:
