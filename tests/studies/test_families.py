@@ -107,9 +107,7 @@ def test_every_online_family_trains_at_its_defaults(name: str) -> None:
         assert 0.3 < report.metrics["accuracy"] <= 1
 
 
-@pytest.mark.parametrize(
-    "name", sorted(specs.family_files().keys() - OF_KIND["hashing"] - OF_KIND["online"])
-)
+@pytest.mark.parametrize("name", sorted(specs.family_files().keys() - OF_KIND["hashing"] - OF_KIND["online"]))
 def test_every_family_trains_at_its_defaults(name: str) -> None:
     reports = reports_of(study({name: {"space": name}}), name)
     assert len(reports) == 2
