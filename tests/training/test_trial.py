@@ -329,7 +329,7 @@ def test_two_processes_weigh_layers_as_one_does(pool: GlooPool) -> None:
         for report, other in zip(reports, other_reports, strict=True):
             assert steady(other) == pytest.approx(steady(report), abs=5e-3)
             for name in ("train_loss", "layer_weight_0", "layer_weight_1", "layer_weight_2"):
-                assert other[name] == pytest.approx(report[name], abs=1e-6)
+                assert other[name] == pytest.approx(report[name], abs=1e-5)
 
 
 def test_two_processes_fail_alike(pool: GlooPool) -> None:
