@@ -1,11 +1,7 @@
-"""A learner as a folder: ``weights.safetensors``, ``online.json`` (how to build it), ``manifest.json``.
-
-The manifest holds the SHA-256 of the other files. Nothing in the folder is executed or unpickled.
-"""
+"""A learner as a folder (``model_folder``)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from dmlstudy.embedders.folder import JSON, MANIFEST, WEIGHTS, read_description, seal, verify
+from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, read_description, seal, verify
 from dmlstudy.online.catalogue import build
 from dmlstudy.online.learner import OnlineLearner
 from dmlstudy.online.preparation import Preparation
@@ -41,33 +37,37 @@ class Learned(NamedTuple):
         return np.concatenate(weighted, axis=1).astype(np.float32)
 
 
-def save(learned: Learned, folder: str | Path, extra: Mapping[str, JSON] | None = None) -> None:
+def save(
+    learned: Learned,
+    folder: str | Path,
+    extra: Mapping[str, JSON] | None = None,
+    example_ND: NDArray[np.floating] | None = None,
+) -> None:
     """Write to ``folder`` (made if missing); ``extra`` goes into the description as ``extra``.
 
-    A crash midway leaves no manifest, so nothing that ``load`` accepts.
+    ``example_ND`` are points, not yet prepared, that are kept with their embeddings. A crash midway leaves nothing
+    that ``load`` accepts.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)  # of a model that was saved here before
+    folder = clear(folder)
+    add_example(folder, example_ND, learned.embed)
     learner, preparation = learned.learner, learned.preparation
     arrays = {f"learner.{name}": value for name, value in learner.state().items()}
     arrays |= {"shift": preparation.shift_D, "scale": preparation.scale_D}
     save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, folder / WEIGHTS)
-    description = {
+    description: dict[str, JSON] = {
         "format_version": FORMAT_VERSION,
         "learner": {"name": learned.name, "params": dict(learned.params)},
         "scaling": preparation.kind,
         "input": {"dtype": "float32", "layout": "ND", "features": learner.num_features},
-        "extra": dict(extra or {}),
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+    describe(folder / DESCRIPTION, description, extra)
     seal(folder)
 
 
 def load(folder: str | Path) -> Learned:
     """Load a learner. Raises ValueError naming the file that is missing, altered or not understood."""
     folder = Path(folder)
-    verify(folder, (WEIGHTS, DESCRIPTION))
+    verify(folder, DESCRIPTION)
     description = read_description(folder / DESCRIPTION, FORMAT_VERSION, "save the learner again")
     try:
         name, params = description["learner"]["name"], description["learner"]["params"]

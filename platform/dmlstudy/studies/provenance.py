@@ -12,7 +12,7 @@ import ray
 import yaml
 
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
-from dmlstudy.embedders.folder import MANIFEST
+from dmlstudy.model_folder import MANIFEST
 from dmlstudy.registry.environment import environment
 from dmlstudy.registry.store import StoreError
 from dmlstudy.studies.checks import StudyData

@@ -248,7 +248,8 @@ class StudySpec:
 
     @property
     def model_name(self) -> str:
-        return self.file.model_name or f"{self.file.name}-embedder"
+        own = {"embedder": "embedder", "hashing": "codes", "online": "learner"}[self.kind]
+        return self.file.model_name or f"{self.file.name}-{own}"
 
     @property
     def num_search_trials(self) -> int:

@@ -97,7 +97,7 @@ def run_hashing_trial(
         scores = judged(model, test, queries, development)
         if save_to is not None:
             about: dict[str, Any] = {"family": config.family, "config": config.model_dump(mode="json")}
-            hashing.save(model, save_to, about)
+            hashing.save(model, save_to, about, test.x_NF[: loaded.NUM_EXAMPLES])
         return TrialResult(
             metrics={f"test_{name}": value for name, value in scores.items()},
             embedder_folder=None if save_to is None else str(save_to),

@@ -13,6 +13,9 @@ from dmlstudy.data import ClosedSet, Features, LabelledImages, ZeroShotData
 from dmlstudy.data.images import with_channels
 from dmlstudy.records import DataConfig
 
+NUM_EXAMPLES = 8
+"""Test items that are kept with a saved model, and what it computed of them in training."""
+
 EMBEDDED = 256
 """Images that are read and embedded at once, where an embedder makes the features."""
 

@@ -56,7 +56,7 @@ def run_online_trial(
         learned, scores = _taught(config, sides, sides.development, sides.test, 0, report)
         if save_to is not None:
             about: dict[str, Any] = {"family": config.family, "config": config.model_dump(mode="json")}
-            online.save(learned, save_to, about)
+            online.save(learned, save_to, about, sides.x_ND[sides.test[: loaded.NUM_EXAMPLES]])
         return TrialResult(
             metrics={f"test_{name}": value for name, value in scores.items()},
             embedder_folder=None if save_to is None else str(save_to),

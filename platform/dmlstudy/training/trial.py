@@ -32,9 +32,6 @@ from dmlstudy.training.learner import Embedded, Learner, TrialFailed
 from dmlstudy.training.scores import mean, spread
 from dmlstudy.training.streams import run_online_trial
 
-NUM_EXAMPLES = 8
-"""Test images whose embeddings are kept with a saved embedder, as proof of what it computed in training."""
-
 OF_FOLDS = ("fold_embeddings", "fold_structure")
 """What a verdict trial's state calls the test embeddings of the folds' models."""
 
@@ -275,7 +272,7 @@ def _verdict(
             "config": config.model_dump(mode="json"),
         }
         embedders.save(
-            learner.embedder, save_to, provenance, test.read(np.arange(min(NUM_EXAMPLES, len(test))))
+            learner.embedder, save_to, provenance, test.read(np.arange(min(loaded.NUM_EXAMPLES, len(test))))
         )
     return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
 
