@@ -46,7 +46,7 @@ def describe(path: Path, description: Mapping[str, JSON], extra: Mapping[str, JS
 def add_example(folder: Path, x_N: NDArray[Any] | None, compute: Compute) -> None:
     """Keep some inputs with what the model makes of them here and now; before ``seal``. None: no example."""
     if x_N is not None:
-        save_file({"x": np.ascontiguousarray(x_N), "z": np.ascontiguousarray(compute(x_N))}, folder / EXAMPLE)
+        save_file({"x": np.array(x_N, order="C"), "z": np.array(compute(x_N), order="C")}, folder / EXAMPLE)
 
 
 def example(folder: str | Path) -> NDArray[Any] | None:

@@ -53,7 +53,7 @@ def save(
     learner, preparation = learned.learner, learned.preparation
     arrays = {f"learner.{name}": value for name, value in learner.state().items()}
     arrays |= {"shift": preparation.shift_D, "scale": preparation.scale_D}
-    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, folder / WEIGHTS)
+    save_file({name: np.array(value, order="C") for name, value in arrays.items()}, folder / WEIGHTS)
     description: dict[str, JSON] = {
         "format_version": FORMAT_VERSION,
         "learner": {"name": learned.name, "params": dict(learned.params)},
