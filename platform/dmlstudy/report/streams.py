@@ -76,7 +76,8 @@ def layer_weights(curves: Sequence[Curve], family: str) -> go.Figure:
 def write_curves(store: Store, study: str, output: Path) -> list[str]:
     """Write both pictures, the second for each family with layers, as one page that needs no network.
 
-    A curve begins at 0 constraints where its learner was judged untrained with the same seed. Returns the families shown. Raises StoreError for a study that is unknown or has no finished streams.
+    A curve begins at 0 constraints where its learner was judged untrained with the same seed. Returns the families
+    shown. Raises StoreError for a study that is unknown or has no finished streams.
     """
     found = verdict_curves(store, study, METRICS)
     untrained = {(curve.family, curve.seed): curve for curve in found if is_untrained(curve.family)}
@@ -96,10 +97,14 @@ def write_curves(store: Store, study: str, output: Path) -> list[str]:
         plotly.io.to_html(figure, include_plotlyjs=number == 0, full_html=False)
         for number, figure in enumerate(figures)
     ]
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(study)}</title><style>{STYLE}</style>'
-    output.write_text(
-        f'{head}<meta name="viewport" content="width=device-width"><h1>{html.escape(study)}</h1>{"".join(parts)}</html>\n'
-    )
+    title = html.escape(study)
+    page = [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>",
+        *parts,
+        "</html>\n",
+    ]
+    output.write_text("".join(page))
     return families
 
 
