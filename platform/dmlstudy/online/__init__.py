@@ -1,5 +1,6 @@
 """Metrics learned from a stream of constraints, one at a time: OAHU, and LEGO, RDML, OASIS and OPML beside it."""
 
+from dmlstudy.online import constraints
 from dmlstudy.online.applications import (
     are_similar,
     candidates,
@@ -14,12 +15,13 @@ from dmlstudy.online.folder import Learned, load, save
 from dmlstudy.online.learner import Constraints, Counts, OnlineLearner
 from dmlstudy.online.oahu import OAHU
 from dmlstudy.online.preparation import SCALINGS, Preparation
-from dmlstudy.online.stream import Moment, learn
+from dmlstudy.online.stream import CanReopen, Moment, learn
 
 __all__ = [
     "LEARNERS",
     "OAHU",
     "SCALINGS",
+    "CanReopen",
     "Constraints",
     "Counts",
     "Learned",
@@ -30,6 +32,7 @@ __all__ = [
     "build",
     "candidates",
     "classify",
+    "constraints",
     "dissimilarity",
     "judged",
     "learn",

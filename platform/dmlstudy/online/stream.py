@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import safetensors
@@ -45,7 +45,8 @@ class Moment(NamedTuple):
     """The positions at which the loss was found to have risen."""
 
 
-class Reopens(Protocol):
+@runtime_checkable
+class CanReopen(Protocol):
     """A learner that can begin anew where the world has changed."""
 
     def reopen(self, number: int) -> None:
@@ -77,7 +78,7 @@ def learn(
     """
     if on_drift not in ("ignore", "reopen"):
         raise ValueError(f"on_drift={on_drift!r}: choose ignore or reopen")
-    if on_drift == "reopen" and not hasattr(learner, "reopen"):
+    if on_drift == "reopen" and not isinstance(learner, CanReopen):
         raise ValueError(f"on_drift='reopen': {type(learner).__name__} cannot begin anew; set ignore")
     watch = _Watch(sensitivity) if on_drift == "reopen" else None
     with contextlib.ExitStack() as stack:
@@ -116,7 +117,8 @@ def _learn(
         since_report.append(losses)
         if watch is not None and watch.update(losses):
             drifts.append(position)
-            learner.reopen(len(drifts))  # type: ignore[attr-defined]
+            assert isinstance(learner, CanReopen)
+            learner.reopen(len(drifts))
         if kept is not None:
             kept.add(losses)
             if position - last_saved >= save_every:

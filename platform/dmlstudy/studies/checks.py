@@ -115,7 +115,7 @@ def _check_online(spec: StudySpec) -> data.ClosedSet:
                     raise SpecError(
                         f"protocol.objective: {protocol.objective} needs online.{setting}; set it"
                     )
-            if stream.on_drift == "reopen" and not isinstance(learner, online.OAHU):
+            if stream.on_drift == "reopen" and not isinstance(learner, online.CanReopen):
                 raise SpecError(
                     f"families.{name}.online.on_drift: {config.loss.name} cannot begin anew; set ignore"
                 )
