@@ -332,9 +332,15 @@ def selfcheck(
     console.print(f"all {len(names)} are exact on {workers} workers", highlight=False)
 
 
-@app.command(epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json`")
+@app.command(
+    epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json` ·"
+    " `dmlstudy leaderboard cifar10-online fashion-online --against oahu`"
+)
 def leaderboard(
-    study: Annotated[str, typer.Argument(help="A study of the store.")],
+    studies: Annotated[list[str], typer.Argument(help="A study of the store; with --against any number.")],
+    against: Annotated[
+        Optional[str], typer.Option("--against", help="Only win/tie/loss of this family, over the studies.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
@@ -342,11 +348,18 @@ def leaderboard(
     """Each family's best with its scores and how sure they are."""
     from dmlstudy.registry.leaderboard import leaderboard as read
 
-    board = read(_store(store, tracking_uri), study)
+    boards = [read(_store(store, tracking_uri), study) for study in studies]
+    if against is not None:
+        _show_tally(boards, against)
+        return
+    if len(boards) > 1:
+        raise ValueError(
+            "several studies have no common leaderboard; --against FAMILY counts its wins over them"
+        )
     if json:
-        print(board.model_dump_json(indent=1))
+        print(boards[0].model_dump_json(indent=1))
     else:
-        _show_leaderboard(board)
+        _show_leaderboard(boards[0])
 
 
 @app.command(epilog="Example: `dmlstudy curves cifar10-online -o curves.html`")
@@ -513,6 +526,21 @@ def _show_leaderboard(board: Leaderboard) -> None:
         _show_front(board)
     if board.comparisons:
         _show_comparisons(board)
+
+
+def _show_tally(boards: Sequence[Leaderboard], family: str) -> None:
+    from dmlstudy.naming import nearest
+    from dmlstudy.registry.comparison import tallied
+
+    families = {row.family for board in boards for row in board.rows}
+    if family not in families:
+        raise ValueError(
+            f"--against: no family {family!r} in these studies{nearest(family, families, listed=True)}"
+        )
+    tallies = tallied((board.comparisons for board in boards), family)
+    _show_table(
+        (f"{family} against", "win/tie/loss"), [(rival, str(tally)) for rival, tally in tallies.items()]
+    )
 
 
 def _show_front(board: Leaderboard) -> None:
