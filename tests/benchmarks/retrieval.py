@@ -8,9 +8,10 @@ Both sides score the same unit vectors, set in itself: Recall@1, R-precision and
 and 8 as well. Each call has a process forked for it alone, ours first in one round and theirs in the next, after a
 small call that loads the libraries; the median time and the largest peak (resident memory that the call adds)
 are shown; CPU seconds too, which a busy machine does not distort. The three values are also computed from
-distances in float64, by brute force, and each side's largest difference from those is shown: both sides rank by
-float32 distances, and one pair of neighbours that rounding turns around shifts the mean of 10,000 by up to 1e-5.
-A difference above that ends the run. Classes have 5 items (as Stanford Online Products) or 100.
+distances in float64, by brute force, and each side's largest difference from those is shown. Ours must be within
+1e-6. Theirs ranks by float32 products, whose rounding may turn a query's first two neighbours around: one such query
+of 60,000 shifts precision at 1 by 1.7e-5, and beyond 2e-5 the run ends. Classes have 5 items (as Stanford Online
+Products) or 100.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SAME = {
     "r_precision": "r_precision",
 }
 LIMIT_SECONDS, LIMIT_GIB = 900, 16
-MOST_APART = 1e-5
+MOST_APART, THEIRS_MOST_APART = 1e-6, 2e-5
 
 
 def batch(n: int, dim: int, per_class: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -128,7 +129,7 @@ def row(n: int, dim: int, per_class: int, rounds: int) -> list[str]:
         truth = json.loads(Path(answer).read_text())
     our_gap = max(abs(scores["ours"][name] - truth[name]) for name in SAME)
     their_gap = max(abs(scores["theirs"][SAME[name]] - truth[name]) for name in SAME)
-    if max(our_gap, their_gap) > MOST_APART:
+    if our_gap > MOST_APART or their_gap > THEIRS_MOST_APART:
         raise SystemExit(f"N={n}, D={dim}: {scores}, in float64 {truth}: nothing is compared")
     ours, theirs = (statistics.median(seconds[side]) for side in ("ours", "theirs"))
     our_cpu, their_cpu = (statistics.median(cpu_seconds[side]) for side in ("ours", "theirs"))

@@ -66,6 +66,32 @@ def test_an_error_in_one_part_is_the_callers_and_ends_the_others(count: int) -> 
     assert not [t for t in threading.enumerate() if t.name.startswith("retrieval")]
 
 
+def test_a_thread_that_cannot_be_started_is_an_error_and_no_wait_for_ever(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a container may have no more of them."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def only_one(self: threading.Thread) -> None:
+        if self.name.startswith("retrieval"):
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    if count == 1:  # the caller's own
+        with as_many_as_torch_has() as threads:
+            assert list(threads.map(abs, [-1])) == [1]
+        assert not started
+        return
+    with pytest.raises(RuntimeError, match="can't start new thread"), as_many_as_torch_has():
+        pass
+    assert len(started) == 1
+    assert not started[0].is_alive()
+
+
 def test_a_reader_that_stops_leaves_no_more_than_a_few_parts_begun(count: int) -> None:
     begun: list[int] = []
     with as_many_as_torch_has() as threads:

@@ -31,7 +31,7 @@ Keys: TypeAlias = NDArray[np.uint64]
 
 _TILE = 512  # rows and columns of one tile of the matrix product: 1 MiB, which a core's own cache holds
 _CELLS_PER_CHUNK = 1 << 22  # pairs measured at once where all are: 4 M x (8 + 8 + 4) bytes
-_HITS_AT_ONCE = 1 << 25  # hits expected of the rows that are open at once: 32 M x 10 bytes
+_HITS_AT_ONCE = 1 << 26  # places for hits of the rows that are open at once: 64 M x 8 bytes
 _SMALL_GALLERY = 2048  # below, every pair is measured
 _LAST = np.uint64(0x7F800000_FFFFFFFF)  # the key of no item: behind all others, unpacked to -1 at infinity
 
@@ -127,10 +127,13 @@ def _neighbours(
         product = _Product(query_QD, gallery_MD, self_Q, num_sampled, rank)
         floor_Q = np.concatenate(list(threads.map(product.sampled_floor, range(0, num_queries, _TILE))))
         hits_per_row = rank * num_items // num_sampled
-        rows_per_panel = max(1, _HITS_AT_ONCE // hits_per_row // _TILE) * _TILE
+        width = math.ceil(
+            hits_per_row * (1 + 4 / math.sqrt(rank))
+        )  # four deviations: few rows need to be widened
+        rows_per_panel = max(1, _HITS_AT_ONCE // width // _TILE) * _TILE
         for first in range(0, num_queries, rows_per_panel):
             after = min(first + rows_per_panel, num_queries)
-            panel = _Panel(product, floor_Q, first, after, hits_per_row)
+            panel = _Panel(product, floor_Q, first, after, width)
             for _ in threads.map(panel.sift, panel.tiles(num_items, is_one_set=is_one_set)):
                 pass
             for found, is_certain_B in threads.map(
@@ -145,10 +148,10 @@ def _neighbours(
 class _Panel:
     """Rows whose hits are held at once: first all their tiles are sifted, by any number of threads."""
 
-    def __init__(self, product: _Product, floor_Q: Floats, first: int, after: int, hits_per_row: int) -> None:
+    def __init__(self, product: _Product, floor_Q: Floats, first: int, after: int, width: int) -> None:
         self._product = product
         self._hits = {
-            start: _Hits(start, floor_Q[start : min(start + _TILE, after)], hits_per_row, product.error)
+            start: _Hits(start, floor_Q[start : min(start + _TILE, after)], width, product.error)
             for start in range(first, after, _TILE)
         }
 
@@ -269,12 +272,12 @@ class _Hits:
     They are kept row by row, X places wide, with ``num_B`` of each row filled.
     """
 
-    def __init__(self, start: int, floor_B: Floats, expected: int, error: float) -> None:
+    def __init__(self, start: int, floor_B: Floats, width: int, error: float) -> None:
         self.start, self.floor_B, self._error = start, floor_B, error
         self._lock = threading.Lock()
-        self._most = 8 * expected  # of a row: beyond, ties abound and all is measured
+        self._most = 4 * width  # of a row: beyond, ties abound and all is measured
         self._num_B = np.zeros(len(floor_B), np.int64)
-        self._value_BX = np.full((len(floor_B), expected + expected // 2), -np.inf, np.float32)
+        self._value_BX = np.full((len(floor_B), width), -np.inf, np.float32)
         self._item_BX = np.empty(self._value_BX.shape, np.int32)
 
     def add(self, row_H: Ints, item_H: Ints, value_H: Floats) -> None:
@@ -282,21 +285,17 @@ class _Hits:
         found_B = np.bincount(row_H, minlength=len(self._num_B))
         first_B = np.cumsum(found_B) - found_B
         with self._lock:
-            place_H = np.arange(len(row_H)) + (self._num_B - first_B)[row_H]
+            place_H = np.arange(len(row_H)) + np.repeat(self._num_B - first_B, found_B)
             self._num_B += found_B
             fullest, width = int(self._num_B.max()), self._value_BX.shape[1]
             if fullest > width and width < self._most:
                 self._widen(min(self._most, max(fullest, 2 * width)))
                 width = self._value_BX.shape[1]
             if fullest > width:
-                fits_H = place_H < width
-                row_H, place_H, item_H, value_H = (
-                    row_H[fits_H],
-                    place_H[fits_H],
-                    item_H[fits_H],
-                    value_H[fits_H],
-                )
-            place_H += row_H * width  # one number for both is written by in a third of the time
+                fits_H = np.flatnonzero(place_H < width)
+                row_H, item_H, value_H = row_H.take(fits_H), item_H.take(fits_H), value_H.take(fits_H)
+                place_H = place_H.take(fits_H)
+            place_H += np.multiply(row_H, width, dtype=np.int64)  # one number for both is faster to write by
             self._value_BX.ravel()[place_H] = value_H
             self._item_BX.ravel()[place_H] = item_H
 
@@ -344,21 +343,23 @@ def _above(
     is_above_BC = product_BC > floor_B[:, None]
     if floor_C is not None:
         is_above_BC |= product_BC > floor_C
-    cell_H = np.flatnonzero(is_above_BC)
-    value_H = product_BC.ravel()[cell_H]
+    cell_H = np.flatnonzero(is_above_BC).astype(np.int32)  # of half the bytes, which each step below reads
+    value_H = product_BC.ravel().take(cell_H)
     if num_columns.bit_count() == 1:  # a power of 2 is divided by in a tenth of the time
         row_H, column_H = cell_H >> (num_columns.bit_length() - 1), cell_H & (num_columns - 1)
     else:
-        row_H, column_H = np.divmod(cell_H, num_columns)
+        row_H, column_H = np.divmod(cell_H, np.int32(num_columns))
     if floor_C is None:
         return (row_H, column_H, value_H), None
-    for_row_H = value_H > floor_B[row_H]
-    for_column_H = value_H > floor_C[column_H]
-    own, other = (
-        tuple(each[for_H] for each in (row_H, column_H, value_H)) for for_H in (for_row_H, for_column_H)
+    own_H = np.flatnonzero(value_H > floor_B.take(row_H))
+    other_H = np.flatnonzero(value_H > floor_C.take(column_H))
+    column_of_other_H = column_H.take(other_H)
+    order_H = np.argsort(column_of_other_H.astype(np.uint16), kind="stable")  # of 16 bits: a radix sort
+    other_H = other_H.take(order_H)
+    return (
+        (row_H.take(own_H), column_H.take(own_H), value_H.take(own_H)),
+        (column_of_other_H.take(order_H), row_H.take(other_H), value_H.take(other_H)),
     )
-    order_H = np.argsort(other[1].astype(np.uint16), kind="stable")  # of 16 bits: a radix sort
-    return own, (other[1][order_H], other[0][order_H], other[2][order_H])
 
 
 def _by_row(row_H: Ints, key_H: Keys, num_rows: int) -> Keys:

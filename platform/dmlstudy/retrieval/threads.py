@@ -56,9 +56,13 @@ def as_many_as_torch_has() -> Iterator[Threads]:
         all_compute_alone.wait()
 
     with ThreadPoolExecutor(count, "retrieval") as pool:
-        begun = [pool.submit(compute_alone) for _ in range(count)]
-        all_compute_alone.wait()
-        torch.set_num_threads(count)
-        for each in begun:
-            each.result()
+        try:
+            for _ in range(count):
+                pool.submit(compute_alone)
+            all_compute_alone.wait()
+        except BaseException:  # no further thread can be started: those that were would wait for it for ever
+            all_compute_alone.abort()
+            raise
+        finally:
+            torch.set_num_threads(count)
         yield Threads(count, pool)
