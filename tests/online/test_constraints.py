@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from dmlstudy.online import constraints
+from dmlstudy.online import enumeration
+from dmlstudy.online.constraint_files import read_constraints, read_lfw_pairs
 from dmlstudy.online.constraints import (
     IndexedConstraints,
     Single,
@@ -22,7 +23,6 @@ from dmlstudy.online.constraints import (
     close,
     count_implied,
     one_pass_triplets,
-    read_constraints,
     sample_pairs,
     sample_triplets,
     stream_of,
@@ -363,7 +363,7 @@ def test_many_constraints_are_numbered_exactly(monkeypatch: pytest.MonkeyPatch) 
     assert len(as_set(stream)) == 2000
     same_TC = labels_N[stream.index_TC[:, :1]] == labels_N[stream.index_TC[:, 1:]]
     assert same_TC.tolist() == [[True, False]] * 2000
-    monkeypatch.setattr(constraints, "LIMIT", 2**50)
+    monkeypatch.setattr(enumeration, "LIMIT", 2**50)
     with pytest.raises(ValueError, match="draw from fewer rows"):
         sample_triplets(labels_N, 1, generator())
 
@@ -622,7 +622,7 @@ def test_exclusion_that_leaves_too_few_is_an_error(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="only 0 implied constraints hold no pair of exclude; num=1"):
         close(triplets((0, 1, 3)), 1, generator(), [[1, 3]])
     every = [list(pair) for pair in itertools.combinations(range(60), 2)]
-    monkeypatch.setattr(constraints, "TRIES", 1000)
+    monkeypatch.setattr(enumeration, "TRIES", 1000)
     with pytest.raises(
         ValueError, match=r"of \d{4} constraints drawn 0 hold no pair of exclude; 2 are asked for"
     ):
@@ -646,12 +646,12 @@ def test_lfw_pairs_are_read_and_kept_out_of_a_stream(tmp_path: Path) -> None:
     path = tmp_path / "pairs.txt"
     path.write_text("10\t1\nAnna\t1\t2\nAnna\t3\tBo_B\t1\n\nBo_B\t1\t2\n")
     row_of = {("Anna", 1): 0, ("Anna", 2): 1, ("Anna", 3): 2, ("Bo_B", 1): 3, ("Bo_B", 2): 4}
-    pairs = constraints.read_lfw_pairs(path, row_of)
+    pairs = read_lfw_pairs(path, row_of)
     assert pairs.index_TC.tolist() == [[0, 1], [2, 3], [3, 4]]
     assert pairs.is_similar_T is not None
     assert pairs.is_similar_T.tolist() == [True, False, True]
     labels = np.array([0, 0, 0, 1, 1])
-    stream = constraints.sample_triplets(labels, 4, np.random.default_rng(0), exclude=pairs.index_TC)
+    stream = sample_triplets(labels, 4, np.random.default_rng(0), exclude=pairs.index_TC)
     judged = {frozenset(pair) for pair in pairs.index_TC.tolist()}
     for triplet in stream.index_TC.tolist():
         assert not judged & {frozenset(pair) for pair in itertools.combinations(triplet, 2)}
@@ -671,6 +671,6 @@ def test_lfw_pairs_that_cannot_be_read(text: str, message: str, tmp_path: Path) 
     path = tmp_path / "pairs.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        constraints.read_lfw_pairs(path, {("Anna", 1): 0, ("Anna", 2): 1})
+        read_lfw_pairs(path, {("Anna", 1): 0, ("Anna", 2): 1})
     with pytest.raises(ValueError, match="no such file"):
-        constraints.read_lfw_pairs(tmp_path / "nowhere.txt", {})
+        read_lfw_pairs(tmp_path / "nowhere.txt", {})

@@ -1,6 +1,6 @@
 """Metrics learned from a stream of constraints, one at a time: OAHU, and LEGO, RDML, OASIS and OPML beside it."""
 
-from dmlstudy.online import constraints
+from dmlstudy.online import constraint_files, constraints
 from dmlstudy.online.applications import (
     are_similar,
     candidates,
@@ -32,6 +32,7 @@ __all__ = [
     "build",
     "candidates",
     "classify",
+    "constraint_files",
     "constraints",
     "dissimilarity",
     "judged",
