@@ -26,6 +26,19 @@ def triplets(num: int, num_features: int, seed: int = 0) -> np.ndarray:
     return x / np.linalg.norm(x, axis=2, keepdims=True)
 
 
+def unit(f_NE: Tensor) -> Tensor:
+    """What has no length stays at the origin, without gradient (and not 0 / 0)."""
+    norm_N1 = f_NE.norm(dim=1, keepdim=True)
+    has_length_N1 = norm_N1 > 1e-12
+    return torch.where(has_length_N1, f_NE / torch.where(has_length_N1, norm_N1, 1), 0 * f_NE)
+
+
+def distance(one: Tensor, other: Tensor) -> Tensor:
+    """Of two that are equal but for rounding, as where a layer has one unit that is not 0: no gradient."""
+    apart = (one - other).norm()
+    return apart if apart > 1e-12 else apart.detach() + 0 * apart
+
+
 class ByAutograd:
     """Algorithm 1 as it is printed, with the learner's parameters."""
 
@@ -49,14 +62,12 @@ class ByAutograd:
         for weight, bias, theta in zip(self.weight, self.bias, self.theta[1:], strict=True):
             h = torch.relu(h @ weight + bias)
             raw.append(h @ theta)
-        return [
-            torch.where(f.norm(dim=1, keepdim=True) > 1e-12, f / f.norm(dim=1, keepdim=True), 0) for f in raw
-        ]
+        return [unit(f) for f in raw]
 
     def losses(self, x_3D: Tensor) -> Tensor:
         tau, losses = self.learner.tau, []
         for anchor, positive, negative in self.embed(x_3D):
-            plus, minus = (anchor - positive).norm(), (anchor - negative).norm()
+            plus, minus = distance(anchor, positive), distance(anchor, negative)
             a1 = tau / (math.e**2 - 1)
             a2 = tau / (1 - math.e**-2)
             similar = a1 * plus.detach().exp() - a1
@@ -89,7 +100,9 @@ class ByAutograd:
     def gap(self) -> float:
         other = ByAutograd(self.learner)
         both = zip([*self.parameters(), self.alpha], [*other.parameters(), other.alpha], strict=True)
-        return max(float((a - b).detach().abs().max()) for a, b in both if a.numel())
+        gap = torch.stack([(a - b).detach().abs().max() for a, b in both if a.numel()]).max()
+        assert not gap.isnan()
+        return float(gap)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +248,44 @@ def test_another_beginning_is_another_network_each_time_and_the_same_again() -> 
     np.testing.assert_array_equal(learner.state()["theta"], second)
     assert not np.array_equal(first, second)
     assert not np.array_equal(second, third)
+
+
+@pytest.mark.parametrize(
+    ("initial", "limits"),
+    [
+        ("fan_in", {"Theta^0": 0.2, "W^1": 0.2, "W^2": 0.25, "Theta^1": 0.25}),
+        (
+            "he",
+            {
+                "Theta^0": (6 / 25) ** 0.5,
+                "W^1": (6 / 25) ** 0.5,
+                "W^2": (6 / 16) ** 0.5,
+                "Theta^1": (6 / 16) ** 0.5,
+            },
+        ),
+        (
+            "glorot",
+            {
+                "Theta^0": (6 / 225) ** 0.5,
+                "W^1": (6 / 41) ** 0.5,
+                "W^2": (6 / 32) ** 0.5,
+                "Theta^1": (6 / 216) ** 0.5,
+            },
+        ),
+    ],
+)
+def test_weights_start_within_their_limits_and_reach_them(initial: str, limits: dict[str, float]) -> None:
+    learner = OAHU(25, num_hidden=2, width=16, size=200, initial=initial)
+    state = learner.state()
+    found = {
+        "Theta^0": state["input"][:, :200],
+        "W^1": state["input"][:, 200:],
+        "W^2": state["hidden"][0],
+        "Theta^1": state["theta"][0],
+    }
+    for name, limit in limits.items():
+        assert limit * 0.95 < np.abs(found[name]).max() <= limit, name
+    assert bool(state["bias"].any()) == (initial == "fan_in")
 
 
 @pytest.mark.parametrize(

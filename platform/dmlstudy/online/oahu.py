@@ -11,6 +11,7 @@ layers, N points; the L + 1 embedding layers l = 0..L are the first axis of what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +27,13 @@ BLOCK = 48
 """Triplets whose points meet the input layer in one product; a block's steps grow dearer with its length."""
 
 PRECISIONS: dict[str, Any] = {"float64": np.float64, "float32": np.float32}
+
+STARTS: dict[str, Callable[[int, int], float]] = {
+    "fan_in": lambda fan_in, fan_out: fan_in**-0.5,
+    "he": lambda fan_in, fan_out: (6 / fan_in) ** 0.5,
+    "glorot": lambda fan_in, fan_out: (6 / (fan_in + fan_out)) ** 0.5,
+}
+"""Where weights begin: uniformly within plus and minus this much."""
 
 
 def bounds(plus: Floats, minus: Floats, tau: float) -> tuple[Floats, Floats]:
@@ -56,9 +64,11 @@ class OAHU(OnlineLearner):
 
     h^0 = x, h^l = relu(h^{l-1} W^l + b^l), f^l = h^l Theta^l / ||.|| (0 where the norm is), D^l = ||f^l_i - f^l_j||.
     For each triplet: Theta, W and b move by -eta times the gradient of sum_l alpha^l ABTL^l (Eq. 19, 21, 22; the
-    bounds d_sim and d_dis and alpha are constants in it), then alpha by ``hedged`` with the same losses. Weights and
-    biases start uniform in +-1/sqrt(fan-in), of W and b as of Theta, which has no bias; alpha at 1 / (L + 1). Not
-    stated in the paper and our choice: biases and that start. A triplet is used if its loss is above 0 in some layer.
+    bounds d_sim and d_dis and alpha are constants in it), then alpha by ``hedged`` with the same losses; alpha starts
+    at 1 / (L + 1). Not stated in the paper and our choice: that W has biases and Theta none, and where they start, with
+    ``initial="fan_in"`` uniform in +-1/sqrt(fan-in), as torch's layers do; "he" and "glorot" are the uniform starts of
+    He et al. 2015 and Glorot and Bengio 2010, with biases of 0. Embeddings less than 1e-12 apart have no direction from
+    one to the other, and no gradient. A triplet is used if its loss is above 0 in some layer.
     Raises ValueError as ``check_hedge`` (the paper's theorem holds for tau below 2/3) and unless eta > 0.
     """
 
@@ -76,6 +86,7 @@ class OAHU(OnlineLearner):
         smoothing: float = 0.1,
         eta: float = 0.3,
         rule: str = "printed",
+        initial: str = "fan_in",
         precision: str = "float64",
         on_invalid: OnInvalid = "error",
     ) -> None:
@@ -92,7 +103,8 @@ class OAHU(OnlineLearner):
             eta,
             rule,
         )
-        self.num_hidden, self.width, self.size = num_hidden, width, size
+        self.num_hidden, self.width, self.size, self.initial = num_hidden, width, size, initial
+        self._limit = choice("initial", initial, STARTS)
         self._dtype = choice("precision", precision, PRECISIONS)
         self.reset(seed)
 
@@ -100,18 +112,21 @@ class OAHU(OnlineLearner):
         """Start anew: random weights, equal layer weights. The counts stay."""
         rng = np.random.default_rng(seed)
 
-        def uniform(fan_in: int, *shape: int) -> Reals:
-            limit = fan_in**-0.5
+        def uniform(*shape: int) -> Reals:
+            """Weights (..., fan-in, fan-out)."""
+            limit = self._limit(*shape[-2:])
             return rng.uniform(-limit, limit, shape).astype(self._dtype)
 
-        num_after, width = max(self.num_hidden - 1, 0), self.width
-        num_of_input = self.size + (width if self.num_hidden else 0)
-        self._input_DV = uniform(self.num_features, self.num_features, num_of_input)  # [Theta^0, W^1]
-        self._hidden_LHH = uniform(width, num_after, width, width)  # W^2..W^L
-        self._bias_LH = np.concatenate(
-            [uniform(self.num_features, min(self.num_hidden, 1), width), uniform(width, num_after, width)]
-        )
-        self._theta_LHE = uniform(width, self.num_hidden, width, self.size)  # Theta^1..Theta^L
+        def bias(fan_in: int, number: int) -> Reals:
+            limit = fan_in**-0.5 if self.initial == "fan_in" else 0.0
+            return rng.uniform(-limit, limit, (number, width)).astype(self._dtype)
+
+        features, width, num_after = self.num_features, self.width, max(self.num_hidden - 1, 0)
+        of_input = [uniform(features, size) for size in (self.size, width)[: 1 + bool(self.num_hidden)]]
+        self._input_DV = np.concatenate(of_input, axis=1)  # [Theta^0, W^1]
+        self._hidden_LHH = uniform(num_after, width, width)  # W^2..W^L
+        self._bias_LH = np.concatenate([bias(features, min(self.num_hidden, 1)), bias(width, num_after)])
+        self._theta_LHE = uniform(self.num_hidden, width, self.size)  # Theta^1..Theta^L
         self.equalize()
 
     def reopen(self, number: int) -> None:
