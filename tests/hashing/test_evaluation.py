@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dmlstudy.hashing import METRICS, HashingModel, build, evaluate, metrics_at
+from dmlstudy.hashing import METRICS, HashingModel, build, evaluate, evaluate_codes, metrics_at
+from dmlstudy.retrieval import tie_order
 
 RNG = np.random.default_rng(0)
 
@@ -23,7 +24,7 @@ def ranked(
     z_D: NDArray[np.int8], z_MD: NDArray[np.int8], omega_D: NDArray[np.float32], num: int
 ) -> list[int]:
     """Python's sorts are stable: by Hamming distance, then the first ``num`` by the weighted one."""
-    order = sorted(range(len(z_MD)), key=lambda m: int((z_D != z_MD[m]).sum()))
+    order = sorted(tie_order(len(z_MD)).tolist(), key=lambda m: int((z_D != z_MD[m]).sum()))
     weight = [
         sum(float(w) for w, differs in zip(omega_D, z_D != z_M, strict=True) if differs) for z_M in z_MD
     ]
@@ -72,6 +73,14 @@ def test_scores_equal_the_definitions(multi_label: bool) -> None:
             assert [got[prefix + name] for name in names] == pytest.approx(list(wanted), abs=1e-12)
     assert got["map"] != got["first_stage_map"]
     assert got["map_at_100_of_relevant"] == got["map"]
+
+
+def test_collapsed_codes_gain_nothing_from_a_database_sorted_by_class() -> None:
+    labels = np.repeat(np.arange(10), 60)
+    codes, omega = np.ones((600, 8), np.int8), np.ones((600, 8), np.float32)
+    scores = evaluate_codes(codes, labels, codes, labels, at=(10,), omega_QD=omega, rerank=600)
+    for name in ("map", "first_stage_map"):
+        assert scores[name] == pytest.approx(0.1, abs=0.015)  # in the order of the database: 0.21
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

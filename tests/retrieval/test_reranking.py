@@ -233,10 +233,8 @@ def test_compare_is_the_loop_over_queries_inside_and_outside_the_gallery(seed: i
     )
     expected: dict[str, list[dict[str, float]]] = {"none": [], "structure": []}
     for q in query:
-        order = [i for i in range(10) if gallery[i] != q]
-        order = [
-            int(gallery[i]) for i in sorted(order, key=lambda i: (((z[gallery[i]] - z[q]) ** 2).sum(), i))
-        ]
+        among_ties = [int(gallery[i]) for i in retrieval.tie_order(10) if gallery[i] != q]
+        order = sorted(among_ties, key=lambda i: ((z[i] - z[q]) ** 2).sum())
         again = sorted(order[:n], key=lambda i: (omega[q] * (z[i] - z[q]) ** 2).sum()) + order[n:]
         num_relevant = int((labels[order] == labels[q]).sum())
         for name, items in (("none", order), ("structure", again)):

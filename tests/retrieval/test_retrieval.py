@@ -189,7 +189,11 @@ def test_metrics_are_the_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)
     z, labels = grid(40, 3, seed), rng.integers(0, [2, 5, 15, 60][seed % 4], 40)
     result = retrieval.evaluate(z, labels, recall_at=(1, 2, 5, 100))
-    ranked = [[i for _, i in rank(z[q], z, q)] for q in range(40)]
+    among_ties = retrieval.tie_order(40).tolist()
+    ranked = [
+        sorted((i for i in among_ties if i != q), key=lambda i: float(((z[q] - z[i]) ** 2).sum()))
+        for q in range(40)
+    ]
     relevant = [[bool(labels[i] == labels[q]) for i in ranked[q]] for q in range(40)]
     counts = np.array([sum(r) for r in relevant])
     expected = [scores(r, sum(r)) for r in relevant]
@@ -230,6 +234,22 @@ def test_perfect_and_hopeless_rankings() -> None:
     alone = retrieval.evaluate(good, np.arange(10), (1, 2))
     assert alone["recall_at_2"] == alone["map_at_r"] == alone["r_precision"] == 0
     assert alone["num_queries_without_positive"] == 10
+
+
+def test_a_collapsed_model_gains_nothing_from_data_sorted_by_class() -> None:
+    labels = np.repeat(np.arange(10), 60)
+    z, reference = np.ones((600, 4), np.float32), {"same": lambda _, index: index}
+    places = np.arange(600)
+    by_index = np.stack([np.delete(labels, q) for q in range(600)])
+    assert retrieval.mean_average_precision(by_index, labels, np.full(600, 59)).mean() > 0.2
+    found = (
+        retrieval.evaluate(z, labels, full_map=True),
+        retrieval.evaluate_query_gallery(z, labels, z, labels, self_index=places, full_map=True),
+        *retrieval.compare(z, labels, reference, 600, full_map=True).values(),
+        *retrieval.compare(z, labels, reference, 600, query=places, gallery=places, full_map=True).values(),
+    )
+    for scores in found:
+        assert scores["map"] == pytest.approx(0.1, abs=0.015)
 
 
 def test_labels_beyond_float32_stay_apart() -> None:

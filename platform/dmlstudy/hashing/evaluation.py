@@ -65,8 +65,8 @@ def evaluate_codes(
     Labels are integers (relevant: equal), or booleans of shape (rows, L) (relevant: a concept in common). Gives
     ``map``, the full mean average precision, whose denominator is the number R_q of relevant items; for each K of
     ``at`` ``map_at_K_of_found``, ``_of_relevant`` and ``_of_reachable`` (``retrieval.map_at_k``); MAP@R and
-    R-precision. A query without a hit counts as 0. Ties stand in the order of the database. With the queries'
-    structure embeddings these are of the ranking whose first ``rerank`` are put in the order of their distance
+    R-precision. A query without a hit counts as 0; items at one distance stand in ``retrieval.tie_order``. With the
+    queries' structure embeddings these are of the ranking whose first ``rerank`` are put in the order of their distance
     weighted by omega (NASA Eq. 7), and the same names with the prefix ``first_stage_`` of the one before. Raises
     ValueError without queries or a database, and for K < 1 and, with omega, ``rerank`` < 1.
     """
@@ -77,6 +77,8 @@ def evaluate_codes(
             f"{len(query_labels)} labels for {len(query_QD)} queries, {len(database_labels)} for "
             f"{len(database_MD)} database items; give one each"
         )
+    order_M = retrieval.tie_order(len(database_MD))
+    database_MD, database_labels = database_MD[order_M], database_labels[order_M]
     query_QP, database_MP = retrieval.pack_codes(query_QD), retrieval.pack_codes(database_MD)
     label_Q, label_M = _comparable(query_labels), _comparable(database_labels)
     num_relevant_Q = retrieval.count_relevant(label_Q, label_M)

@@ -18,6 +18,7 @@ from dmlstudy.retrieval.metrics import (
     r_precision,
     recall_at_k,
     score,
+    tie_order,
 )
 from dmlstudy.retrieval.neighbours import in_gallery, in_itself, retrieve
 from dmlstudy.retrieval.reranking import KReciprocal, Reranker, by_structure, by_weighted_hamming, compare
@@ -55,4 +56,5 @@ __all__ = [
     "recall_at_k",
     "retrieve",
     "score",
+    "tie_order",
 ]

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import faiss
 import numpy as np
 
-from dmlstudy.retrieval.neighbours import Floats, Ints, _checked
+from dmlstudy.retrieval.neighbours import Floats, Ints, checked
 
 Mean: TypeAlias = Literal["arithmetic", "geometric"]
 
@@ -24,7 +24,7 @@ def k_means(
     The same seed and number of threads give the same clusters. Raises ValueError for embeddings that are not
     finite and unless 1 <= num_clusters <= N.
     """
-    z_ND = _checked("clustered", z_ND)
+    z_ND = checked("clustered", z_ND)
     num_items, dim = z_ND.shape
     if not 1 <= num_clusters <= num_items:
         raise ValueError(f"{num_clusters} clusters of {num_items} items: needs from 1 to as many as items")

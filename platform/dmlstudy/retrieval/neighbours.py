@@ -81,8 +81,8 @@ def in_gallery(
     query_QD: Floats, gallery_MD: Floats, k: int, self_index: Ints | None = None
 ) -> Iterator[Neighbours]:
     """Yield the answer of ``retrieve`` in parts, rows ascending; memory O((Q + M) D) beside one part."""
-    query_QD = _checked("query", query_QD)
-    gallery_MD = _checked("gallery", gallery_MD)
+    query_QD = checked("query", query_QD)
+    gallery_MD = checked("gallery", gallery_MD)
     num_queries, num_items = len(query_QD), len(gallery_MD)
     if query_QD.shape[1] != gallery_MD.shape[1]:
         raise ValueError(f"queries have {query_QD.shape[1]} dimensions, the gallery {gallery_MD.shape[1]}")
@@ -104,7 +104,7 @@ def in_itself(z_ND: Floats, k: int) -> Iterator[Neighbours]:
 
     k is clamped to N - 1. Raises ValueError for embeddings that are not finite, k < 1 and fewer than 2 items.
     """
-    z_ND = _checked("gallery", z_ND)
+    z_ND = checked("gallery", z_ND)
     k = min(k, len(z_ND) - 1)
     if k < 1:
         raise ValueError(f"k = {k} neighbours among {len(z_ND)} items; needs k >= 1 and 2 items")
@@ -421,7 +421,8 @@ def _unpacked(key_BK: Keys) -> tuple[Ints, Floats]:
     return index_BK, np.sqrt((key_BK >> np.uint64(32)).astype(np.uint32).view(np.float32))
 
 
-def _checked(name: str, z_ND: Floats) -> Floats:
+def checked(name: str, z_ND: Floats) -> Floats:
+    """The embeddings, contiguous. Raises ValueError naming the first that is not finite, and for another shape."""
     if z_ND.ndim != 2:
         raise ValueError(f"{name} embeddings have shape {z_ND.shape}, expected (rows, dimensions)")
     for start in range(0, len(z_ND), _TILE):

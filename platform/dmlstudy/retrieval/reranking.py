@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from dmlstudy.retrieval.codes import Codes
-from dmlstudy.retrieval.metrics import Denominator, Labels, Scores, count_relevant, num_ranks
-from dmlstudy.retrieval.neighbours import Floats, Ints, in_gallery, in_itself
+from dmlstudy.retrieval.metrics import Denominator, Labels, Scores, count_relevant, num_ranks, tie_order
+from dmlstudy.retrieval.neighbours import Floats, Ints, checked, in_gallery, in_itself
 
 Reranker: TypeAlias = Callable[[Ints, Ints], Ints]
 """(row_Q, index_QK) -> the same items of index_QK in another order; -1 is no item, and stays at its row's end."""
@@ -143,21 +143,28 @@ def compare(
     """The metrics of ``evaluate`` without re-ranking ('none') and with each reranker, in one search.
 
     ``query`` and ``gallery`` are places in z; without them each item is both. A query that is in the gallery is left
-    out of its own ranking. A reranker is given places in z as well. ``ms_per_query`` is the wall time of the search
-    for 'none', and what the reranker adds for the others. A ranking holds max(n, largest R_q, recall_at, map_at) items,
-    as far as there are; the whole gallery with ``full_map``, in parts of bounded memory. Raises ValueError for a
-    reranker called 'none' and one that gives other items than it was given.
+    out of its own ranking; equally near items stand in ``tie_order``. A reranker is given places in z as well.
+    ``ms_per_query`` is the wall time of the search for 'none', and what the reranker adds for the others. A ranking
+    holds max(n, largest R_q, recall_at, map_at) items, as far as there are; the whole gallery with ``full_map``, in
+    parts of bounded memory. Raises ValueError for a reranker called 'none' and one that gives other items than it was
+    given.
     """
     if "none" in rerankers:
         raise ValueError("a reranker cannot be called 'none': that is the ranking without one")
-    is_one_set = query is None and gallery is None
-    query = np.arange(len(z_ND)) if query is None else query
+    z_ND, is_one_set = checked("gallery", z_ND), query is None and gallery is None
     gallery = np.arange(len(z_ND)) if gallery is None else gallery
+    gallery = gallery[tie_order(len(gallery))]
+    if query is None:
+        query = gallery if is_one_set else np.arange(len(z_ND))
     place_N = np.full(len(z_ND), -1, np.int64)
     place_N[gallery] = np.arange(len(gallery))
     num_relevant_Q = count_relevant(labels_N[query], labels_N[gallery], place_N[query])
     k = len(gallery) if full_map else max(n, num_ranks(num_relevant_Q, recall_at, map_at))
-    parts = in_itself(z_ND, k) if is_one_set else in_gallery(z_ND[query], z_ND[gallery], k, place_N[query])
+    parts = (
+        in_itself(z_ND[gallery], k)
+        if is_one_set
+        else in_gallery(z_ND[query], z_ND[gallery], k, place_N[query])
+    )
     names = ("none", *rerankers)
     scores = {
         name: Scores(labels_N[query], labels_N, num_relevant_Q, recall_at, map_at, full_map, macro)
