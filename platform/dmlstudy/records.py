@@ -334,11 +334,14 @@ class OnlineConfig(Record):
     ] = False
     on_drift: Annotated[
         Literal["ignore", "reopen"],
-        Field(description="where the loss has risen: go on, or begin anew (oahu)"),
+        Field(description="where the loss has risen: go on, or let a fresh learner prove better (oahu)"),
     ] = "ignore"
     sensitivity: Annotated[
         float, Field(gt=0, lt=1, description="of the detector (ADWIN's delta); larger hears sooner")
     ] = 0.002
+    probation: Annotated[
+        int, Field(ge=2, description="constraints that a fresh learner has to prove itself on")
+    ] = 3000
 
 
 class MetricsConfig(Record):

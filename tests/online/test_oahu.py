@@ -238,16 +238,12 @@ def test_single_precision_follows_double() -> None:
 
 
 def test_another_beginning_is_another_network_each_time_and_the_same_again() -> None:
-    learner = OAHU(8)
-    first = learner.state()["theta"]
-    learner.reopen(1)
-    second = learner.state()["theta"]
-    learner.reopen(2)
-    third = learner.state()["theta"]
-    learner.reopen(1)
-    np.testing.assert_array_equal(learner.state()["theta"], second)
+    learner = OAHU(8, tau=0.3, width=7, rule="hedge", initial="he", precision="float32", on_invalid="skip")
+    first, second, third = (each.state()["theta"] for each in (learner, learner.anew(1), learner.anew(2)))
+    np.testing.assert_array_equal(learner.anew(1).state()["theta"], second)
     assert not np.array_equal(first, second)
     assert not np.array_equal(second, third)
+    assert {**learner.anew(1).settings, "seed": 0} == learner.settings
 
 
 @pytest.mark.parametrize(

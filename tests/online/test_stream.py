@@ -10,15 +10,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dmlstudy.online import stream
-from dmlstudy.online.learner import Constraints
+from dmlstudy.online import drift, stream
+from dmlstudy.online.learner import Constraints, OnlineLearner
 from dmlstudy.online.oahu import OAHU
 
 NUM, SIZE = 6000, 12
+REOPEN: dict[str, Any] = {"on_drift": "reopen", "sensitivity": 0.05, "probation": 1000}
 
 
 def triplets() -> np.ndarray:
@@ -51,15 +53,15 @@ def learn_slowly(folder: str) -> None:
         source(triplets(), 0.01),
         folder=folder,
         save_every=500,
-        on_drift="reopen",
-        sensitivity=0.05,
+        **REOPEN,
     )
 
 
 def test_killed_again_and_again_it_ends_as_unbroken(tmp_path: Path) -> None:
     whole = learner()
-    end = stream.learn(whole, source(triplets()), on_drift="reopen", sensitivity=0.05)
-    assert [drift > NUM // 2 for drift in end.drifts] == [True]
+    end = stream.learn(whole, source(triplets()), **REOPEN)
+    assert all(drift > NUM // 2 for drift in (*end.drifts, *end.reopened))
+    assert len(end.drifts) >= len(end.reopened) > 0
     begun = 0
     for wait in itertools.count():
         here = str(Path(__file__).parent)
@@ -78,15 +80,82 @@ def test_killed_again_and_again_it_ends_as_unbroken(tmp_path: Path) -> None:
             break
     assert begun == 3, "it was over before it was killed"
     broken = learner()
-    again = stream.learn(
-        broken, source(triplets()), folder=tmp_path, save_every=500, on_drift="reopen", sensitivity=0.05
-    )
-    assert (again.position, again.drifts) == (NUM, end.drifts)
+    again = stream.learn(broken, source(triplets()), folder=tmp_path, save_every=500, **REOPEN)
+    assert (again.position, again.drifts, again.reopened) == (NUM, end.drifts, end.reopened)
     for name, value in whole.state().items():
         np.testing.assert_array_equal(broken.state()[name], value)
     losses = np.fromfile(tmp_path / stream.LOSSES)
     assert len(losses) == NUM
     assert not np.isnan(losses).any()
+
+
+def test_broken_off_in_a_race_it_ends_as_unbroken(tmp_path: Path) -> None:
+    whole, broken = learner(), learner()
+    end = stream.learn(whole, source(triplets()), **REOPEN)
+    for stop in (end.drifts[0] + 240, end.drifts[0] + 720, end.reopened[0]):
+        with pytest.raises(ConnectionError):
+            stream.learn(
+                broken, breaking(source(triplets()), stop), folder=tmp_path, save_every=240, **REOPEN
+            )
+        broken = learner()
+    again = stream.learn(broken, source(triplets()), folder=tmp_path, save_every=240, **REOPEN)
+    assert (again.drifts, again.reopened) == (end.drifts, end.reopened)
+    for name, value in whole.state().items():
+        np.testing.assert_array_equal(broken.state()[name], value)
+
+
+def breaking(whole: stream.Source, stop: int) -> stream.Source:
+    """A source that fails once it has given ``stop`` constraints."""
+
+    def since(position: int) -> Iterator[Constraints]:
+        for block in whole(position):
+            if position >= stop:
+                raise ConnectionError
+            yield block
+            position += len(block.x_BCD)
+
+    return since
+
+
+class Fixed(OnlineLearner):
+    """Its losses are given; it learns nothing."""
+
+    arity, layer_weights = 3, np.ones(1)
+
+    def __init__(self, *losses: float) -> None:
+        super().__init__(2)
+        self.losses = iter(losses)
+
+    def embed(self, x_ND: np.ndarray, side: str = "gallery") -> list[np.ndarray]:
+        return [x_ND]
+
+    def _learn(self, x_BCD: np.ndarray, is_similar_B: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([next(self.losses) for _ in x_BCD]), np.ones(len(x_BCD), bool)
+
+    def _parameters(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def _set_parameters(self, state: dict[str, np.ndarray]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("new", "is_won"),
+    [
+        ((0.9, 0.9, 0.9, 0.125, 0.25, 0.25), True),  # what a beginner loses in the first half does not count
+        ((0.0, 0.0, 0.0, 0.25, 0.5, 0.125), False),  # as good is not better
+        ((0.0, 0.0, 0.0, 0.25, 0.5, 0.25), False),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 2, 3, 6])
+def test_the_second_half_of_a_race_decides(new: tuple[float, ...], is_won: bool, block: int) -> None:
+    race, old = drift.Race(Fixed(*new), 6), np.array([0.9, 0.0, 0.9, 0.125, 0.25, 0.5])
+    x = np.random.default_rng(0).normal(size=(6, 3, 2))
+    for start in range(0, 6, block):
+        assert not race.is_over
+        race.follow(Constraints(x[start : start + block]), old[start : start + block])
+    assert race.is_over
+    assert race.is_won == is_won
 
 
 def test_reports_and_counts() -> None:
@@ -160,6 +229,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         stream.learn(learner(), source(x), on_drift="shut")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sensitivity=1"):
         stream.learn(learner(), source(x), on_drift="reopen", sensitivity=1)
+    with pytest.raises(ValueError, match="probation=1"):
+        stream.learn(learner(), source(x), on_drift="reopen", probation=1)
     stream.learn(learner(), source(x), folder=tmp_path)
     with pytest.raises(ValueError, match="another learner or stream"):
         stream.learn(OAHU(SIZE, width=10, size=6, eta=0.2), source(x), folder=tmp_path)

@@ -11,11 +11,12 @@ from dmlstudy.online.applications import (
     roc_auc,
 )
 from dmlstudy.online.catalogue import LEARNERS, build, parameters_of
+from dmlstudy.online.drift import CanReopen
 from dmlstudy.online.folder import Learned, load, save
 from dmlstudy.online.learner import Constraints, Counts, OnlineLearner
 from dmlstudy.online.oahu import OAHU
 from dmlstudy.online.preparation import SCALINGS, Preparation
-from dmlstudy.online.stream import CanReopen, Moment, learn
+from dmlstudy.online.stream import Moment, learn
 
 __all__ = [
     "LEARNERS",

@@ -105,12 +105,11 @@ class OAHU(OnlineLearner):
         )
         self.num_hidden, self.width, self.size, self.initial = num_hidden, width, size, initial
         self._limit = choice("initial", initial, STARTS)
-        self._dtype = choice("precision", precision, PRECISIONS)
-        self.reset(seed)
+        self.precision, self._dtype = precision, choice("precision", precision, PRECISIONS)
+        self._start(np.random.default_rng(seed))
 
-    def reset(self, seed: int) -> None:
-        """Start anew: random weights, equal layer weights. The counts stay."""
-        rng = np.random.default_rng(seed)
+    def _start(self, rng: np.random.Generator) -> None:
+        """Random weights, equal layer weights."""
 
         def uniform(*shape: int) -> Reals:
             """Weights (..., fan-in, fan-out)."""
@@ -127,15 +126,13 @@ class OAHU(OnlineLearner):
         self._hidden_LHH = uniform(num_after, width, width)  # W^2..W^L
         self._bias_LH = np.concatenate([bias(features, min(self.num_hidden, 1)), bias(width, num_after)])
         self._theta_LHE = uniform(self.num_hidden, width, self.size)  # Theta^1..Theta^L
-        self.equalize()
-
-    def reopen(self, number: int) -> None:
-        """Begin anew after a drift, for the ``number``-th time: other random weights, and equal layer weights."""
-        self.reset(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
-
-    def equalize(self) -> None:
-        """Give all layers the same weight again."""
         self._alpha_L = np.full(self.num_hidden + 1, 1 / (self.num_hidden + 1))
+
+    def anew(self, number: int) -> OAHU:
+        """One of the same settings that has learned nothing: other random weights for each ``number``."""
+        seed = int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
+        settings: dict[str, Any] = {**self.settings, "seed": seed}
+        return OAHU(**settings)
 
     @property
     def layer_weights(self) -> Floats:

@@ -10,15 +10,16 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import safetensors
-from river import drift
 from safetensors.numpy import save
 
 from dmlstudy.data.state_file import written_whole
+from dmlstudy.online.drift import CanReopen, Race, Score, Watch
 from dmlstudy.online.learner import Constraints, Floats, OnlineLearner
 
 FORMAT_VERSION = 1
@@ -43,14 +44,8 @@ class Moment(NamedTuple):
     layer_weights: Floats
     drifts: tuple[int, ...]
     """The positions at which the loss was found to have risen."""
-
-
-@runtime_checkable
-class CanReopen(Protocol):
-    """A learner that can begin anew where the world has changed."""
-
-    def reopen(self, number: int) -> None:
-        """Begin anew, for the ``number``-th time, from 1."""
+    reopened: tuple[int, ...]
+    """And those at which a fresh learner had proved better since."""
 
 
 def learn(
@@ -61,32 +56,53 @@ def learn(
     report_every: int = 1000,
     on_drift: OnDrift = "ignore",
     sensitivity: float = 0.002,
+    probation: int = 3000,
     folder: str | Path | None = None,
     save_every: int = 1000,
     about: Mapping[str, Any] | None = None,
 ) -> Moment:
     """Give the learner the whole stream, one constraint after another, and say how things stand at its end.
 
-    With ``on_drift="reopen"`` ADWIN (Bifet and Gavalda 2007; river's) watches the losses, and where their mean has
-    risen, with a probability of at most about ``sensitivity`` that it has not, the learner is reopened at the
-    end of the block. In ``folder`` its state is kept, whole or not at all, every ``save_every`` constraints (rounded up
-    to blocks) and at the end: a call with the same learner, source and folder goes on from there, and ends with the
-    same parameters as an unbroken one, bit for bit. ``about`` is what else must be the same for that.
+    With ``on_drift="reopen"`` the losses are watched (``drift.Watch``, by ``sensitivity``). Where their mean has risen
+    a fresh learner goes along for the next ``probation`` constraints, and takes the old one's place if in the second
+    half of these its losses are less (``drift.Race``); none other is begun meanwhile. In ``folder`` the state of all
+    this is kept, whole or not at all, every ``save_every`` constraints (rounded up to blocks) and at the end: a call
+    with the same learner, source and folder goes on from there, and ends with the same parameters as an unbroken one,
+    bit for bit. ``about`` is what else must be the same for that.
 
-    Raises ValueError for an empty stream, for a folder of something else, for ``reopen`` of a learner that cannot,
-    and as ``partial_fit``; what was saved stays.
+    Raises ValueError for an empty stream, for a folder of something else, for ``reopen`` of a learner that cannot, for
+    a probation below 2, and as ``partial_fit``; what was saved stays.
     """
     if on_drift not in ("ignore", "reopen"):
         raise ValueError(f"on_drift={on_drift!r}: choose ignore or reopen")
     if on_drift == "reopen" and not isinstance(learner, CanReopen):
         raise ValueError(f"on_drift='reopen': {type(learner).__name__} cannot begin anew; set ignore")
-    watch = _Watch(sensitivity) if on_drift == "reopen" else None
+    if probation < 2:
+        raise ValueError(f"probation={probation} must be at least 2 constraints")
+    watch = Watch(sensitivity) if on_drift == "reopen" else None
     with contextlib.ExitStack() as stack:
         kept = None
         if folder is not None:
-            about = {**(about or {}), "on_drift": on_drift, "sensitivity": sensitivity}
+            about = {
+                **(about or {}),
+                "on_drift": on_drift,
+                "sensitivity": sensitivity,
+                "probation": probation,
+            }
             kept = stack.enter_context(_Kept(Path(folder), learner, about))
-        return _learn(learner, source, report or (lambda _: None), report_every, watch, kept, save_every)
+        return _learn(
+            learner, source, report or (lambda _: None), report_every, watch, probation, kept, save_every
+        )
+
+
+@dataclass
+class _Progress:
+    """Where a stream is, what was heard in it, and the race that is under way."""
+
+    position: int = 0
+    drifts: list[int] = field(default_factory=list)
+    reopened: list[int] = field(default_factory=list)
+    race: Race | None = None
 
 
 def _learn(
@@ -94,61 +110,71 @@ def _learn(
     source: Source,
     report: Callable[[Moment], None],
     report_every: int,
-    watch: _Watch | None,
+    watch: Watch | None,
+    probation: int,
     kept: _Kept | None,
     save_every: int,
 ) -> Moment:
-    position, drifts = (0, []) if kept is None else kept.restore(learner)
+    progress = _Progress() if kept is None else kept.restore(learner, probation)
     if kept is not None and watch is not None:
         for losses in kept.losses():
             watch.update(losses)
     since_report: list[Floats] = []
-    last_saved = position
+    last_saved = progress.position
 
     def moment() -> Moment:
         losses = np.concatenate(since_report) if since_report else np.empty(0)
         known = losses[~np.isnan(losses)]
         mean = float(known.mean()) if len(known) else float("nan")
-        return Moment(position, mean, learner.counts.utilization, learner.layer_weights, tuple(drifts))
+        heard = tuple(progress.drifts), tuple(progress.reopened)
+        return Moment(progress.position, mean, learner.counts.utilization, learner.layer_weights, *heard)
 
-    for block in source(position):
+    for block in source(progress.position):
         losses = learner.partial_fit(block)
-        position += len(losses)
+        progress.position += len(losses)
         since_report.append(losses)
-        if watch is not None and watch.update(losses):
-            drifts.append(position)
-            assert isinstance(learner, CanReopen)
-            learner.reopen(len(drifts))
+        if watch is not None:
+            _mind_drift(learner, block, losses, watch, probation, progress)
         if kept is not None:
             kept.add(losses)
-            if position - last_saved >= save_every:
-                kept.save(learner, position, drifts)
-                last_saved = position
+            if progress.position - last_saved >= save_every:
+                kept.save(learner, progress)
+                last_saved = progress.position
         if sum(map(len, since_report)) >= report_every:
             report(moment())
             since_report.clear()
-    if not position:
+    if not progress.position:
         raise ValueError("the stream is empty: there is nothing to learn from")
-    if kept is not None and position > last_saved:
-        kept.save(learner, position, drifts)
+    if kept is not None and progress.position > last_saved:
+        kept.save(learner, progress)
     return moment()
 
 
-class _Watch:
-    """Hears when the mean of what it is told has risen."""
+def _mind_drift(
+    learner: OnlineLearner,
+    block: Constraints,
+    losses: Floats,
+    watch: Watch,
+    probation: int,
+    progress: _Progress,
+) -> None:
+    """Go on with the race under way, or begin one where the losses have risen."""
+    has_risen, race = watch.update(losses), progress.race
+    if race is not None:
+        race.follow(block, losses)
+        if race.is_over:
+            if race.is_won:
+                learner.restore({**race.challenger.state(), "counts": learner.state()["counts"]})
+                progress.reopened.append(progress.position)
+            progress.race = None
+    elif has_risen:
+        progress.drifts.append(progress.position)
+        progress.race = _race(learner, len(progress.drifts), probation)
 
-    def __init__(self, sensitivity: float) -> None:
-        if not 0 < sensitivity < 1:
-            raise ValueError(f"sensitivity={sensitivity} must lie between 0 and 1")
-        self._detector = drift.ADWIN(delta=sensitivity)  # type: ignore[no-untyped-call]
 
-    def update(self, losses: Floats) -> bool:
-        has_risen = False
-        for loss in losses[~np.isnan(losses)].tolist():
-            before = self._detector.estimation
-            self._detector.update(loss)  # type: ignore[no-untyped-call]
-            has_risen |= self._detector.drift_detected and self._detector.estimation > before
-        return has_risen
+def _race(learner: OnlineLearner, number: int, probation: int, score: Score | None = None) -> Race:
+    assert isinstance(learner, CanReopen)
+    return Race(learner.anew(number), probation, score)
 
 
 class _Kept:
@@ -168,10 +194,10 @@ class _Kept:
     def __exit__(self, *of_error: object) -> None:
         self._losses.close()
 
-    def restore(self, learner: OnlineLearner) -> tuple[int, list[int]]:
-        """Set the learner to what was kept, if anything was; the position, and where the loss had risen."""
+    def restore(self, learner: OnlineLearner, probation: int) -> _Progress:
+        """Set the learner to what was kept, if anything was."""
         path = self._folder / STATE
-        position, drifts = 0, []
+        progress = _Progress()
         if path.exists():
             try:
                 with safetensors.safe_open(path, "np") as file:
@@ -188,14 +214,18 @@ class _Kept:
                     f"{path}: the state of another learner or stream; give each a folder of its own"
                 )
             learner.restore(state)
-            position, drifts = header["position"], header["drifts"]
+            progress = _Progress(header["position"], header["drifts"], header["reopened"])
+            if header["race"] is not None:
+                progress.race = _race(learner, len(progress.drifts), probation, Score(*header["race"]))
+                progress.race.restore(state)
+        position = progress.position
         size = self._losses.tell()
         if size < 8 * position:
             raise ValueError(
                 f"{self._folder / LOSSES}: has {size // 8} losses of {position}; remove the folder to begin anew"
             )
         self._losses.truncate(8 * position)  # what came after the last state is learned again
-        return position, drifts
+        return progress
 
     def losses(self) -> Iterator[Floats]:
         """What was kept, in parts."""
@@ -206,16 +236,19 @@ class _Kept:
     def add(self, losses: Floats) -> None:
         self._losses.write(losses.astype("<f8").tobytes())
 
-    def save(self, learner: OnlineLearner, position: int, drifts: list[int]) -> None:
+    def save(self, learner: OnlineLearner, progress: _Progress) -> None:
         """Keep the losses first, then the state that counts on them."""
         self._losses.flush()
         os.fsync(self._losses.fileno())
         header = {
             "format_version": FORMAT_VERSION,
             "fingerprint": self._fingerprint,
-            "position": position,
-            "drifts": drifts,
+            "position": progress.position,
+            "drifts": progress.drifts,
+            "reopened": progress.reopened,
+            "race": None if progress.race is None else progress.race.score,
         }
-        content = save(learner.state(), {"stream": json.dumps(header)})
+        state = learner.state() | ({} if progress.race is None else progress.race.state())
+        content = save(state, {"stream": json.dumps(header)})
         with written_whole(self._folder / STATE, self._folder / f".{STATE}.draft") as file:
             file.write(content)

@@ -101,7 +101,7 @@ def _taught(
             told.update(
                 num_constraints=moment.position, utilization=moment.utilization, train_loss=moment.loss
             )
-            told.update(num_drifts=len(moment.drifts))
+            told.update(num_drifts=len(moment.drifts), num_reopened=len(moment.reopened))
         told.update({f"layer_weight_{layer}": alpha for layer, alpha in enumerate(learner.layer_weights)})
         report(TrialReport(step=part, metrics=dict(told)))
 
@@ -123,6 +123,7 @@ def _taught(
             report_every=every,
             on_drift=settings.on_drift,
             sensitivity=settings.sensitivity,
+            probation=settings.probation,
         )
         while part < epochs:
             after(end)
