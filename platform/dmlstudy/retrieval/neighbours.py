@@ -29,7 +29,7 @@ Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 Keys: TypeAlias = NDArray[np.uint64]
 
-_TILE = 512  # rows and columns of one tile of the matrix product: 1 MiB, which a core's own cache holds
+_TILE = 1024  # rows and columns of one tile of the matrix product: 4 MiB
 _CELLS_PER_CHUNK = 1 << 22  # pairs measured at once where all are: 4 M x (8 + 8 + 4) bytes
 _HITS_AT_ONCE = 1 << 26  # places for hits of the rows that are open at once: 64 M x 8 bytes
 _SMALL_GALLERY = 2048  # below, every pair is measured
