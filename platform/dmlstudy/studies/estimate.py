@@ -21,17 +21,11 @@ START_S = 20.0
 def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]:
     """Lines for people: trials, data, and the duration if ``measure`` may train a few batches."""
     search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
-    development, test = dataset.development, dataset.test
-    num_damaged = 0 if isinstance(dataset, ClosedSet) else dataset.num_damaged
     lines = [
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
-        f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, the untrained embedder"
-        " included)",
-        f"data: {dataset.name}, {len(development.labels_N)} images of {len(set(development.labels_N.tolist()))}"
-        f" development classes in {protocol.num_folds} fold(s), {len(test.labels_N)} images of"
-        f" {len(set(test.labels_N.tolist()))} test classes; {dataset.num_shared_images} images in both"
-        + (f"; {num_damaged} damaged ones left out" if num_damaged else ""),
+        f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
+        *_of_data(spec, dataset),
         f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
     ]
@@ -40,6 +34,29 @@ def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]
         lines.append(
             f"time: at most about {duration(seconds)} for one trial at a time on a machine like this one"
             " (measured on a few batches in one process; trials stopped early make it shorter)"
+        )
+    return lines
+
+
+def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
+    """Lines on the data and how they are split."""
+    development, test, num_folds = dataset.development, dataset.test, spec.file.protocol.num_folds
+    num_classes, num_test_classes = (len(set(side.labels_N.tolist())) for side in (development, test))
+    shared = f"{dataset.num_shared_images} images in both"
+    if not isinstance(dataset, ClosedSet):
+        return [
+            f"data: {dataset.name}, {len(development)} images of {num_classes} development classes in {num_folds}"
+            f" fold(s), {len(test)} images of {num_test_classes} test classes; {shared}"
+            + (f"; {dataset.num_damaged} damaged ones left out" if dataset.num_damaged else "")
+        ]
+    lines = [
+        f"data: {dataset.name}, {len(development)} rows for development, {len(test)} for the test; {shared}"
+    ]
+    default = spec.trial_config(family := next(iter(spec.families.values())), default_values(family))
+    if default.online is not None and default.online.split == "shuffled":
+        lines.append(
+            f"split: all {len(development) + len(test)} rows, shuffled by each verdict seed and cut in halves; the search"
+            f" has {num_folds} fold(s) of one such half"
         )
     return lines
 
