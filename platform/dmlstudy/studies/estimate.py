@@ -50,12 +50,14 @@ def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
             + (f"; {dataset.num_damaged} damaged ones left out" if dataset.num_damaged else "")
         ]
     lines = [
-        f"data: {dataset.name}, {len(development)} rows for development, {len(test)} for the test; {shared}"
+        f"data: {dataset.name}, {len(development)} images of {num_classes} classes for development, {len(test)} of"
+        f" {num_test_classes} for the test; {shared}"
     ]
-    default = spec.trial_config(family := next(iter(spec.families.values())), default_values(family))
-    if default.online is not None and default.online.split == "shuffled":
+    family = next(iter(spec.families.values()))
+    stream = spec.trial_config(family, default_values(family)).online
+    if stream is not None and stream.split == "shuffled":
         lines.append(
-            f"split: all {len(development) + len(test)} rows, shuffled by each verdict seed and cut in halves; the search"
+            f"split: all {len(development) + len(test)} are shuffled by each verdict seed and cut in halves; the search"
             f" has {num_folds} fold(s) of one such half"
         )
     return lines
