@@ -19,7 +19,7 @@ from dmlstudy.registry.store import Store
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
-    "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
+    "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "curves", "models", "pull",
     "embed", "ui", "selfcheck", "resume",
 }  # fmt: skip
 
@@ -180,8 +180,8 @@ def test_a_leaderboard_says_how_sure_it_is(
     )
     cli._show_leaderboard(board)
     shown = capfd.readouterr().out
-    assert re.search(r"^ red \* +0\.7000 +0\.6075 ± 0\.010 +- +4 +2\+0\+0", shown, re.MULTILINE), shown
-    assert re.search(r"^ blue +0\.6000 +0\.5100 ± 0\.010 +- +3 +2\+0\+0", shown, re.MULTILINE), shown
+    assert re.search(r"^ red \* +0\.7000 +0\.6075 ± 0\.010 +4 +2\+0\+0", shown, re.MULTILINE), shown
+    assert re.search(r"^ blue +0\.6000 +0\.5100 ± 0\.010 +3 +2\+0\+0", shown, re.MULTILINE), shown
     assert re.search(r"each family's best by map_at_r alone:\n.*\n blue +#3 +0\.6000 +8 *\n", shown), shown
     assert "paired by seed:" in shown
     assert "  red better than blue: +0.1000 [+0.0117, +0.1883] p 0.026, 3 seeds\n" in shown

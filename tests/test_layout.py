@@ -29,7 +29,7 @@ FLOORS = (  # top to bottom
     ("distributed",),
     ("losses",),
     ("records",),
-    ("naming",),
+    ("naming", "model_folder"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}

@@ -26,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+SCORES = ("recall_at_1", "map_at_r", "macro_f1", "accuracy", "map")
+"""Metrics of which two are shown of a model, and one beside a study's objective; the first that there are."""
 WIDTH = 150  # of what is not shown on a terminal
 console = Console()
 if not console.is_terminal:
@@ -330,9 +332,15 @@ def selfcheck(
     console.print(f"all {len(names)} are exact on {workers} workers", highlight=False)
 
 
-@app.command(epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json`")
+@app.command(
+    epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json` ·"
+    " `dmlstudy leaderboard cifar10-online fashion-online --against oahu`"
+)
 def leaderboard(
-    study: Annotated[str, typer.Argument(help="A study of the store.")],
+    studies: Annotated[list[str], typer.Argument(help="A study of the store; with --against any number.")],
+    against: Annotated[
+        Optional[str], typer.Option("--against", help="Only win/tie/loss of this family, over the studies.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
@@ -340,28 +348,51 @@ def leaderboard(
     """Each family's best with its scores and how sure they are."""
     from dmlstudy.registry.leaderboard import leaderboard as read
 
-    board = read(_store(store, tracking_uri), study)
+    boards = [read(_store(store, tracking_uri), study) for study in studies]
+    if against is not None:
+        _show_tally(boards, against)
+        return
+    if len(boards) > 1:
+        raise ValueError(
+            "several studies have no common leaderboard; --against FAMILY counts its wins over them"
+        )
     if json:
-        print(board.model_dump_json(indent=1))
+        print(boards[0].model_dump_json(indent=1))
     else:
-        _show_leaderboard(board)
+        _show_leaderboard(boards[0])
+
+
+@app.command(epilog="Example: `dmlstudy curves cifar10-online -o curves.html`")
+def curves(
+    study: Annotated[str, typer.Argument(help="A study of the store.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
+        "curves.html"
+    ),
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Draw a study of online learners: error against constraints, and how the weights of layers evolve."""
+    from dmlstudy.report.streams import write_curves
+
+    families = write_curves(_store(store, tracking_uri), study, output)
+    console.print(f"{output}: {len(families)} families ({', '.join(families)})", highlight=False)
 
 
 @app.command(epilog="Example: `dmlstudy models`")
 def models(store: StoreOption = DEFAULT_STORE, tracking_uri: ServerOption = None) -> None:
-    """The registered embedders."""
+    """The registered models, with two of their scores on the test classes or rows."""
     from dmlstudy.registry.models import versions
 
-    table = Table("model", "version", "alias", "study", "family", "test MAP@R", "test R@1", box=None)
+    table = Table("model", "version", "alias", "study", "family", "test scores", box=None)
     for version in versions(_store(store, tracking_uri)):
-        scores = [version.metrics.get(f"test_{name}") for name in ("map_at_r", "recall_at_1")]
+        shown = [name for name in SCORES if f"test_{name}" in version.metrics][:2]
         table.add_row(
             version.name,
             str(version.version),
             ", ".join(version.aliases),
             version.study,
             version.family,
-            *("" if score is None else f"{score:.4f}" for score in scores),
+            ", ".join(f"{name} {version.metrics[f'test_{name}']:.4f}" for name in shown),
         )
     console.print(table, highlight=False)
 
@@ -469,7 +500,8 @@ def _show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _show_leaderboard(board: Leaderboard) -> None:
     objective = board.objective
-    tests = list(dict.fromkeys([f"test_{objective}", "test_recall_at_1"]))
+    known = [name for name in SCORES if any(f"test_{name}" in row.test for row in board.rows)]
+    tests = [f"test_{name}" for name in [objective, *(name for name in known if name != objective)][:2]]
     table = Table(title=f"{board.study}: {board.status}", title_justify="left", box=None)
     for column in ("family", f"val {objective}", *tests, "seeds", "trials"):
         table.add_column(column.replace("test_", "test "), no_wrap=True)
@@ -484,7 +516,7 @@ def _show_leaderboard(board: Leaderboard) -> None:
         )
     console.print(table, highlight=False)
     console.print(
-        "* best on the validation classes (mean over folds ± standard error)\n"
+        "* best on what was held out in the search (mean over folds ± standard error)\n"
         "test: mean ± 95% t-interval over the row's seeds, each scored once\n"
         "trials: finished + stopped early + failed"
         + (f"\nregistered as {board.model} @champion" if board.model else ""),
@@ -494,6 +526,21 @@ def _show_leaderboard(board: Leaderboard) -> None:
         _show_front(board)
     if board.comparisons:
         _show_comparisons(board)
+
+
+def _show_tally(boards: Sequence[Leaderboard], family: str) -> None:
+    from dmlstudy.naming import nearest
+    from dmlstudy.registry.comparison import tallied
+
+    families = {row.family for board in boards for row in board.rows}
+    if family not in families:
+        raise ValueError(
+            f"--against: no family {family!r} in these studies{nearest(family, families, listed=True)}"
+        )
+    tallies = tallied((board.comparisons for board in boards), family)
+    _show_table(
+        (f"{family} against", "win/tie/loss"), [(rival, str(tally)) for rival, tally in tallies.items()]
+    )
 
 
 def _show_front(board: Leaderboard) -> None:

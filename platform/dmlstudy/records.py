@@ -19,6 +19,13 @@ UNTRAINED = "untrained"
 """The row of the embedder before training; no family can have this name."""
 
 
+OF_STRUCTURE = ("num_hidden", "width", "size", "initial")
+"""Parameters of an online learner that say what it is before it learns."""
+
+OF_JUDGE = ("features", "scaling", "k", "vote")
+"""And those of its surroundings that decide what it scores then."""
+
+
 class Record(BaseModel):
     """A frozen value that refuses unknown keys."""
 
@@ -107,6 +114,16 @@ class EmbedderConfig(Record):
         Field(description="of stages' maps over positions; own: the backbone's, with fusion avg"),
     ] = "own"
     head_norm: Annotated[bool, Field(description="layer norm without parameters before the head")] = False
+    head_depth: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=32,
+            description="hidden layers of a head in which the features and each layer have an embedding, of"
+            " D / (depth + 1) numbers; adaptive_bound weighs them",
+        ),
+    ] = 0
+    head_width: Annotated[PositiveInt, Field(description="units of each of these layers")] = 100
     code: Annotated[
         Literal["none", "tanh", "sign"],
         Field(
@@ -279,6 +296,54 @@ class HashingConfig(Record):
     seed: int = 0
 
 
+class OnlineConfig(Record):
+    """A stream of constraints for an online learner, and how what it has learned is judged."""
+
+    num_seeds: Annotated[PositiveInt, Field(description="constraints drawn at random from labels")] = 5000
+    num_implied: Annotated[
+        int, Field(ge=0, description="constraints after them that these imply (transitive closure)")
+    ] = 5000
+    features: Annotated[
+        str,
+        Field(
+            description="of an image: pixels, grey (its luma alone), or the folder of a saved embedder, whose"
+            " embeddings they are; vectors are their own"
+        ),
+    ] = "pixels"
+    scaling: Annotated[
+        Literal["none", "unit", "standardize", "centred_unit", "contrast"],
+        Field(
+            description="of features: none; over each point's norm; each feature to mean 0 and variance 1; less the"
+            " mean, then over the norm; less the point's own mean, then over the norm"
+        ),
+    ] = "none"
+    split: Annotated[
+        Literal["shuffled", "own"],
+        Field(description="all rows shuffled by the seed and cut in halves, or the data's own two sides"),
+    ] = "shuffled"
+    k: Annotated[PositiveInt, Field(description="neighbours, in each layer, that a class is told by")] = 5
+    vote: Annotated[
+        Literal["own", "similarity", "majority"],
+        Field(description="neighbours' similarities added, or each counted once; own: the former for layers"),
+    ] = "own"
+    num_pairs: Annotated[
+        int, Field(ge=0, description="held-out pairs, half of them similar, for the metric auc; 0: none")
+    ] = 0
+    measure_recall: Annotated[
+        bool, Field(description="recall_at_K of distinct held-out items among each other")
+    ] = False
+    on_drift: Annotated[
+        Literal["ignore", "reopen"],
+        Field(description="where the loss has risen: go on, or let a fresh learner prove better (oahu)"),
+    ] = "ignore"
+    sensitivity: Annotated[
+        float, Field(gt=0, lt=1, description="of the detector (ADWIN's delta); larger hears sooner")
+    ] = 0.002
+    probation: Annotated[
+        int, Field(ge=2, description="constraints that a fresh learner has to prove itself on")
+    ] = 3000
+
+
 class MetricsConfig(Record):
     """What is measured of every ranking, beside MAP@R and R-precision; means over queries."""
 
@@ -313,6 +378,9 @@ class TrialConfig(MetricsConfig):
     hashing: Annotated[
         CodesConfig | None, Field(description="codes of frozen features are learned, and no embedder")
     ] = None
+    online: Annotated[
+        OnlineConfig | None, Field(description="a learner of a stream of constraints, and no embedder")
+    ] = None
     loss: LossConfig
     regularizer: Annotated[LossConfig | None, Field(description="added to the loss; none: nothing is")] = None
     num_folds: Annotated[int, Field(ge=1, description="1: one held-out fold")] = 1
@@ -326,18 +394,22 @@ class TrialConfig(MetricsConfig):
 
     @property
     def size(self) -> int:
-        """Size D of an embedding, or the bits of a code."""
+        """Size D of an embedding (of one layer), or the bits of a code."""
+        if self.online:
+            return int(self.loss.params.get("size", 0))
         return self.hashing.num_bits if self.hashing else self.embedder.dim
 
     @property
     def untrained_by(self) -> tuple[object, ...]:
         """What the model is before training: equal for families that share an untrained row."""
-        codes = self.hashing
-        return (
-            (self.embedder,)
-            if codes is None
-            else (self.loss.name, codes.num_bits, codes.features, codes.standardize)
-        )
+        codes, stream = self.hashing, self.online
+        if stream is not None:
+            structure = {key: value for key, value in self.loss.params.items() if key in OF_STRUCTURE}
+            of_loss = (self.loss.name, *sorted(structure.items()))
+            return (*of_loss, *(getattr(stream, name) for name in OF_JUDGE))
+        if codes is not None:
+            return (self.loss.name, codes.num_bits, codes.features, codes.standardize)
+        return (self.embedder,)
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dmlstudy import embedders
+from dmlstudy import embedders, model_folder
 from dmlstudy.embedders.backbones import build_backbone
 
 
@@ -256,7 +256,7 @@ def test_a_missing_or_altered_file_is_refused(name: str, with_program: Path, tmp
 def test_extra_files_are_sealed_too(folder: Path) -> None:
     (folder / "notes").mkdir()
     (folder / "notes" / "card.md").write_text("trained on digits")
-    embedders.seal(folder)
+    model_folder.seal(folder)
     embedders.verify(folder)
     (folder / "notes" / "card.md").write_text("trained on everything")
     with pytest.raises(ValueError, match=r"notes/card\.md: altered"):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dmlstudy import embedders
+from dmlstudy import embedders, model_folder
 from dmlstudy.embedders.structure import StructureHead
 
 each_preset = pytest.mark.parametrize("preset", ["official", "paper"])
@@ -154,7 +154,7 @@ def test_a_folder_from_before_structure_heads_is_loaded(tmp_path: Path) -> None:
     assert description["format_version"] == 1
     assert description["architecture"].pop("structure") == "none"
     (tmp_path / "embedder.json").write_text(json.dumps(description))
-    embedders.seal(tmp_path)
+    model_folder.seal(tmp_path)
     loaded = embedders.load(tmp_path)
     assert loaded.structure_head is None
     np.testing.assert_array_equal(embedders.embed(loaded, pictures()), embedders.embed(embedder, pictures()))

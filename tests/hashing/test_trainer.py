@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dmlstudy import embedders
+from dmlstudy import model_folder
 from dmlstudy.hashing import METHODS, HashingFailed, HashingModel, evaluate, load, save, train_hashing
 from dmlstudy.records import CodesConfig, HashingConfig, LossConfig, TrainingConfig, TrialReport
 
@@ -161,7 +161,7 @@ def test_what_is_no_hashing_model_is_refused(tmp_path: Path) -> None:
     save(trained(config(training={"epochs": 0}))[0], tmp_path)
     description = tmp_path / "hashing.json"
     description.write_text(description.read_text().replace('"greedyhash"', '"gredyhash"'))
-    embedders.seal(tmp_path)
+    model_folder.seal(tmp_path)
     with pytest.raises(ValueError, match=r"hashing\.json: the model is not understood .*greedyhash"):
         load(tmp_path)
 

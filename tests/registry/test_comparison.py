@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dmlstudy.registry import comparison
-from dmlstudy.registry.comparison import ALPHA, Comparison
+from dmlstudy.registry.comparison import ALPHA, Comparison, Outcome, tallied
 
 FINE = 1e-6
 
@@ -172,3 +172,27 @@ def test_a_line_says_what_decided() -> None:
     given = {"a": {1: 0.6, 2: 0.61, 3: 0.62}, "b": {1: 0.5, 2: 0.53, 3: 0.5}}
     (found,) = compare(given)
     assert str(found) == "a better than b: +0.1000 [+0.0503, +0.1497] p 0.013"
+
+
+def test_wins_ties_and_losses_are_counted_from_the_familys_side() -> None:
+    def one(first: str, second: str, outcome: Outcome) -> Comparison:
+        return Comparison(
+            first=first,
+            second=second,
+            num_seeds=5,
+            effect=0.0,
+            low=None,
+            high=None,
+            p_value=1.0,
+            adjusted_p_value=1.0,
+            outcome=outcome,
+        )
+
+    studies = [
+        [one("a", "b", "better"), one("c", "a", "better"), one("b", "c", "worse")],
+        [one("b", "a", "worse"), one("a", "c", "not distinguishable")],
+        [one("a", "b", "worse")],
+    ]
+    tallies = tallied(studies, "a")
+    assert {rival: str(tally) for rival, tally in tallies.items()} == {"b": "2/0/1", "c": "0/1/1"}
+    assert tallied(studies, "d") == {}

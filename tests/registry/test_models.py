@@ -52,7 +52,7 @@ def registered(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Regist
     for seed in (1, 2):
         embedder = build(seed)
         folder = tmp_path_factory.mktemp("trained") / "embedder"
-        embedders.save(embedder, folder, {"family": "power"})
+        embedders.save(embedder, folder, {"family": "power"}, pictures(2))
         run_id = tracker.start_trial(f"power verdict seed {seed}", config, None)
         tracker.end_trial(run_id, "finished", [], {"test_map_at_r": 0.5})
         version = models.register(
@@ -60,7 +60,6 @@ def registered(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Regist
             "digits-embedder",
             folder,
             run_id=run_id,
-            example_NHWC=pictures(2),
             metrics={"test_map_at_r": 0.5 + seed / 10},
             tags={"study": "models", "family": "power", "spec_fingerprint": "f00"},
         )
@@ -148,6 +147,7 @@ def test_pulled_it_is_the_original(
         "weights.safetensors",
         "embedder.json",
         "embedder.pt2",
+        "example.safetensors",
         "manifest.json",
     }
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model"]

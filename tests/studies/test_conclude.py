@@ -29,7 +29,7 @@ def test_a_kill_before_the_alias_leaves_a_champion_in_the_end(
     spec, store, search = study(), Store(tmp_path / "store"), SimpleNamespace(winner=lambda: "red")
     store.prepare()
     embedder = embedders.build("small_conv", 6, width=4, in_channels=1, image_size=8, seed=0)
-    embedders.save(embedder, tmp_path / "embedder", {})
+    embedders.save(embedder, tmp_path / "embedder", {}, np.zeros((2, 8, 8, 1), np.uint8))
     tracker = StudyTracker(store, spec.name, {})
     family = spec.families["red"]
     config = spec.trial_config(family, default_values(family), phase="verdict", seed=1)
@@ -37,21 +37,19 @@ def test_a_kill_before_the_alias_leaves_a_champion_in_the_end(
     tracker.log_folder(run_id, str(tmp_path / "embedder"), "embedder")
     tracker.end_trial(run_id, "finished", [], {"test_map_at_r": 0.5})
 
-    example = np.zeros((2, 8, 8, 1), np.uint8)
-
     def killed(*arguments: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill:
         kill.setattr(mlflow.MlflowClient, "set_registered_model_alias", killed)
         with pytest.raises(KeyboardInterrupt):
-            _conclude(spec, store, tracker, search, example)  # type: ignore[arg-type]
+            _conclude(spec, store, tracker, search)  # type: ignore[arg-type]
     (version,) = models.versions(store)
     assert version.aliases == []
 
     tracker = StudyTracker(store, spec.name, {})
     assert tracker.finished_verdicts() == {("red", 1)}
-    board = _conclude(spec, store, tracker, search, example)  # type: ignore[arg-type]
+    board = _conclude(spec, store, tracker, search)  # type: ignore[arg-type]
     (version,) = models.versions(store)
     assert (version.version, version.aliases, version.metrics) == (1, ["champion"], {"test_map_at_r": 0.5})
     assert (board.status, board.model) == ("finished", f"{version.name}/1")
@@ -60,7 +58,10 @@ def test_a_kill_before_the_alias_leaves_a_champion_in_the_end(
 
 def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedders.save(
-        embedders.build("small_conv", 6, width=4, in_channels=1, image_size=8, seed=0), tmp_path / "model", {}
+        embedders.build("small_conv", 6, width=4, in_channels=1, image_size=8, seed=0),
+        tmp_path / "model",
+        {},
+        np.zeros((2, 8, 8, 1), np.uint8),
     )
 
     def play(

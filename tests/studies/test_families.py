@@ -60,10 +60,13 @@ def test_every_study_that_comes_along_is_sound_but_for_its_data(
         checks.check_parts(spec)
 
 
-HASHING = {name for name, file in specs.family_files().items() if file.parent.name == "hashing"}
+OF_KIND = {
+    kind: {name for name, file in specs.family_files().items() if file.parent.name == kind}
+    for kind in specs.OTHER_KINDS
+}
 
 
-@pytest.mark.parametrize("name", sorted(HASHING))
+@pytest.mark.parametrize("name", sorted(OF_KIND["hashing"]))
 def test_every_family_of_codes_trains_at_its_defaults(name: str) -> None:
     spec = specs.parse(
         {
@@ -84,7 +87,27 @@ def test_every_family_of_codes_trains_at_its_defaults(name: str) -> None:
         assert (report.metrics["ranking_loss"] > 0) == name.startswith("nasa_")
 
 
-@pytest.mark.parametrize("name", sorted(specs.family_files().keys() - HASHING))
+@pytest.mark.parametrize("name", sorted(OF_KIND["online"]))
+def test_every_online_family_trains_at_its_defaults(name: str) -> None:
+    spec = specs.parse(
+        {
+            "name": "streams",
+            "data": {"name": "digits"},
+            "training": {"epochs": 2},
+            "online": {"num_seeds": 200, "num_implied": 50},
+            "families": {name: {"space": name}},
+            "protocol": {"num_folds": 1, "objective": "accuracy"},
+            "resources": {"workers": 1},
+        }
+    )
+    reports = reports_of(spec, name)
+    assert len(reports) == 2
+    for report in reports:
+        assert all(math.isfinite(value) for value in report.metrics.values())
+        assert 0.3 < report.metrics["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("name", sorted(specs.family_files().keys() - OF_KIND["hashing"] - OF_KIND["online"]))
 def test_every_family_trains_at_its_defaults(name: str) -> None:
     reports = reports_of(study({name: {"space": name}}), name)
     assert len(reports) == 2

@@ -19,7 +19,7 @@ from dmlstudy.studies.space import Choice, Fixed, Float, Int, Space
 from dmlstudy.studies.spec import SpecError, StudySpec
 
 DIGITS = spec.bundled.folder("search_spaces") / "studies" / "digits.yaml"
-FAMILIES = [name for name, file in spec.family_files().items() if file.parent.name != "hashing"]
+FAMILIES = [name for name, file in spec.family_files().items() if file.parent.name == "search_spaces"]
 
 
 def study(**changes: Any) -> dict[str, Any]:

@@ -45,6 +45,9 @@ TRIALS: dict[str, dict[str, Any]] = {
         batch__memory_warmup=2,
         training__optimizer="sgd",
     ),
+    "adaptive depth": longer(
+        loss={"name": "adaptive_bound", "params": {"beta": 0.9}}, embedder__head_depth=2
+    ),
     "structure": longer(regularizer={"name": "structure", "params": {"weight": 0.5}}),
     "distance_levels": longer(regularizer={"name": "distance_levels", "params": {"weight": 0.5}}),
     "batch_statistics": longer(

@@ -319,6 +319,19 @@ def test_two_processes_find_what_one_finds(changes: dict[str, Any], pool: GlooPo
     assert [steady(r) for r in answers[0][0]] == [steady(r) for r in answers[1][0]]
 
 
+def test_two_processes_weigh_layers_as_one_does(pool: GlooPool) -> None:
+    """Neighbours that are all but equally near may change places, and a query's score with them; weights may not."""
+    params = {"beta": 0.05}  # so that weights move far in few steps
+    raw = config(loss={"name": "adaptive_bound", "params": params}, embedder__head_depth=2)
+    reports, _ = trial(raw)
+    assert abs(reports[-1]["layer_weight_0"] - 1 / 3) > 1e-3
+    for other_reports, _ in pool.run(2, trial, raw):
+        for report, other in zip(reports, other_reports, strict=True):
+            assert steady(other) == pytest.approx(steady(report), abs=5e-3)
+            for name in ("train_loss", "layer_weight_0", "layer_weight_1", "layer_weight_2"):
+                assert other[name] == pytest.approx(report[name], abs=1e-5)
+
+
 def test_two_processes_fail_alike(pool: GlooPool) -> None:
     raw = config(training__lr=1e36, training__optimizer="sgd")
     answers = pool.run(2, failing_trial, raw)

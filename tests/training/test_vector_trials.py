@@ -10,7 +10,7 @@ from ranks import config, trial
 
 from dmlstudy import embedders
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry.pyfunc import EmbedderModel
+from dmlstudy.registry.pyfunc import _load_pyfunc
 from dmlstudy.studies import checks, spec
 from dmlstudy.studies.spec import SpecError
 from dmlstudy.training.trial import run_trial
@@ -40,10 +40,9 @@ def test_a_metric_is_learned_on_vectors(backbone: str, tmp_path: Path) -> None:
     metrics = run_trial(found, lambda report: None, save_to=tmp_path / "model").metrics
     untrained = trial(raw | {"training": {"epochs": 0}})[1]
     assert metrics["test_map_at_r"] > untrained["test_map_at_r"] + 0.1
-    embedder = embedders.load(tmp_path / "model")
     assert embedders.largest_deviation(tmp_path / "model") == pytest.approx(0, abs=1e-6)
     x = np.random.default_rng(1).normal(size=(5, 20))
-    z = EmbedderModel(embedder).predict(x)
+    z = _load_pyfunc(str(tmp_path / "model")).predict(x)
     np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-6)
 
 

@@ -2,7 +2,7 @@
 
 from dmlstudy.embedders.backbones import BACKBONES, check_backbone, check_input
 from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed, embed_with_structure, latency_ms
-from dmlstudy.embedders.folder import add_program, extra, largest_deviation, load, save, seal, verify
+from dmlstudy.embedders.folder import add_program, extra, largest_deviation, load, save, verify
 
 __all__ = [
     "BACKBONES",
@@ -19,6 +19,5 @@ __all__ = [
     "latency_ms",
     "load",
     "save",
-    "seal",
     "verify",
 ]

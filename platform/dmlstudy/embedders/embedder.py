@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
-from dmlstudy.embedders.heads import CODES, NO_CODE, LevelHeads, encode, linear_head
+from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
 from dmlstudy.embedders.levels import NO_FUSION, OWN_POOLING
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.naming import nearest
@@ -40,6 +40,8 @@ class Architecture:
     pooling: str = OWN_POOLING
     head_norm: bool = False
     code: str = NO_CODE
+    head_depth: int = 0
+    head_width: int = 100
 
 
 class Embedder(nn.Module):
@@ -59,11 +61,7 @@ class Embedder(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.backbone = backbone.network
-        self.head: nn.Module = (
-            LevelHeads(backbone.levels, architecture.dim, architecture.head_norm)
-            if backbone.levels
-            else linear_head(backbone.num_features, architecture.dim, architecture.head_norm)
-        )
+        self.head = _head(backbone, architecture)
         self.channels = backbone.channels
         self.register_buffer("mean_C", torch.tensor(backbone.mean))
         self.register_buffer("std_C", torch.tensor(backbone.std))
@@ -85,6 +83,18 @@ class Embedder(nn.Module):
         features_NF = self._features(images_NHWC)
         omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
         return self._on_the_sphere(features_NF), omega_ND
+
+    def weigh_layers(self, alpha_L: Tensor) -> None:
+        """Take over the weights of the layers of a head of several depths (``heads.DepthHead``).
+
+        Raises ValueError where the head is another, or has another number of layers.
+        """
+        if not isinstance(self.head, DepthHead) or len(self.head.alpha_L) != len(alpha_L):
+            raise ValueError(
+                f"{len(alpha_L)} layer weights, but the embedder's head has {self.architecture.head_depth + 1};"
+                " set embedder.head_depth"
+            )
+        self.head.weigh(alpha_L)
 
     def _features(self, images_NHWC: Tensor) -> Tensor:
         expected = (*self.architecture.image_size, self.architecture.in_channels)
@@ -125,6 +135,21 @@ class Embedder(nn.Module):
         return self
 
 
+def _head(backbone: Backbone, architecture: Architecture) -> nn.Module:
+    dim, layer_norm = architecture.dim, architecture.head_norm
+    if architecture.head_depth:
+        if backbone.levels or architecture.code != NO_CODE:
+            what = "fusion: heads" if backbone.levels else f"code: {architecture.code}"
+            raise ValueError(
+                f"embedder.head_depth: a head of several depths has no {what}; leave one of them out"
+            )
+        depth, width = architecture.head_depth, architecture.head_width
+        return DepthHead(backbone.num_features, dim, depth, width, layer_norm)
+    if backbone.levels:
+        return LevelHeads(backbone.levels, dim, layer_norm)
+    return linear_head(backbone.num_features, dim, layer_norm)
+
+
 def build(
     backbone: str,
     dim: int,
@@ -139,6 +164,8 @@ def build(
     pooling: str = OWN_POOLING,
     head_norm: bool = False,
     code: str = NO_CODE,
+    head_depth: int = 0,
+    head_width: int = 100,
     seed: int,
 ) -> Embedder:
     """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
@@ -148,8 +175,9 @@ def build(
     which leaves the initial parameters of the rest as they are without. ``fusion`` and ``pooling`` say which
     stages' features the head gets (``levels``), ``head_norm`` puts a layer norm before it, and ``code`` 'tanh' or
     'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the size of the whole embedding, also
-    with several heads. Raises ValueError for an unknown backbone, structure or code, weights that do not fit, or
-    images of channels other than 1 and 3.
+    with several heads; ``head_depth`` hidden layers of ``head_width`` units make a head of several depths. Raises
+    ValueError for an unknown backbone, structure or code, weights that do not fit, or images of channels other
+    than 1 and 3.
     """
     if image_size != () and in_channels not in (1, 3):
         raise ValueError(f"images have {in_channels} channels, an embedder takes 1 or 3")
@@ -170,6 +198,8 @@ def build(
         pooling=pooling,
         head_norm=head_norm,
         code=code,
+        head_depth=head_depth,
+        head_width=head_width,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -1,24 +1,17 @@
-"""An embedder as a folder that outlives this project: weights, description, a torch-only program, manifest.
+"""An embedder as a folder (``model_folder``), and if added the same function for torch alone, ``embedder.pt2``:
 
-``weights.safetensors``  parameters and buffers
-``embedder.json``        how to build it, and what goes in and comes out
-``example.safetensors``  if added, a few images and the embeddings that training computed of them
-``embedder.pt2``         if added, the same function for torch alone:
-                         ``torch.export.load(path).module()(images)``
-``manifest.json``        SHA-256 of each other file in the folder, written last
+``torch.export.load(path).module()(images)``
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import json
-import os
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -27,19 +20,22 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dmlstudy import model_folder
 from dmlstudy.embedders.embedder import Embedder, build, embed
 from dmlstudy.embedders.heads import NO_CODE
-
-JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+from dmlstudy.model_folder import (
+    JSON,
+    WEIGHTS,
+    add_example,
+    clear,
+    describe,
+    read_description,
+    read_extra,
+    seal,
+)
 
 FORMAT_VERSION = 1
-WEIGHTS, DESCRIPTION, EXAMPLE, PROGRAM, MANIFEST = (
-    "weights.safetensors",
-    "embedder.json",
-    "example.safetensors",
-    "embedder.pt2",
-    "manifest.json",
-)
+DESCRIPTION, PROGRAM = "embedder.json", "embedder.pt2"
 
 
 def save(
@@ -55,17 +51,11 @@ def save(
     Every file already in the folder is sealed too. A crash midway leaves no manifest, so nothing that
     ``load`` accepts.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in (MANIFEST, PROGRAM, EXAMPLE):  # of an embedder that was saved here before
-        (folder / stale).unlink(missing_ok=True)
-    if example_NHWC is not None:
-        example = {"images": torch.tensor(example_NHWC), "z": torch.tensor(embed(embedder, example_NHWC))}
-        save_file(example, folder / EXAMPLE)
+    folder = clear(folder, PROGRAM)
+    add_example(folder, example_NHWC, functools.partial(embed, embedder))
     original = copy.deepcopy(embedder).cpu().eval()
     save_file({k: v.contiguous() for k, v in original.state_dict().items()}, folder / WEIGHTS)
-    description = _describe(original) | {"extra": dict(extra or {})}
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+    describe(folder / DESCRIPTION, _describe(original), extra)
     seal(folder)
 
 
@@ -82,41 +72,12 @@ def add_program(folder: str | Path) -> None:
 
 def largest_deviation(folder: str | Path) -> float | None:
     """The largest difference between the example's embeddings as saved and as computed now; None without one."""
-    path = Path(folder) / EXAMPLE
-    if not path.is_file():
-        return None
-    example = load_file(path)
-    z_ND = embed(load(folder), example["images"].numpy())
-    return float(np.abs(z_ND - example["z"].numpy()).max())
+    return model_folder.largest_deviation(folder, functools.partial(embed, load(folder)))
 
 
-def seal(folder: str | Path) -> None:
-    """Write the manifest over every file now in ``folder``: call it again after adding files."""
-    folder = Path(folder)
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
-    manifest = {p.relative_to(folder).as_posix(): _sha256(p) for p in files}
-    draft = folder / f".{MANIFEST}.{os.getpid()}.draft"
-    draft.write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(draft, folder / MANIFEST)
-
-
-def verify(folder: str | Path, needed: Sequence[str] = (WEIGHTS, DESCRIPTION)) -> None:
-    """Check every file against the manifest, which must list those that are ``needed``.
-
-    Raises ValueError naming the file that is missing, altered, or absent from the manifest.
-    """
-    folder = Path(folder)
-    manifest = _read_json(folder / MANIFEST)
-    for name in needed:
-        if name not in manifest:
-            raise ValueError(f"{folder / MANIFEST}: does not list {name}; save the model again")
-    for name, expected in manifest.items():
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{folder / MANIFEST}: {name!r} lies outside the folder; do not trust it")
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / name}: listed in the manifest, but missing; copy the folder again")
-        if _sha256(folder / name) != expected:
-            raise ValueError(f"{folder / name}: altered since it was saved (SHA-256); copy the folder again")
+def verify(folder: str | Path) -> None:
+    """Check every file against the manifest. Raises ValueError naming the one that is missing or altered."""
+    model_folder.verify(folder, DESCRIPTION)
 
 
 def load(folder: str | Path, verify: bool = True) -> Embedder:
@@ -146,7 +107,7 @@ _verify = verify
 
 def extra(folder: str | Path) -> dict[str, Any]:
     """What was given to ``save`` beside the embedder; empty if nothing was."""
-    return dict(_read_json(Path(folder) / DESCRIPTION).get("extra", {}))
+    return read_extra(Path(folder) / DESCRIPTION)
 
 
 def _describe(embedder: Embedder) -> dict[str, Any]:
@@ -195,11 +156,6 @@ def _random_images(embedder: Embedder, num_images: int) -> Tensor:
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Give the model the weights in its folder. Raises ValueError naming the file that does not fit."""
     try:
@@ -207,27 +163,3 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         reason = str(error).strip().replace("\n", " ")
         raise ValueError(f"{folder / WEIGHTS}: does not fit the architecture ({reason})") from error
-
-
-def read_description(path: Path, format_version: int, mend: str) -> dict[str, Any]:
-    """The description of a model. Raises ValueError for one of another format, with the ``mend``."""
-    description = _read_json(path)
-    if description.get("format_version") != format_version:
-        raise ValueError(
-            f"{path}: format version {description.get('format_version')!r}, this dmlstudy reads {format_version};"
-            f" {mend}"
-        )
-    return description
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises ValueError naming a file that is missing or holds anything else."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; is this the folder of a saved model?")
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return content

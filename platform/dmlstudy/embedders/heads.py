@@ -9,6 +9,9 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from dmlstudy.losses.adaptive import layer_sizes
 
 NO_CODE = "none"
 
@@ -41,6 +44,46 @@ class LevelHeads(nn.Module):
         """h_ND, before normalisation: the whole is normalised once (METHODS A-G9)."""
         parts = torch.split(features_NF, self.levels, dim=1)
         return torch.cat([head(part) for head, part in zip(self.heads, parts, strict=True)], dim=1)
+
+
+class DepthHead(nn.Module):
+    """Embeddings of the features and of each of L hidden layers on them, all on their spheres (OAHU, section 3.8).
+
+    h^0 = x, h^l = relu(W^l h^{l-1} + b^l), f^l = Theta^l h^l / |.|; the output is [sqrt(alpha^0) f^0, ...,
+    sqrt(alpha^L) f^L], so that the squared distance of two is sum_l alpha^l D^l^2. ``weigh`` sets alpha, which
+    begins as 1 / (L + 1). Layer l gives D // (L + 1) numbers, and one more where l < D mod (L + 1). ``layer_norm`` puts
+    one, without parameters, before it all. Raises ValueError for D < L + 1.
+    """
+
+    alpha_L: Tensor
+
+    def __init__(self, features: int, dim: int, depth: int, width: int, layer_norm: bool) -> None:
+        super().__init__()
+        if dim <= depth:
+            raise ValueError(
+                f"embedder.dim: {dim} is less than the {depth + 1} layers' embeddings give; raise it"
+            )
+        sizes = layer_sizes(dim, depth + 1)
+        self.norm = nn.LayerNorm(features, elementwise_affine=False) if layer_norm else nn.Identity()
+        self.hidden = nn.ModuleList(nn.Linear(width if layer else features, width) for layer in range(depth))
+        self.theta = nn.ModuleList(
+            nn.Linear(width if layer else features, size, bias=False) for layer, size in enumerate(sizes)
+        )
+        self.register_buffer("alpha_L", torch.full((depth + 1,), 1 / (depth + 1), dtype=torch.float64))
+
+    def forward(self, features_NF: Tensor) -> Tensor:
+        """z_ND of unit norm."""
+        h_NH, parts = self.norm(features_NF), []
+        for layer, theta in enumerate(self.theta):
+            if layer:
+                h_NH = torch.relu(self.hidden[layer - 1](h_NH))
+            parts.append(normalize(theta(h_NH).float(), dim=1, eps=1e-12))
+        root_L = self.alpha_L.sqrt().to(parts[0].dtype)
+        return torch.cat([root * part for root, part in zip(root_L, parts, strict=True)], dim=1)
+
+    def weigh(self, alpha_L: Tensor) -> None:
+        """Take over the weights of the layers."""
+        self.alpha_L.copy_(alpha_L)
 
 
 def linear_head(features: int, dim: int, layer_norm: bool) -> nn.Module:

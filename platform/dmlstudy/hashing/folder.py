@@ -1,41 +1,43 @@
-"""A hashing model as a folder: ``weights.safetensors``, ``hashing.json`` (how to build it), ``manifest.json``.
-
-The manifest holds the SHA-256 of the other files. Nothing in the folder is executed or unpickled.
-"""
+"""A hashing model as a folder (``model_folder``)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from dmlstudy.embedders.folder import JSON, MANIFEST, WEIGHTS, load_weights, read_description, seal, verify
+from dmlstudy.embedders.folder import load_weights
 from dmlstudy.hashing.model import HashingModel, build
+from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, read_description, seal, verify
 
 FORMAT_VERSION = 1
 DESCRIPTION = "hashing.json"
 
 
-def save(model: HashingModel, folder: str | Path, extra: Mapping[str, JSON] | None = None) -> None:
+def save(
+    model: HashingModel,
+    folder: str | Path,
+    extra: Mapping[str, JSON] | None = None,
+    example_NF: NDArray[np.float32] | None = None,
+) -> None:
     """Write the model to ``folder`` (made if missing); ``extra`` goes into the description as ``extra``.
 
-    A crash midway leaves no manifest, so nothing that ``load`` accepts.
+    ``example_NF`` are features that are kept with their codes. A crash midway leaves nothing that ``load`` accepts.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)  # of a model that was saved here before
+    folder = clear(folder)
+    add_example(folder, example_NF, model.codes)
     save_file({k: v.cpu().contiguous() for k, v in model.state_dict().items()}, folder / WEIGHTS)
-    description = {
+    description: dict[str, JSON] = {
         "format_version": FORMAT_VERSION,
         "model": model.recipe._asdict(),
         "input": {"dtype": "float32", "layout": "NF", "features": model.num_features},
         "output": {"codes": "int8, +1 and -1, layout ND", "bits": model.num_bits},
-        "extra": dict(extra or {}),
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+    describe(folder / DESCRIPTION, description, extra)
     seal(folder)
 
 
@@ -45,7 +47,7 @@ def load(folder: str | Path) -> HashingModel:
     Raises ValueError naming the file that is missing, altered or not understood.
     """
     folder = Path(folder)
-    verify(folder, (WEIGHTS, DESCRIPTION))
+    verify(folder, DESCRIPTION)
     description = read_description(folder / DESCRIPTION, FORMAT_VERSION, "save the model again")
     try:
         recipe: dict[str, Any] = dict(description["model"])

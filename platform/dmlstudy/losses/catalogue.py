@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dmlstudy.losses import foreign
+from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.general import Contrastive, PairWeighting, TripletWeighting
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Loss
@@ -58,6 +59,7 @@ CATALOGUE: dict[str, type[Loss]] = {
     "soft_triple": SoftTriple,
     "arcface": ArcFace,
     "cosface": CosFace,
+    "adaptive_bound": AdaptiveBound,
 }
 """Losses that train an embedder by themselves; ``pml:ClassName`` names any other of that library."""
 
@@ -71,7 +73,7 @@ REGULARIZERS: dict[str, type[Loss]] = {
 WEIGHT = "weight"
 """The regulariser's parameter that the sum needs, not the regulariser itself."""
 
-_GIVEN = ("num_classes", "dim", "seed")
+_GIVEN = ("num_classes", "dim", "num_layers", "seed")
 """Arguments the trial supplies; they are nobody's hyperparameters."""
 
 
@@ -83,19 +85,21 @@ def build(
     memory: bool = False,
     num_classes: int,
     dim: int,
+    num_layers: int = 1,
     seed: int = 0,
 ) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
-    that references will hold rows of earlier batches. ``num_classes``, ``dim`` and ``seed`` reach the constructors
+    that references will hold rows of earlier batches. ``num_classes``, ``dim``, ``num_layers`` (of the embedder's
+    head) and ``seed`` reach the constructors
     that ask for them. Raises ValueError for an unknown entry or parameter (with the nearest name and the
     list), for a value of the wrong type, for a loss that cannot use a memory, and whatever the loss
     itself refuses.
     """
-    given = {"num_classes": num_classes, "dim": dim, "seed": seed}
+    given = {"num_classes": num_classes, "dim": dim, "num_layers": num_layers, "seed": seed}
     if name.startswith(foreign.PREFIX):
-        loss: Loss = foreign.build(name, params, **given)
+        loss: Loss = foreign.build(name, params, num_classes=num_classes, dim=dim, seed=seed)
     else:
         loss = constructed("loss", name, CATALOGUE, params, given)
     if memory and not loss.accepts_memory:

@@ -104,6 +104,11 @@ class Loss(nn.Module, ABC):
         total, count = self.terms(anchors, references, world)
         return LossSum(total, count.detach())
 
+    @property
+    def layer_weights(self) -> Tensor | None:
+        """alpha of the embedding's layers, where the loss moves it; the embedder then weights its layers so."""
+        return None
+
     @abstractmethod
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum of the anchors' terms and their number, for inputs that have been checked."""

@@ -39,7 +39,7 @@ def constructed(
     name: str,
     table: Mapping[str, type[T]],
     params: Mapping[str, Scalar],
-    given: Mapping[str, int],
+    given: Mapping[str, Any],
 ) -> T:
     """The entry ``name`` of a catalogue, built from these parameters and those of ``given`` that it asks for.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.parameters import at_least
@@ -27,6 +28,10 @@ class Regularized(Loss):
     def accepts_memory(self) -> bool:  # type: ignore[override]  # what is a class's elsewhere is the base's here
         """Whether the base accepts references of earlier batches."""
         return self.base.accepts_memory
+
+    @property
+    def layer_weights(self) -> Tensor | None:
+        return self.base.layer_weights
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The base's sum and the regulariser's, brought to the base's count."""

@@ -56,6 +56,12 @@ class Comparison(Record):
         )
 
     @property
+    def opposite(self) -> Outcome:
+        """The outcome from the second family's side."""
+        opposites: dict[Outcome, Outcome] = {"better": "worse", "worse": "better"}
+        return opposites.get(self.outcome, self.outcome)
+
+    @property
     def preposition(self) -> str:
         """The word between outcome and the second family."""
         return "from" if self.outcome == "not distinguishable" else "than"
@@ -85,6 +91,32 @@ def compare(
         adjusted = max(adjusted, min(1.0, samples[pair].p_value * (len(chosen) - rank)))
         compared[pair] = _comparison(pair, samples[pair], adjusted, ALPHA / len(chosen))
     return [compared[pair] for pair in chosen]
+
+
+class Tally(Record):
+    """In how many studies a family was better than a rival, not distinguishable from it, and worse."""
+
+    wins: int = 0
+    ties: int = 0
+    losses: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.wins}/{self.ties}/{self.losses}"
+
+
+def tallied(studies: Iterable[Iterable[Comparison]], family: str) -> dict[str, Tally]:
+    """Win/tie/loss of ``family`` against each rival it was compared with, over studies; by their outcomes."""
+    counts: dict[str, list[int]] = {}
+    for comparisons in studies:
+        for each in comparisons:
+            if family not in (each.first, each.second):
+                continue
+            rival, outcome = (
+                (each.second, each.outcome) if family == each.first else (each.first, each.opposite)
+            )
+            place = ("better", "not distinguishable", "worse").index(outcome)
+            counts.setdefault(rival, [0, 0, 0])[place] += 1
+    return {rival: Tally(wins=w, ties=t, losses=n) for rival, (w, t, n) in counts.items()}
 
 
 class _Sample(Record):

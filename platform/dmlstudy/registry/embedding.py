@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dmlstudy import data, embedders
-from dmlstudy.registry import models
+from dmlstudy.registry import kinds, models
 from dmlstudy.registry.store import Store
 
 BATCH = 256
@@ -29,11 +29,11 @@ def embed_into(
     if not output.parent.is_dir():
         raise ValueError(f"{output.parent}: no such folder; make it or name another output")
     with models.fetched(store, reference) as folder:
+        if not kinds.takes_images(folder):
+            raise ValueError(f"{reference}: takes feature vectors, not images; use its folder from Python")
         embedder = embedders.load(folder)
         trained_on = embedders.extra(folder).get("config", {}).get("data", {})
     architecture = embedder.architecture
-    if not architecture.image_size:
-        raise ValueError(f"{reference}: takes feature vectors, not images; use its folder from Python")
     side = architecture.image_size[0]
     ids, labels, images_NHWC = data.load_images(
         images,

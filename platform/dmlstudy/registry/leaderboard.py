@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from dmlstudy.records import Record, is_untrained
+from dmlstudy.records import OF_JUDGE, OF_STRUCTURE, Record, is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.comparison import Comparison, compare
 from dmlstudy.registry.store import Store
@@ -170,9 +170,12 @@ def _untrained_of(families: Mapping[str, Sequence[Any]]) -> dict[str, str]:
 def _embedder(run: Any) -> frozenset[tuple[str, str]]:
     """What a run's model is before training (``TrialConfig.untrained_by``)."""
     params = run.data.params
+    if "online.k" in params:
+        own = ["loss", *(f"loss.{name}" for name in OF_STRUCTURE), *(f"online.{name}" for name in OF_JUDGE)]
+        return frozenset((name, params[name]) for name in own if name in params)
     if "hashing.num_bits" in params:
-        own = ("loss", "hashing.num_bits", "hashing.features", "hashing.standardize")
-        return frozenset((name, params[name]) for name in own)
+        of_codes = ("loss", "hashing.num_bits", "hashing.features", "hashing.standardize")
+        return frozenset((name, params[name]) for name in of_codes)
     return frozenset((name, value) for name, value in params.items() if name.startswith("embedder."))
 
 

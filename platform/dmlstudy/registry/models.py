@@ -1,6 +1,6 @@
-"""Registered embedders: register a winner, list, resolve a reference, pull a verified copy.
+"""Registered models: register a winner, list, resolve a reference, pull a verified copy.
 
-Listing waits for no torch: what needs an embedder imports it.
+Listing waits for no torch: what needs a model imports it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import numpy as np
 from mlflow.exceptions import MlflowException
-from numpy.typing import NDArray
 
+from dmlstudy import model_folder
 from dmlstudy.records import Record
-from dmlstudy.registry import tracking
+from dmlstudy.registry import kinds, tracking
 from dmlstudy.registry.environment import installed
 from dmlstudy.registry.store import Store, StoreError
 
 CHAMPION = "champion"
 
 TOLERANCE = 1e-3
-"""By how much an example's embedding may differ on other hardware."""
+"""By how much an example's embedding may differ on other hardware; a code may not at all."""
 
 
 class RegisteredVersion(Record):
@@ -49,31 +48,35 @@ def register(
     folder: Path,
     *,
     run_id: str,
-    example_NHWC: NDArray[np.uint8] | NDArray[np.float32],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
 ) -> RegisteredVersion:
-    """Log the saved embedder in ``folder`` as the run's MLflow model, register it, make it champion.
+    """Log the saved model in ``folder`` as the run's MLflow model, register it, make it champion.
 
-    The registered version carries the SHA-256 of the folder's manifest, which lists the SHA-256 of every
-    file: ``pull`` checks both. Killed before the end it leaves a version that ``crown`` completes, or none.
+    Its signature and input example are those of the example that was saved with it. The registered version carries the
+    SHA-256 of the folder's manifest, which lists the SHA-256 of every file: ``pull`` checks both. Killed before the
+    end it leaves a version that ``crown`` completes, or none.
+    Raises ValueError for a folder without an example.
     """
     from mlflow.models import infer_signature
 
-    from dmlstudy import embedders
-
-    embedders.add_program(folder)
-    embedder = embedders.load(folder)
+    kind = kinds.kind_of(folder)
+    example_N = model_folder.example(folder)
+    if example_N is None:
+        raise ValueError(f"{folder}: has no example; save the model with one")
+    if kind.add_program is not None:
+        kind.add_program(folder)
+    compute = kinds.verified(folder)
     digest = _sha256(folder / "manifest.json")
     tracking.connect(store)
-    signature = infer_signature(example_NHWC, embedders.embed(embedder, example_NHWC))
+    signature = infer_signature(example_N, compute(example_N))
     with _run(run_id):
         info = mlflow.pyfunc.log_model(
             name="embedder",
             loader_module="dmlstudy.registry.pyfunc",
             data_path=str(folder),
             signature=signature,
-            input_example=example_NHWC,
+            input_example=example_N,
             pip_requirements=_requirements(),
         )
     version = mlflow.register_model(info.model_uri, name, tags={**tags, "sha256": digest})
@@ -126,14 +129,13 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
 
 
 def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
-    """Copy a registered embedder into the new folder ``to``, verified.
+    """Copy a registered model into the new folder ``to``, verified.
 
-    The folder holds weights.safetensors, embedder.json, embedder.pt2, example.safetensors and manifest.json.
+    The folder holds weights.safetensors, its description (``kinds``), example.safetensors, manifest.json and, of an
+    embedder, embedder.pt2.
     Raises StoreError where the folder exists already, the model does not, a file is not what was registered
-    or the embedder does not reproduce its example to ``TOLERANCE``; then ``to`` is not made.
+    or the model does not reproduce its example to ``TOLERANCE``; then ``to`` is not made.
     """
-    from dmlstudy import embedders
-
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StoreError(f"{to}: exists already; name a new folder with --to")
     version = resolve(store, reference)
@@ -147,18 +149,17 @@ def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
             raise StoreError(f"{reference}: its files cannot be fetched: {error}") from None
         manifests = sorted(Path(path).glob("**/manifest.json"))
         if not manifests:
-            raise StoreError(f"{reference}: is no embedder of dmlstudy (it has no manifest.json)")
+            raise StoreError(f"{reference}: is no model of dmlstudy (it has no manifest.json)")
         folder = manifests[0].parent
         if _sha256(folder / "manifest.json") != version.sha256:
             raise StoreError(f"{reference}: manifest.json is not the one that was registered; do not use it")
         try:
-            embedders.verify(folder)
-            deviation = embedders.largest_deviation(folder) or 0.0
+            deviation = model_folder.largest_deviation(folder, kinds.verified(folder)) or 0.0
         except ValueError as error:
             raise StoreError(f"{reference}: {error}") from None
         if not deviation <= TOLERANCE:
             raise StoreError(
-                f"{reference}: embeds its own example differently here, by {deviation:.1e};"
+                f"{reference}: makes other numbers of its own example here, by {deviation:.1e};"
                 " compare the package versions with those it was trained with"
             )
         if to.exists():
@@ -170,10 +171,8 @@ def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
 @contextmanager
 def fetched(store: Store, reference: str) -> Iterator[Path]:
     """A verified copy of a model for the time being: a folder that was pulled, or a registered reference."""
-    if (Path(reference) / "embedder.json").is_file():
-        from dmlstudy import embedders
-
-        embedders.verify(Path(reference))
+    if kinds.is_model(reference):
+        model_folder.verify(reference)
         yield Path(reference)
         return
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""What ``mlflow.pyfunc.load_model`` runs: the saved folder's embedder, images in, unit embeddings out.
+"""What ``mlflow.pyfunc.load_model`` runs: the saved folder's model, inputs in, embeddings or codes out.
 
 MLflow imports this module by the name in the model's MLmodel file. Weights come from safetensors; nothing
 is unpickled.
@@ -12,25 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy import embedders
+from dmlstudy.model_folder import MANIFEST, Compute
+from dmlstudy.registry import kinds
 
 
-class EmbedderModel:
-    """``predict(images)``: uint8 images (N, H, W, C), or float32 vectors (N, F), to float32 unit-norm embeddings."""
+class RegisteredModel:
+    """``predict(inputs)``: images uint8 (N, H, W, C), or vectors float32 (N, F), to what the model makes of them."""
 
-    def __init__(self, embedder: embedders.Embedder) -> None:
-        self.embedder = embedder
+    def __init__(self, compute: Compute, takes_images: bool) -> None:
+        self.compute, self.takes_images = compute, takes_images
 
-    def predict(self, images: Any, params: dict[str, Any] | None = None) -> NDArray[np.float32]:
-        images_NHWC = np.asarray(images)
-        if not self.embedder.architecture.image_size:
-            return embedders.embed(self.embedder, images_NHWC.astype(np.float32, copy=False))
-        if images_NHWC.ndim != 4:
-            raise ValueError(f"images: expected shape (N, H, W, C), got {images_NHWC.shape}")
-        return embedders.embed(self.embedder, images_NHWC.astype(np.uint8, copy=False))
+    def predict(self, inputs: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
+        x_N = np.asarray(inputs)
+        if not self.takes_images:
+            return self.compute(x_N.astype(np.float32, copy=False))
+        if x_N.ndim != 4:
+            raise ValueError(f"images: expected shape (N, H, W, C), got {x_N.shape}")
+        return self.compute(x_N.astype(np.uint8, copy=False))
 
 
-def _load_pyfunc(path: str) -> EmbedderModel:
+def _load_pyfunc(path: str) -> RegisteredModel:
     folder = Path(path)
-    found = sorted(folder.glob("**/embedder.json"))
-    return EmbedderModel(embedders.load(found[0].parent if found else folder))
+    found = sorted(folder.glob(f"**/{MANIFEST}"))
+    folder = found[0].parent if found else folder
+    return RegisteredModel(kinds.verified(folder), kinds.takes_images(folder))

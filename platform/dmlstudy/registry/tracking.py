@@ -405,7 +405,8 @@ def _flat_params(config: TrialConfig) -> dict[str, Any]:
             flat[section] = part.name
             flat |= {f"{section}.{name}": value for name, value in part.params.items()}
     of_images = ("embedder", "batch", "training", "augmentation", "retrieval")
-    for section in ("hashing", "training") if config.hashing else of_images:
+    own = "hashing" if config.hashing else "online" if config.online else None
+    for section in (own, "training") if own else of_images:
         values = getattr(config, section).model_dump()
         flat |= {f"{section}.{name}": value for name, value in values.items() if value is not None}
     return flat | {"seed": config.seed, "num_folds": config.num_folds}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from dmlstudy import data, embedders, hashing
+from dmlstudy import data, embedders, hashing, online
 from dmlstudy.data import state_file
 from dmlstudy.losses import catalogue
 from dmlstudy.naming import nearest
@@ -27,8 +27,10 @@ def check_parts(spec: StudySpec) -> StudyData:
     for a value the file allows.
     """
     loaded.forget()  # files may have changed since they were read last
-    if spec.is_hashing:
+    if spec.kind == "hashing":
         return _check_hashing(spec)
+    if spec.kind == "online":
+        return _check_online(spec)
     protocol = spec.file.protocol
     known = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in protocol.recall_at)]
     known += [name for k in protocol.map_at for name in hashing.metrics_at(k)] + ["map"] * protocol.full_map
@@ -77,17 +79,66 @@ def _check_hashing(spec: StudySpec) -> data.ClosedSet:
                 )
             except ValueError as error:
                 raise SpecError(f"families.{name}: {error}") from None
-            if codes.features != "pixels":
-                try:
-                    embedders.verify(codes.features)
-                except (ValueError, OSError) as error:
-                    raise SpecError(f"families.{name}.hashing.features: {error}") from None
+            _check_features(codes.features, f"families.{name}.hashing.features")
     try:
         dataset = loaded.closed(spec.data)
         data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
     except ValueError as error:
         raise SpecError(str(error)) from None
     return dataset
+
+
+def _check_online(spec: StudySpec) -> data.ClosedSet:
+    """The same of a study of online learners."""
+    protocol = spec.file.protocol
+    known = ["accuracy", "macro_f1", "auc", *(f"recall_at_{k}" for k in protocol.recall_at)]
+    _check_objective(protocol.objective, known)
+    for name, family in spec.families.items():
+        for values in spec.corners(family):
+            config = spec.trial_config(family, values, path=f"families.{name}")
+            stream = config.online
+            assert stream is not None
+            try:
+                learner = online.build(config.loss.name, config.loss.params, num_features=2)
+            except ValueError as error:
+                raise SpecError(f"families.{name}: {error}") from None
+            if config.regularizer is not None:
+                raise SpecError(
+                    f"families.{name}.regularizer: means nothing to an online learner; leave it out"
+                )
+            needs = {
+                "auc": ("num_pairs", stream.num_pairs > 0),
+                "recall": ("measure_recall", stream.measure_recall),
+            }
+            for metric, (setting, is_set) in needs.items():
+                if protocol.objective.startswith(metric) and not is_set:
+                    raise SpecError(
+                        f"protocol.objective: {protocol.objective} needs online.{setting}; set it"
+                    )
+            if stream.on_drift == "reopen" and not isinstance(learner, online.CanReopen):
+                raise SpecError(
+                    f"families.{name}.online.on_drift: {config.loss.name} cannot begin anew; set ignore"
+                )
+            _check_features(stream.features, f"families.{name}.online.features")
+    try:
+        dataset = loaded.closed(spec.data)
+        if dataset.concepts is not None:
+            raise SpecError(
+                "data.name: items with several labels have no class to be told; choose another set"
+            )
+        data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    return dataset
+
+
+def _check_features(features: str, key: str) -> None:
+    if features in (loaded.PIXELS, loaded.GREY):
+        return
+    try:
+        embedders.verify(features)
+    except (ValueError, OSError) as error:
+        raise SpecError(f"{key}: {error}") from None
 
 
 def _check_objective(objective: str, known: Sequence[str]) -> None:

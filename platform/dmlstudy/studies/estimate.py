@@ -6,6 +6,7 @@ import contextlib
 import time
 
 from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
+from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.studies.checks import StudyData
@@ -20,17 +21,11 @@ START_S = 20.0
 def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]:
     """Lines for people: trials, data, and the duration if ``measure`` may train a few batches."""
     search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
-    development, test = dataset.development, dataset.test
-    num_damaged = 0 if isinstance(dataset, ClosedSet) else dataset.num_damaged
     lines = [
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
-        f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, the untrained embedder"
-        " included)",
-        f"data: {dataset.name}, {len(development.labels_N)} images of {len(set(development.labels_N.tolist()))}"
-        f" development classes in {protocol.num_folds} fold(s), {len(test.labels_N)} images of"
-        f" {len(set(test.labels_N.tolist()))} test classes; {dataset.num_shared_images} images in both"
-        + (f"; {num_damaged} damaged ones left out" if num_damaged else ""),
+        f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
+        *_of_data(spec, dataset),
         f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
     ]
@@ -43,13 +38,40 @@ def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]
     return lines
 
 
+def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
+    """Lines on the data and how they are split."""
+    development, test, num_folds = dataset.development, dataset.test, spec.file.protocol.num_folds
+    num_classes, num_test_classes = (len(set(side.labels_N.tolist())) for side in (development, test))
+    shared = f"{dataset.num_shared_images} images in both"
+    if not isinstance(dataset, ClosedSet):
+        return [
+            f"data: {dataset.name}, {len(development)} images of {num_classes} development classes in {num_folds}"
+            f" fold(s), {len(test)} images of {num_test_classes} test classes; {shared}"
+            + (f"; {dataset.num_damaged} damaged ones left out" if dataset.num_damaged else "")
+        ]
+    lines = [
+        f"data: {dataset.name}, {len(development)} images of {num_classes} classes for development, {len(test)} of"
+        f" {num_test_classes} for the test; {shared}"
+    ]
+    family = next(iter(spec.families.values()))
+    stream = spec.trial_config(family, default_values(family)).online
+    if stream is not None and stream.split == "shuffled":
+        lines.append(
+            f"split: all {len(development) + len(test)} are shuffled by each verdict seed and cut in halves; the search"
+            f" has {num_folds} fold(s) of one such half"
+        )
+    return lines
+
+
 def _family_seconds(spec: StudySpec, dataset: StudyData, name: str) -> float:
     """Seconds of all trials of a family, from a little training at its default point."""
     family = spec.families[name]
     config = spec.trial_config(family, default_values(family))
     if not config.training.epochs:
         return 0.0
-    of_trial = _trial_of_codes if isinstance(dataset, ClosedSet) else _trial_of_embedder
+    of_trial = {"embedder": _trial_of_embedder, "hashing": _trial_of_codes, "online": _trial_of_stream}[
+        spec.kind
+    ]
     search, verdict = of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N))
     return spec.file.search.trials_per_family * search + spec.file.protocol.verdict_seeds * verdict
 
@@ -80,6 +102,23 @@ def _trial_of_codes(config: TrialConfig, labels_N: Labels, num_test: int) -> tup
     items = (len(labels_N) + num_test) / len(labels_N)
     epochs = config.training.epochs
     return epochs * len(folds) * per_epoch, epochs * min(most, len(labels_N)) / rate + items * ranking
+
+
+def _trial_of_stream(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
+    """The same of streams, from the first part and from judging alone, whose time grows with queries x gallery."""
+    parts = []
+    for epochs in (0, config.training.epochs):
+        training = config.training.model_copy(update={"epochs": epochs})
+        started = time.perf_counter()
+        parts.append(_first_reports(config.model_copy(update={"training": training}))[0][0] - started)
+    judging, learning = parts[0], max(0.0, parts[1] - parts[0])
+    folds, epochs = config.num_folds, config.training.epochs
+    num_rows = len(labels_N) + num_test
+    assert config.online is not None
+    num_development = num_rows // 2 if config.online.split == "shuffled" else len(labels_N)
+    held_out = num_development / (folds if folds > 1 else HELD_OUT)
+    growth = (num_rows - num_development) * num_development / (held_out * (num_development - held_out))
+    return folds * epochs * (learning + judging), epochs * (learning + growth * judging)
 
 
 def _first_reports(config: TrialConfig) -> list[tuple[float, TrialReport]]:

@@ -12,12 +12,12 @@ import ray
 import yaml
 
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
-from dmlstudy.embedders.folder import MANIFEST
+from dmlstudy.model_folder import MANIFEST
 from dmlstudy.registry.environment import environment
 from dmlstudy.registry.store import StoreError
 from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.spec import StudySpec
-from dmlstudy.training.codes import PIXELS
+from dmlstudy.training.loaded import GREY, PIXELS
 
 SIDES = {
     "development_sha256": "development data",
@@ -49,7 +49,8 @@ def _features(spec: StudySpec) -> dict[str, str]:
     configs = (
         spec.trial_config(each, values) for each in spec.families.values() for values in spec.corners(each)
     )
-    folders = sorted({each.hashing.features for each in configs if each.hashing} - {PIXELS})
+    frozen = [each.hashing or each.online for each in configs]
+    folders = sorted({each.features for each in frozen if each} - {PIXELS, GREY})
     manifests = b"".join(Path(folder, MANIFEST).read_bytes() for folder in folders)
     return {"features_sha256": hashlib.sha256(manifests).hexdigest()} if folders else {}
 

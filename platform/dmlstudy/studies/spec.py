@@ -27,6 +27,7 @@ from dmlstudy.records import (
     EmbedderConfig,
     LossConfig,
     MetricsConfig,
+    OnlineConfig,
     Record,
     ResourcesConfig,
     RetrievalConfig,
@@ -50,6 +51,7 @@ SECTIONS: dict[str, type[Record]] = {
     "augmentation": AugmentationConfig,
     "retrieval": RetrievalConfig,
     "hashing": CodesConfig,
+    "online": OnlineConfig,
 }
 """Sections of a family or study file with the record each one fills."""
 
@@ -66,8 +68,17 @@ NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
 
 
-PATHS = ("embedder.weights", "hashing.features")
+PATHS = ("embedder.weights", "hashing.features", "online.features")
 """What may name a file or folder beside the data."""
+
+
+Kind: TypeAlias = Literal["embedder", "hashing", "online"]
+
+OTHER_KINDS: dict[Kind, str] = {
+    "hashing": "codes of frozen features",
+    "online": "a learner of a stream of constraints",
+}
+"""What trials may learn that is no embedder, each with a section of its own."""
 
 
 class SpecError(ValueError):
@@ -145,6 +156,9 @@ class StudyFile(Record):
     hashing: Annotated[
         dict[str, Any], Field(description="of families that learn codes of frozen features")
     ] = {}
+    online: Annotated[
+        dict[str, Any], Field(description="of families that learn from a stream of constraints")
+    ] = {}
     regularizer: Annotated[dict[str, Any], Field(description="if given, that of every family")] = {}
     families: Annotated[dict[Name, FamilyEntry], Field(min_length=1)]
     search: SearchConfig = SearchConfig()
@@ -191,9 +205,9 @@ class Family:
         return tree(self.space)
 
     @property
-    def is_hashing(self) -> bool:
-        """Whether it learns codes of frozen features, and no embedder."""
-        return bool(_section(self.space, "hashing"))
+    def kind(self) -> Kind:
+        """What its trials learn: its file has a section ``hashing`` or ``online``, or trains an embedder."""
+        return next((kind for kind in OTHER_KINDS if _section(self.space, kind)), "embedder")
 
     def _sections(self) -> dict[str, Space]:
         sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.space)
@@ -221,12 +235,12 @@ class StudySpec:
             for values in self.corners(family):
                 self.trial_config(family, values, path=path)
         _check_epochs(file, self.families)
-        _check_hashing(file, self.families)
+        _check_kinds(file, self.families)
 
     @property
-    def is_hashing(self) -> bool:
-        """Whether the families learn codes of frozen features; then all of them do."""
-        return any(family.is_hashing for family in self.families.values())
+    def kind(self) -> Kind:
+        """What the families' trials learn, all of them the same."""
+        return next(iter(self.families.values())).kind
 
     @property
     def name(self) -> str:
@@ -234,7 +248,8 @@ class StudySpec:
 
     @property
     def model_name(self) -> str:
-        return self.file.model_name or f"{self.file.name}-embedder"
+        own = {"embedder": "embedder", "hashing": "codes", "online": "learner"}[self.kind]
+        return self.file.model_name or f"{self.file.name}-{own}"
 
     @property
     def num_search_trials(self) -> int:
@@ -292,7 +307,7 @@ class StudySpec:
         records: dict[str, Any] = {
             name: _record(record, sections[name], f"{path}.{name}" if path else name)
             for name, record in SECTIONS.items()
-            if name != "hashing" or sections[name]
+            if name not in OTHER_KINDS or sections[name]
         }
         protocol = self.file.protocol
         regularizer = sections["regularizer"].get("name", NO_REGULARIZER)
@@ -303,7 +318,7 @@ class StudySpec:
             loss=_named(sections["loss"]),
             regularizer=None if regularizer == NO_REGULARIZER else _named(sections["regularizer"]),
             num_folds=protocol.num_folds,
-            fold_models=protocol.fold_models and protocol.num_folds > 1 and "hashing" not in records,
+            fold_models=protocol.fold_models and protocol.num_folds > 1 and self.kind == "embedder",
             seed=self.file.search.seed if seed is None else seed,
             objective=protocol.objective,
             measure_latency=phase == "search" and self.file.search.second_objective == "latency_ms",
@@ -375,37 +390,46 @@ def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
             )
 
 
-def _check_hashing(file: StudyFile, families: Mapping[str, Family]) -> None:
-    """Raises SpecError where families that hash are beside others, or with settings that mean nothing to them."""
-    hashing = [name for name, family in families.items() if family.is_hashing]
-    if not hashing:
+def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
+    """Raises SpecError where families learn different kinds of things, or with settings that mean nothing to theirs."""
+    first, *others = families.values()
+    for other in others:
+        if other.kind != first.kind:
+            both = {each.kind: OTHER_KINDS.get(each.kind, "an embedder") for each in (first, other)}
+            raise SpecError(
+                f"families.{other.name}: trains {both[other.kind]}, but {first.name} {both[first.kind]}; they are"
+                " judged on other data: make two studies of them"
+            )
+    for kind in OTHER_KINDS:
+        if kind != first.kind and getattr(file, kind):
+            raise SpecError(
+                f"{kind}: means nothing to {OTHER_KINDS.get(first.kind, 'an embedder')}; leave it out"
+            )
+    if first.kind == "embedder":
         return
-    others = [name for name in families if name not in hashing]
-    if others:
-        raise SpecError(
-            f"families.{others[0]}: trains an embedder, but {hashing[0]} learns codes of frozen features; they are"
-            " judged on other data: make two studies of them"
-        )
+    what = OTHER_KINDS[first.kind]
     for section in ("embedder", "batch", "augmentation", "retrieval"):
         if getattr(file, section):
-            raise SpecError(f"{section}: means nothing to codes of frozen features; leave it out")
+            raise SpecError(f"{section}: means nothing to {what}; leave it out")
         for name, family in families.items():
             if _section(family.space, section):
                 raise SpecError(
-                    f"families.{name}: has a section {section}, which means nothing to codes of frozen features, that"
-                    " the section hashing is for; make a study of its own of it"
+                    f"families.{name}: has a section {section}, which means nothing to {what}, that the section"
+                    f" {first.kind} is for; make a study of its own of it"
                 )
-    for metric in ("macro", "clusters"):
+    for metric in ("macro", "clusters", *(("map_at", "full_map") if first.kind == "online" else ())):
         if getattr(file.protocol, metric):
-            raise SpecError(f"protocol.{metric}: is not measured of codes; leave it out")
-    if file.search.second_objective == "latency_ms":
+            raise SpecError(f"protocol.{metric}: is not measured of {what}; leave it out")
+    measured = {"hashing": "embedding_dim, their bits", "online": None}[first.kind]
+    if file.search.second_objective == "latency_ms" or (file.search.second_objective and not measured):
         raise SpecError(
-            "search.second_objective: latency_ms is not measured of codes; set embedding_dim, their bits"
+            f"search.second_objective: {file.search.second_objective} is not measured of {what};"
+            + (f" set {measured}" if measured else " leave it out")
         )
     if file.resources.workers != 1:
         raise SpecError(
-            f"resources.workers: codes of frozen features are learned by one process, not {file.resources.workers};"
-            " set resources.workers: 1, and more trials run at once"
+            f"resources.workers: one process trains {what}, not {file.resources.workers}; set resources.workers: 1, and"
+            " more trials run at once"
         )
 
 
@@ -445,7 +469,9 @@ def family_files() -> dict[str, Path]:
     """The families that come with the package: name to search-space file."""
     folder = bundled.folder("search_spaces")
     return {
-        path.stem: path for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("hashing/*.yaml"))]
+        path.stem: path
+        for place in (folder, *(folder / kind for kind in OTHER_KINDS))
+        for path in sorted(place.glob("*.yaml"))
     }
 
 

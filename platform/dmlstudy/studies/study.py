@@ -12,12 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import optuna
 from ray import tune
 
-from dmlstudy.data import ClosedSet, state_file
-from dmlstudy.data.images import Inputs
+from dmlstudy.data import state_file
 from dmlstudy.records import UNTRAINED
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
@@ -72,7 +70,6 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     """
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
-    example_NHWC = None if isinstance(dataset, ClosedSet) else dataset.test.read(np.arange(2))
     del dataset
     loaded.forget()  # trials run in other processes
     store.prepare()
@@ -90,7 +87,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             Interruption() as interruption,
         ):
             try:
-                return _run_here(spec, store, said, interruption, origin, description, example_NHWC)
+                return _run_here(spec, store, said, interruption, origin, description)
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 
@@ -102,7 +99,6 @@ def _run_here(
     interruption: Interruption,
     origin: Mapping[str, str],
     description: Mapping[str, str],
-    example_NHWC: Inputs | None,
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(
@@ -136,7 +132,7 @@ def _run_here(
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(_checkpoints(spec, store), tell)
-        board = tracker.patiently(lambda: _conclude(spec, store, tracker, search, example_NHWC))
+        board = tracker.patiently(lambda: _conclude(spec, store, tracker, search))
     except (StudyInterrupted, KeyboardInterrupt):
         _record_end(spec, store, tracker, "interrupted")
         raise StudyInterrupted from None
@@ -259,9 +255,8 @@ def _conclude(
     store: Store,
     tracker: tracking.StudyTracker,
     search: StudySearch,
-    example_NHWC: Inputs | None,
 ) -> Leaderboard:
-    """Register the winner and end the study's run; without an example what was trained cannot be registered."""
+    """Register the winner and end the study's run."""
     board = leaderboard(store, spec.name)
     winner = search.winner()
     if winner is None:
@@ -269,9 +264,6 @@ def _conclude(
         raise StudyFailed(
             f"no trial finished; the first failed with: {reasons[0] if reasons else 'no reason'}"
         )
-    if example_NHWC is None:  # codes of features that others make are no model by themselves
-        tracker.end_study("finished", {"winner": winner})
-        return leaderboard(store, spec.name)
     run = tracker.verdict_run(winner, SHIPPED_SEED)
     if run is None:
         raise StudyFailed(f"the retraining of {winner} failed; see `dmlstudy logs {spec.name}`")
@@ -287,7 +279,6 @@ def _conclude(
                 spec.model_name,
                 tracker.fetch_folder(run.info.run_id, "embedder", Path(scratch)),
                 run_id=run.info.run_id,
-                example_NHWC=example_NHWC,
                 metrics=metrics,
                 tags={"study": spec.name, "family": winner, "spec_fingerprint": spec.fingerprint()},
             )

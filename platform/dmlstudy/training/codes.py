@@ -14,19 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dmlstudy import data, distributed, embedders, hashing
-from dmlstudy.data import Features, LabelledImages, RowFold
+from dmlstudy import data, distributed, hashing
+from dmlstudy.data import RowFold
 from dmlstudy.data.images import Labels
 from dmlstudy.hashing import HashingFailed, HashingModel
 from dmlstudy.records import DataConfig, HashingConfig, TrialConfig, TrialReport, TrialResult
 from dmlstudy.training import loaded
 from dmlstudy.training.learner import TrialFailed, derived_seed
 from dmlstudy.training.scores import mean, spread
-
-EMBEDDED = 256
-"""Images that are read and embedded at once, where an embedder makes the features."""
-
-PIXELS = "pixels"
 
 
 class Rows(NamedTuple):
@@ -102,7 +97,7 @@ def run_hashing_trial(
         scores = judged(model, test, queries, development)
         if save_to is not None:
             about: dict[str, Any] = {"family": config.family, "config": config.model_dump(mode="json")}
-            hashing.save(model, save_to, about)
+            hashing.save(model, save_to, about, test.x_NF[: loaded.NUM_EXAMPLES])
         return TrialResult(
             metrics={f"test_{name}": value for name, value in scores.items()},
             embedder_folder=None if save_to is None else str(save_to),
@@ -142,19 +137,6 @@ def _rows(config: DataConfig, features: str, device: torch.device) -> tuple[Rows
     closed = loaded.closed(config)
     of_development, of_test = closed.relevance
     return (
-        Rows(_features(closed.development, features, device), of_development),
-        Rows(_features(closed.test, features, device), of_test),
+        Rows(loaded.features_of(closed.development, features, device), of_development),
+        Rows(loaded.features_of(closed.test, features, device), of_test),
     )
-
-
-def _features(rows: LabelledImages | Features, name: str, device: torch.device) -> NDArray[np.float32]:
-    if isinstance(rows, Features) or name == PIXELS:
-        return data.as_features(rows)
-    embedder = embedders.load(name).to(device)
-    parts = [
-        embedders.embed(
-            embedder, rows.read(np.arange(start, min(start + EMBEDDED, len(rows)))), device=device
-        )
-        for start in range(0, len(rows), EMBEDDED)
-    ]
-    return np.concatenate(parts)

@@ -23,7 +23,7 @@ from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import Scalar
 
-NUM_CLASSES, DIM, NUM_IMAGES = 4, 5, 24
+NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
 TOLERANCE = 1e-9
 """Largest relative error, of the value and of each gradient, that counts as equal in float64."""
 
@@ -132,6 +132,7 @@ class Step(nn.Module):
             memory=case.memory_size > 0,
             num_classes=NUM_CLASSES,
             dim=DIM,
+            num_layers=NUM_LAYERS,
         )
         self.gather = gather
         self.world = world

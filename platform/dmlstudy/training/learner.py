@@ -68,6 +68,9 @@ class Step(nn.Module):
         if memory is not None:
             references = memory.references(references)
         total, count = self.loss(anchors, references, distributed.world())
+        layer_weights = self.loss.layer_weights
+        if layer_weights is not None and self.embedder.architecture.head_depth:
+            self.embedder.weigh_layers(layer_weights)
         return total, count
 
 
@@ -113,6 +116,8 @@ class Learner:
             pooling=config.embedder.pooling,
             head_norm=config.embedder.head_norm,
             code=config.embedder.code,
+            head_depth=config.embedder.head_depth,
+            head_width=config.embedder.head_width,
             seed=self.seed,
         ).to(device)
         training = config.training
@@ -126,6 +131,7 @@ class Learner:
             memory=batch.memory_size > 0,
             num_classes=len(present),
             dim=config.embedder.dim,
+            num_layers=config.embedder.head_depth + 1,
             seed=self.seed,
         ).to(device)
         self.batches = _batches(batch, self.labels_N, len(present), self.seed)
@@ -186,6 +192,9 @@ class Learner:
             num_images += len(batch)
         elapsed = time.perf_counter() - started
         metrics = {"train_loss": statistics.fmean(losses), "images_per_second": num_images / elapsed}
+        weights = self.module.loss.layer_weights
+        if weights is not None:
+            metrics |= {f"layer_weight_{layer}": alpha for layer, alpha in enumerate(weights.tolist())}
         if self.loader is not None:
             rate, waited = self.loader.rates
             metrics["loader_images_per_second"] = rate * distributed.world_size()

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import functools
 
-from dmlstudy import data
-from dmlstudy.data import ClosedSet, ZeroShotData
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dmlstudy import data, embedders
+from dmlstudy.data import ClosedSet, Features, LabelledImages, ZeroShotData
+from dmlstudy.data.images import with_channels
 from dmlstudy.records import DataConfig
+
+NUM_EXAMPLES = 8
+"""Test items that are kept with a saved model, and what it computed of them in training."""
+
+EMBEDDED = 256
+"""Images that are read and embedded at once, where an embedder makes the features."""
+
+PIXELS, GREY = "pixels", "grey"
+"""Features of images that need no embedder: their numbers over 255, of all channels or of luma alone."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -19,6 +33,27 @@ def zero_shot(config: DataConfig) -> ZeroShotData:
 def closed(config: DataConfig) -> ClosedSet:
     """``data.load_closed`` of the configuration."""
     return data.load_closed(**config.model_dump())
+
+
+def features_of(
+    rows: LabelledImages | Features, name: str, device: torch.device | None = None
+) -> NDArray[np.float32]:
+    """``x_NF``: vectors as they are; of images pixels, grey pixels, or what the embedder in the folder ``name`` says.
+
+    Raises ValueError for an embedder's folder that is not sound.
+    """
+    if isinstance(rows, Features) or name == PIXELS:
+        return data.as_features(rows)
+    embedder = None if name == GREY else embedders.load(name).to(device)
+    parts = []
+    for start in range(0, len(rows), EMBEDDED):
+        images_NHWC = rows.read(np.arange(start, min(start + EMBEDDED, len(rows))))
+        if embedder is not None:
+            parts.append(embedders.embed(embedder, images_NHWC, device=device))
+        else:
+            grey_NHW1 = with_channels(images_NHWC.astype(np.uint8, copy=False), 1)
+            parts.append(grey_NHW1.reshape(len(grey_NHW1), -1).astype(np.float32) / np.float32(255))
+    return np.concatenate(parts)
 
 
 def forget() -> None:

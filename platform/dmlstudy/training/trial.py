@@ -30,9 +30,7 @@ from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 from dmlstudy.training.codes import run_hashing_trial
 from dmlstudy.training.learner import Embedded, Learner, TrialFailed
 from dmlstudy.training.scores import mean, spread
-
-NUM_EXAMPLES = 8
-"""Test images whose embeddings are kept with a saved embedder, as proof of what it computed in training."""
+from dmlstudy.training.streams import run_online_trial
 
 OF_FOLDS = ("fold_embeddings", "fold_structure")
 """What a verdict trial's state calls the test embeddings of the folds' models."""
@@ -73,9 +71,12 @@ def run_trial(
     is always kept, and none is removed here, however the trial ends: so the caller may be killed until it has
     recorded the result, and call again for it. Raises ValueError for the state of another configuration.
 
-    A configuration with ``hashing`` is ``codes.run_hashing_trial``'s, which keeps no state: its trials are short.
+    A configuration with ``hashing`` is ``codes.run_hashing_trial``'s, and one with ``online`` is
+    ``streams.run_online_trial``'s; these keep no state: their trials are short.
     """
     device = device or torch.device("cpu")
+    if config.online is not None:
+        return run_online_trial(config, report, save_to=save_to)
     if config.hashing is not None:
         return run_hashing_trial(config, report, device=device, save_to=save_to)
     kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
@@ -271,7 +272,7 @@ def _verdict(
             "config": config.model_dump(mode="json"),
         }
         embedders.save(
-            learner.embedder, save_to, provenance, test.read(np.arange(min(NUM_EXAMPLES, len(test))))
+            learner.embedder, save_to, provenance, test.read(np.arange(min(loaded.NUM_EXAMPLES, len(test))))
         )
     return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
 

@@ -1,0 +1,127 @@
+"""A model as a folder that outlives this project: weights, description, an example, a manifest. Nothing is unpickled.
+
+``weights.safetensors``  what was learned
+``<kind>.json``          how to build it, and what goes in and comes out: embedder.json, hashing.json or online.json
+``example.safetensors``  if added, a few inputs ``x`` and the outputs ``z`` that training computed of them
+``manifest.json``        SHA-256 of each other file in the folder, written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
+"""What a model does: inputs, first axis the items, to embeddings or codes."""
+
+WEIGHTS, EXAMPLE, MANIFEST = "weights.safetensors", "example.safetensors", "manifest.json"
+
+
+def clear(folder: str | Path, *others: str) -> Path:
+    """The folder, made if missing, without the manifest, the example and ``others`` of a model saved there before.
+
+    So a crash before ``seal`` leaves nothing that ``verify`` accepts.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in (MANIFEST, EXAMPLE, *others):
+        (folder / stale).unlink(missing_ok=True)
+    return folder
+
+
+def describe(path: Path, description: Mapping[str, JSON], extra: Mapping[str, JSON] | None) -> None:
+    """Write a model's description, with ``extra`` under this name."""
+    path.write_text(json.dumps({**description, "extra": dict(extra or {})}, indent=2) + "\n")
+
+
+def add_example(folder: Path, x_N: NDArray[Any] | None, compute: Compute) -> None:
+    """Keep some inputs with what the model makes of them here and now; before ``seal``. None: no example."""
+    if x_N is not None:
+        save_file({"x": np.array(x_N, order="C"), "z": np.array(compute(x_N), order="C")}, folder / EXAMPLE)
+
+
+def example(folder: str | Path) -> NDArray[Any] | None:
+    """The inputs of a folder's example; None without one."""
+    path = Path(folder) / EXAMPLE
+    return load_file(path)["x"] if path.is_file() else None
+
+
+def largest_deviation(folder: str | Path, compute: Compute) -> float | None:
+    """The largest difference between the example's outputs as saved and as computed now; None without one."""
+    path = Path(folder) / EXAMPLE
+    if not path.is_file():
+        return None
+    kept = load_file(path)
+    return float(np.abs(compute(kept["x"]).astype(np.float64) - kept["z"]).max(initial=0))
+
+
+def seal(folder: str | Path) -> None:
+    """Write the manifest over every file now in ``folder``: call it again after adding files."""
+    folder = Path(folder)
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+    manifest = {p.relative_to(folder).as_posix(): _sha256(p) for p in files}
+    draft = folder / f".{MANIFEST}.{os.getpid()}.draft"
+    draft.write_text(json.dumps(manifest, indent=2) + "\n")
+    os.replace(draft, folder / MANIFEST)
+
+
+def verify(folder: str | Path, *needed: str) -> None:
+    """Check every file against the manifest, which must list the weights and those that are ``needed``.
+
+    Raises ValueError naming the file that is missing, altered, or absent from the manifest.
+    """
+    folder = Path(folder)
+    manifest = read_json(folder / MANIFEST)
+    for name in (WEIGHTS, *needed):
+        if name not in manifest:
+            raise ValueError(f"{folder / MANIFEST}: does not list {name}; save the model again")
+    for name, expected in manifest.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{folder / MANIFEST}: {name!r} lies outside the folder; do not trust it")
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name}: listed in the manifest, but missing; copy the folder again")
+        if _sha256(folder / name) != expected:
+            raise ValueError(f"{folder / name}: altered since it was saved (SHA-256); copy the folder again")
+
+
+def read_description(path: Path, format_version: int, mend: str) -> dict[str, Any]:
+    """The description of a model. Raises ValueError for one of another format, with the ``mend``."""
+    description = read_json(path)
+    if description.get("format_version") != format_version:
+        raise ValueError(
+            f"{path}: format version {description.get('format_version')!r}, this dmlstudy reads {format_version};"
+            f" {mend}"
+        )
+    return description
+
+
+def read_extra(path: Path) -> dict[str, Any]:
+    """What was given to ``describe`` beside the description; empty if nothing was."""
+    return dict(read_json(path).get("extra", {}))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises ValueError naming a file that is missing or holds anything else."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; is this the folder of a saved model?")
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return content

@@ -1,0 +1,138 @@
+"""A study of online learners as pictures: error against constraints, and how the weights of layers evolve.
+
+As OAHU's figures 4, 7 and 8 show them, but with intervals over seeds.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import plotly.io
+from scipy.special import stdtrit
+
+from dmlstudy.records import is_untrained, untrained_name
+from dmlstudy.registry.curves import Curve, verdict_curves
+from dmlstudy.registry.store import Store, StoreError
+
+METRICS = r"error_rate|accuracy|num_constraints|layer_weight_\d+"
+COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
+STYLE = "body{font-family:system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
+
+
+def error_against_constraints(curves: Sequence[Curve]) -> go.Figure:
+    """Mean error rate over seeds after each part of the stream, with a 95% t-interval, one line for each family."""
+    figure = go.Figure()
+    for number, (family, own) in enumerate(_by_family(curves)):
+        x, errors = _aligned(own, "num_constraints"), _aligned(own, "error_rate")
+        color = COLORS[number % len(COLORS)]
+        figure.add_scatter(
+            x=x.mean(axis=0),
+            y=errors.mean(axis=0),
+            error_y={"type": "data", "array": _half_widths(errors)},
+            mode="lines+markers",
+            name=family,
+            line={"color": color},
+        )
+    figure.update_layout(
+        title="Error rate against number of constraints",
+        xaxis_title="constraints learned from",
+        yaxis_title="error rate (mean, 95% over seeds)",
+        template="plotly_white",
+    )
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def layer_weights(curves: Sequence[Curve], family: str) -> go.Figure:
+    """Mean weights alpha of a family's layers over seeds after each part of the stream, stacked to 1."""
+    own = [curve for curve in curves if curve.family == family]
+    names = sorted((name for name in own[0].values if name.startswith("layer_weight_")), key=_number)
+    x = _aligned(own, "num_constraints").mean(axis=0)
+    figure = go.Figure()
+    for name in names:
+        figure.add_scatter(
+            x=x,
+            y=_aligned(own, name).mean(axis=0),
+            mode="lines",
+            stackgroup="weights",
+            name=f"layer {_number(name)}",
+            line={"color": COLORS[_number(name) % len(COLORS)]},
+        )
+    figure.update_layout(
+        title=f"{family}: weights of the layers (mean over {len(own)} seeds)",
+        xaxis_title="constraints learned from",
+        yaxis_title="weight",
+        yaxis_range=[0, 1],
+        template="plotly_white",
+    )
+    return figure
+
+
+def write_curves(store: Store, study: str, output: Path) -> list[str]:
+    """Write both pictures, the second for each family with layers, as one page that needs no network.
+
+    A curve begins at 0 constraints where its learner was judged untrained with the same seed. Returns the families
+    shown. Raises StoreError for a study that is unknown or has no finished streams.
+    """
+    found = verdict_curves(store, study, METRICS)
+    untrained = {(curve.family, curve.seed): curve for curve in found if is_untrained(curve.family)}
+    only = len({curve.family for curve in untrained.values()}) == 1
+    curves = [
+        _from_the_start(c, untrained.get((untrained_name(None if only else c.family), c.seed)))
+        for c in found
+        if c.values.get("num_constraints")
+    ]
+    if not curves:
+        raise StoreError(f"study {study!r}: no finished verdict of a stream of constraints; nothing to draw")
+    families = [family for family, _ in _by_family(curves)]
+    layered = [c.family for c in curves if "layer_weight_1" in c.values]
+    figures = [error_against_constraints(curves)]
+    figures += [layer_weights(curves, family) for family in dict.fromkeys(layered)]
+    parts = [
+        plotly.io.to_html(figure, include_plotlyjs=number == 0, full_html=False)
+        for number, figure in enumerate(figures)
+    ]
+    title = html.escape(study)
+    page = [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>",
+        *parts,
+        "</html>\n",
+    ]
+    output.write_text("".join(page))
+    return families
+
+
+def _from_the_start(curve: Curve, untrained: Curve | None) -> Curve:
+    """The curve with what its learner scored before the first constraint, where that is known of all its metrics."""
+    names = curve.values.keys() - {"num_constraints"}
+    if untrained is None or not all(untrained.values.get(name) for name in names):
+        return curve
+    before = {name: untrained.values[name][-1] for name in names} | {"num_constraints": 0.0}
+    return curve._replace(values={name: [before[name], *own] for name, own in curve.values.items()})
+
+
+def _by_family(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
+    return [(family, list(own)) for family, own in groupby(curves, key=lambda curve: curve.family)]
+
+
+def _aligned(curves: Sequence[Curve], name: str) -> np.ndarray:
+    """(seeds, parts), as many parts as all seeds have."""
+    parts = min(len(curve.values[name]) for curve in curves)
+    return np.array([curve.values[name][:parts] for curve in curves])
+
+
+def _half_widths(values: np.ndarray) -> np.ndarray:
+    num = len(values)
+    if num < 2:
+        return np.zeros(values.shape[1])
+    return np.asarray(stdtrit(num - 1, 0.975) * values.std(axis=0, ddof=1) / num**0.5)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("_")[2])

@@ -1,0 +1,108 @@
+"""Pictures of streams: what they show is what the trials told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dmlstudy.records import (
+    BatchConfig,
+    DataConfig,
+    EmbedderConfig,
+    LossConfig,
+    OnlineConfig,
+    TrainingConfig,
+    TrialConfig,
+)
+from dmlstudy.registry.curves import Curve, verdict_curves
+from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.report import streams
+
+CURVES = [
+    Curve(
+        "oahu",
+        seed,
+        {
+            "num_constraints": [100.0, 200.0],
+            "error_rate": [0.5 + seed / 10, 0.3 + seed / 20],
+            "layer_weight_0": [0.4, 0.1],
+            "layer_weight_1": [0.6, 0.9],
+        },
+    )
+    for seed in (1, 2, 3)
+] + [
+    Curve(
+        "opml", 1, {"num_constraints": [90.0, 180.0], "error_rate": [0.4, 0.2], "layer_weight_0": [1.0, 1.0]}
+    )
+]
+
+
+def test_errors_are_means_with_t_intervals() -> None:
+    oahu, opml = streams.error_against_constraints(CURVES).data
+    assert (oahu.name, opml.name) == ("oahu", "opml")
+    assert list(oahu.x) == [100, 200]
+    np.testing.assert_allclose(oahu.y, [0.7, 0.4])
+    low, high = stats.t.interval(0.95, 2, loc=0.7, scale=stats.sem([0.6, 0.7, 0.8]))
+    assert oahu.error_y.array[0] == pytest.approx((high - low) / 2)
+    assert list(opml.error_y.array) == [0, 0]
+
+
+def test_weights_of_layers_are_stacked_in_their_order() -> None:
+    first, second = streams.layer_weights(CURVES, "oahu").data
+    assert (first.name, second.name) == ("layer 0", "layer 1")
+    np.testing.assert_allclose([first.y, second.y], [[0.4, 0.1], [0.6, 0.9]])
+    assert first.stackgroup == second.stackgroup
+
+
+def test_a_page_is_drawn_from_the_runs_and_begins_untrained(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.prepare()
+    tracker = StudyTracker(store, "streams", {})
+
+    def told(family: str, seed: int, reports: list[dict[str, float]]) -> None:
+        config = TrialConfig(
+            family=family,
+            phase="verdict",
+            seed=seed,
+            data=DataConfig(name="digits"),
+            embedder=EmbedderConfig(),
+            batch=BatchConfig(),
+            training=TrainingConfig(),
+            online=OnlineConfig(),
+            loss=LossConfig(name="oahu"),
+        )
+        run_id = tracker.start_trial(f"{family} verdict seed {seed}", config, None)
+        steps = [{"step": float(number), **metrics} for number, metrics in enumerate(reports, 1)]
+        tracker.end_trial(run_id, "finished", steps, {"test_accuracy": 0.5})
+
+    layers = {"layer_weight_0": 0.5, "layer_weight_1": 0.5}
+    for seed in (1, 2):
+        told("untrained", seed, [{"error_rate": 0.9, **layers}])
+        told(
+            "oahu",
+            seed,
+            [{"error_rate": 0.8 - n / 10, "num_constraints": 100.0 * n, **layers} for n in (1, 2)],
+        )
+    found = {(c.family, c.seed): c for c in verdict_curves(store, "streams", streams.METRICS)}
+    assert found["oahu", 2].values["error_rate"] == pytest.approx([0.7, 0.6])
+    assert streams.write_curves(store, "streams", tmp_path / "page.html") == ["oahu"]
+    page = (tmp_path / "page.html").read_text()
+    assert "Error rate against number of constraints" in page
+    assert "weights of the layers (mean over 2 seeds)" in page
+    assert 'src="http' not in page
+    drawn = streams._from_the_start(found["oahu", 1], found["untrained", 1])
+    assert drawn.values["num_constraints"] == [0, 100, 200]
+    assert drawn.values["error_rate"] == pytest.approx([0.9, 0.7, 0.6])
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.prepare()
+    StudyTracker(store, "empty", {})
+    with pytest.raises(StoreError, match="no finished verdict of a stream"):
+        streams.write_curves(store, "empty", tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

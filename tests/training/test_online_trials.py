@@ -1,0 +1,178 @@
+"""Trials of online learners: streams of constraints, from a study file to scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier  # type: ignore[import-untyped]
+
+from dmlstudy import data, online
+from dmlstudy.data import row_folds
+from dmlstudy.online import constraints
+from dmlstudy.records import TrialReport, TrialResult
+from dmlstudy.studies import checks, spec
+from dmlstudy.studies.estimate import describe
+from dmlstudy.studies.spec import SpecError
+from dmlstudy.studies.verdict import Verdicts
+from dmlstudy.training.learner import derived_seed
+from dmlstudy.training.trial import run_trial
+
+LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "euclidean")
+SMALL = {"loss.num_hidden": 2, "loss.width": 20, "loss.size": 10}
+
+
+def study(**changes: Any) -> spec.StudySpec:
+    raw: dict[str, Any] = {
+        "name": "streams",
+        "data": {"name": "digits"},
+        "training": {"epochs": 2},
+        "online": {"num_seeds": 300, "num_implied": 100, "scaling": "centred_unit"},
+        "families": {name: {"space": name, "override": SMALL if name == "oahu" else {}} for name in LEARNERS},
+        "protocol": {"num_folds": 2, "verdict_seeds": 2, "objective": "accuracy"},
+        "resources": {"workers": 1},
+    }
+    return spec.parse(raw | changes)
+
+
+def trial(
+    family: str, save_to: Path | None = None, of: spec.StudySpec | None = None, **changes: Any
+) -> tuple[list[TrialReport], TrialResult]:
+    of = of or study()
+    config = of.trial_config(of.families[family], spec.default_values(of.families[family]))
+    reports: list[TrialReport] = []
+    return reports, run_trial(config.model_copy(update=changes), reports.append, save_to=save_to)
+
+
+def pixels() -> tuple[np.ndarray, np.ndarray]:
+    closed = data.load_closed("digits")
+    x = np.concatenate([data.as_features(side) for side in (closed.development, closed.test)])
+    return x, np.concatenate([closed.development.labels_N, closed.test.labels_N])
+
+
+@pytest.mark.parametrize("family", LEARNERS)
+def test_a_trial_reports_each_part_of_each_fold_and_means_over_folds(family: str) -> None:
+    reports, result = trial(family)
+    assert [report.step for report in reports] == [1, 2, 3, 4]
+    for report in reports:
+        scores = report.metrics
+        assert scores["accuracy"] + scores["error_rate"] == pytest.approx(1)
+        assert 0.5 < scores["accuracy"] <= 1
+        assert 0 <= scores["utilization"] <= 1
+        assert scores["layer_weight_0"] > 0
+    assert result.metrics["accuracy"] == pytest.approx(reports[-1].metrics["accuracy"])
+    if family not in ("opml", "euclidean"):
+        assert [report.metrics["num_constraints"] for report in reports] == [240, 400, 320, 400]
+    assert trial(family)[1].metrics == result.metrics
+
+
+def test_a_verdict_is_what_its_parts_give_by_hand(tmp_path: Path) -> None:
+    """The seed shuffles all rows and halves them; the learner sees one half, and is judged by the other."""
+    reports, result = trial("oahu", tmp_path / "learner", phase="verdict", seed=3)
+    x, labels = pixels()
+    order = np.random.default_rng(3).permutation(len(x))
+    development, test = order[: len(x) // 2], order[len(x) // 2 :]
+    mean = x[development].mean(axis=0, dtype=np.float64)
+
+    def prepared(rows: np.ndarray) -> np.ndarray:
+        centred = (x[rows] - mean).astype(np.float32)
+        return centred / np.linalg.norm(centred, axis=1, keepdims=True)
+
+    seed = derived_seed(3, 0)
+    stream = constraints.stream_of(labels[development], 3, 300, 100, rng=np.random.default_rng(seed))
+    learner = online.OAHU(64, seed=seed, num_hidden=2, width=20, size=10)
+    for block in stream.blocks(prepared(development), 240):
+        learner.partial_fit(block)
+    predicted = online.classify(learner, prepared(test), prepared(development), labels[development], 5)
+    assert result.metrics["test_accuracy"] == pytest.approx((predicted == labels[test]).mean())
+    assert reports[-1].metrics["accuracy"] == result.metrics["test_accuracy"]
+    assert result.metrics["test_layer_weight_2"] == pytest.approx(learner.layer_weights[2])
+
+    kept = online.load(tmp_path / "learner")
+    for name, value in learner.state().items():
+        np.testing.assert_array_equal(kept.learner.state()[name], value)
+    z = kept.embed(x[test])
+    assert z.shape == (len(test), 30)
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, rtol=1e-5)
+
+
+def test_plain_neighbours_are_those_of_a_plain_classifier() -> None:
+    of = study(online={"split": "own", "k": 3})
+    _, result = trial("euclidean", of=of, phase="verdict", seed=1)
+    closed = data.load_closed("digits")
+    plain = KNeighborsClassifier(3).fit(data.as_features(closed.development), closed.development.labels_N)
+    accuracy = plain.score(data.as_features(closed.test), closed.test.labels_N)
+    assert result.metrics["test_accuracy"] == pytest.approx(accuracy)
+    x, labels = pixels()
+    shuffled = np.random.default_rng(0).permutation(len(x))[: len(x) // 2]
+    (fold, *_), accuracies = row_folds(len(shuffled), 2, 0), []
+    for one in row_folds(len(shuffled), 2, 0):
+        train, held_out = shuffled[one.train_indices], shuffled[one.validation_indices]
+        plain = KNeighborsClassifier(3).fit(x[train], labels[train])
+        accuracies.append(plain.score(x[held_out], labels[held_out]))
+    _, searched = trial("euclidean", of=study(online={"k": 3}))
+    assert len(fold.train_indices) in (len(shuffled) // 2, len(shuffled) - len(shuffled) // 2)
+    assert searched.metrics["accuracy"] == pytest.approx(np.mean(accuracies), abs=2e-3)
+
+
+def test_pairs_and_ranks_are_measured_where_wished_for() -> None:
+    of = study(online={"num_pairs": 200, "measure_recall": True, "num_seeds": 200, "num_implied": 0})
+    _, result = trial("oahu", of=of)
+    assert 0.5 < result.metrics["auc"] < 1
+    recalls = [result.metrics[f"recall_at_{k}"] for k in (1, 2, 4, 8)]
+    assert recalls == sorted(recalls)
+    assert recalls[0] > 0.5
+
+
+def test_untrained_learners_are_judged_as_they_begin() -> None:
+    found = study()
+    best = {
+        name: found.trial_config(family, spec.default_values(family))
+        for name, family in found.families.items()
+    }
+    left = Verdicts(2, []).left(best)
+    assert sum(config.family.startswith("untrained") for config in left) == 2 * found.num_untrained
+    of_oahu = next(config for config in left if config.family == "untrained (oahu)")
+    reports: list[TrialReport] = []
+    result = run_trial(of_oahu, reports.append)
+    assert len(reports) == 1
+    assert result.metrics["test_layer_weight_0"] == pytest.approx(1 / 3)
+    assert 0.3 < result.metrics["test_accuracy"] < 1
+
+
+def test_it_is_estimated_and_described() -> None:
+    found = study()
+    lines = describe(found, checks.check_parts(found), measure=True)
+    assert lines[-1].startswith("time: at most about")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"resources": {"workers": 2}}, r"resources\.workers: one process trains a learner of a stream"),
+        ({"embedder": {"dim": 8}}, "embedder: means nothing to a learner of a stream"),
+        ({"hashing": {"num_bits": 8}}, "means nothing to"),
+        (
+            {"families": {"a": {"space": "oahu"}, "b": {"space": "triplet"}}, "online": {}},
+            r"families\.b: trains an embedder, but a a learner of a stream",
+        ),
+        ({"protocol": {"objective": "map"}}, r"protocol\.objective: no metric 'map'"),
+        ({"protocol": {"objective": "auc"}}, r"protocol\.objective: auc needs online\.num_pairs"),
+        ({"protocol": {"objective": "recall_at_1"}}, r"needs online\.measure_recall"),
+        ({"protocol": {"full_map": True}}, r"protocol\.full_map: is not measured"),
+        ({"online": {"on_drift": "reopen"}}, r"families\.lego\.online\.on_drift: lego cannot begin anew"),
+        ({"online": {"features": "/no/such"}}, r"families\.oahu\.online\.features: "),
+        ({"families": {"a": {"space": "oahu", "override": {"loss.tau": 2.5}}}}, r"families\.a: tau=2\.5"),
+        ({"families": {"a": {"space": "oahu", "override": {"loss.taus": 1}}}}, "taus"),
+        ({"regularizer": {"name": "graph_consistency"}}, "regularizer: means nothing to an online learner"),
+        (
+            {"search": {"sampler": "nsga2", "second_objective": "embedding_dim", "scheduler": "none"}},
+            r"search\.second_objective: embedding_dim is not measured",
+        ),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        checks.check_parts(study(**changes))
