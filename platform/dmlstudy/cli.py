@@ -17,6 +17,7 @@ from rich.tree import Tree
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
+    from dmlstudy.registry.promotion import Decision
     from dmlstudy.registry.store import Store
     from dmlstudy.studies.spec import StudySpec
 
@@ -378,23 +379,88 @@ def curves(
     console.print(f"{output}: {len(families)} families ({', '.join(families)})", highlight=False)
 
 
-@app.command(epilog="Example: `dmlstudy models`")
-def models(store: StoreOption = DEFAULT_STORE, tracking_uri: ServerOption = None) -> None:
+@app.command(epilog="Examples: `dmlstudy models` · `dmlstudy models digits-embedder`")
+def models(
+    name: Annotated[
+        Optional[str], typer.Argument(help="Only this model, and what was decided on its versions.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
     """The registered models, with two of their scores on the test classes or rows."""
+    from dmlstudy.registry import promotion
     from dmlstudy.registry.models import versions
 
+    place = _store(store, tracking_uri)
+    listed = [version for version in versions(place) if name in (None, version.name)]
+    if name is not None and not listed:
+        raise ValueError(f"no model {name!r} in the store {place.tracking_uri}; `dmlstudy models` lists them")
     table = Table("model", "version", "alias", "study", "family", "test scores", box=None)
-    for version in versions(_store(store, tracking_uri)):
-        shown = [name for name in SCORES if f"test_{name}" in version.metrics][:2]
+    for version in listed:
+        shown = [metric for metric in SCORES if f"test_{metric}" in version.metrics][:2]
         table.add_row(
             version.name,
             str(version.version),
             ", ".join(version.aliases),
             version.study,
             version.family,
-            ", ".join(f"{name} {version.metrics[f'test_{name}']:.4f}" for name in shown),
+            ", ".join(f"{metric} {version.metrics[f'test_{metric}']:.4f}" for metric in shown),
         )
     console.print(table, highlight=False)
+    for decision in promotion.history(place, name) if name is not None else []:
+        console.print(
+            escape(f"{decision.at}  {_said(decision, name or '')}"), highlight=False, soft_wrap=True
+        )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy promote digits-embedder@challenger` ·"
+    " `dmlstudy promote digits-embedder/2 --anyway 'half the size'`"
+)
+def promote(
+    model: Annotated[str, typer.Argument(help="NAME@ALIAS or NAME/VERSION.")],
+    anyway: Annotated[
+        Optional[str], typer.Option("--anyway", help="Promote without a comparison, for this reason.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put a version in use, if the paired comparison with the champion says better; else the champion stays."""
+    from dmlstudy.registry import promotion
+
+    decision = promotion.promote(_store(store, tracking_uri), model, anyway)
+    console.print(
+        escape(_said(decision, model.partition("@")[0].partition("/")[0])), highlight=False, soft_wrap=True
+    )
+    if not decision.is_promoted:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: `dmlstudy rollback digits-embedder`")
+def rollback(
+    name: Annotated[str, typer.Argument(help="A registered model.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put the version back in use that was before the present champion."""
+    from dmlstudy.registry import promotion
+
+    decision = promotion.rollback(_store(store, tracking_uri), name)
+    console.print(escape(_said(decision, name)), highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: `dmlstudy compare digits-embedder/1 digits-embedder/2`")
+def compare(
+    first: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION.")],
+    second: Annotated[str, typer.Argument(help="Another one, judged on the same test data.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Compare two registered versions by the verdict seeds that both families have."""
+    from dmlstudy.registry import promotion
+
+    comparison = promotion.compared(_store(store, tracking_uri), first, second)
+    console.print(escape(f"{comparison}, {comparison.num_seeds} seeds"), highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: `dmlstudy pull digits-embedder@champion --to model`")
@@ -487,6 +553,16 @@ def _only_in_a_store(job: str | None, what: str) -> None:
             f"{what} is in the store, which a job's cluster alone does not give: leave --job away, name the"
             " study and --store, on a machine that sees the store's folder"
         )
+
+
+def _said(decision: Decision, name: str) -> str:
+    """What was decided, in one line."""
+    what = (
+        "is the champion"
+        if decision.is_promoted
+        else f"is the challenger, {name}/{decision.champion} stays the champion"
+    )
+    return f"{name}/{decision.version} {what}: {decision.reason}"
 
 
 def _show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -62,8 +62,10 @@ def registered(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Regist
             run_id=run_id,
             metrics={"test_map_at_r": 0.5 + seed / 10},
             tags={"study": "models", "family": "power", "spec_fingerprint": "f00"},
+            card=f"# seed {seed}",
         )
-        made.versions.append(version)
+        tracker.client.set_registered_model_alias(version.name, "champion", str(version.version))
+        made.versions.append(models.resolve(store, version.name))
         made.embedders.append(embedder)
         made.run_ids.append(run_id)
     return made
@@ -76,6 +78,8 @@ def test_what_is_registered_says_where_it_is_from(registered: Registered) -> Non
     assert second.metrics == {"test_map_at_r": 0.7}
     assert second.aliases == ["champion"]
     assert len(second.sha256) == 64
+    client = tracking.connect(registered.store)
+    assert client.get_model_version(second.name, str(second.version)).description == "# seed 2"
     assert first.sha256 != second.sha256
 
 

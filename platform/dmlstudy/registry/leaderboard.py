@@ -127,7 +127,6 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     ]
     rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
     scores = {row.family: _scores_by_seed(families[row.family], f"test_{objective}") for row in rows}
-    num_queries = int(parent.data.tags.get("num_test_images", 0))
     return Leaderboard(
         study=study,
         objective=objective,
@@ -144,9 +143,41 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
                 for a, b in itertools.combinations(rows, 2)
                 if scores[a.family] and scores[b.family] and _are_comparable(a, b)
             ],
-            resolution=1 / num_queries if num_queries else UNKNOWN_RESOLUTION,
+            resolution=_resolution(parent),
         ),
     )
+
+
+class Judged(Record):
+    """How a study's family did on the test classes: its objective by verdict seed, and on which data."""
+
+    metric: str
+    test_sha256: str
+    score_by_seed: dict[int, float]
+    resolution: float
+
+
+def judged(store: Store, study: str, family: str) -> Judged:
+    """The verdict of a family. Raises StoreError where there is no such study."""
+    client = tracking.connect(store)
+    experiment_id = tracking.experiment_of(client, store, study)
+    parent = tracking.study_run(client, experiment_id)
+    metric = f"test_{parent.data.tags.get('objective', 'map_at_r')}"
+    runs = tracking.search_all(
+        client, experiment_id, f"tags.dmlstudy_kind = 'verdict' and tags.family = '{family}'"
+    )
+    return Judged(
+        metric=metric,
+        test_sha256=parent.data.tags.get("test_sha256", ""),
+        score_by_seed=_scores_by_seed(_last_of_each_trial(runs), metric),
+        resolution=_resolution(parent),
+    )
+
+
+def _resolution(study_run: Any) -> float:
+    """The smallest difference that a mean over the study's test queries can show."""
+    num_queries = int(study_run.data.tags.get("num_test_images", 0))
+    return 1 / num_queries if num_queries else UNKNOWN_RESOLUTION
 
 
 def _are_comparable(a: Row, b: Row) -> bool:

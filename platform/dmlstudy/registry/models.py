@@ -24,6 +24,7 @@ from dmlstudy.registry.environment import installed
 from dmlstudy.registry.store import Store, StoreError
 
 CHAMPION = "champion"
+CARD = "card.md"
 
 TOLERANCE = 1e-3
 """By how much an example's embedding may differ on other hardware; a code may not at all."""
@@ -50,12 +51,14 @@ def register(
     run_id: str,
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
+    card: str,
 ) -> RegisteredVersion:
-    """Log the saved model in ``folder`` as the run's MLflow model, register it, make it champion.
+    """Log the saved model in ``folder`` as the run's MLflow model, and register it.
 
-    Its signature and input example are those of the example that was saved with it. The registered version carries the
-    SHA-256 of the folder's manifest, which lists the SHA-256 of every file: ``pull`` checks both. Killed before the
-    end it leaves a version that ``crown`` completes, or none.
+    Its ``card`` (Markdown) is kept in the folder and as the version's description; its signature and input example are
+    those of the example that was saved with it. The registered version carries the SHA-256 of the folder's manifest,
+    which lists the SHA-256 of every file: ``pull`` checks both. What it is for ``promotion`` decides. Killed before the
+    end it leaves a version that ``note_scores`` completes, or none.
     Raises ValueError for a folder without an example.
     """
     from mlflow.models import infer_signature
@@ -66,6 +69,8 @@ def register(
         raise ValueError(f"{folder}: has no example; save the model with one")
     if kind.add_program is not None:
         kind.add_program(folder)
+    (folder / CARD).write_text(card)
+    model_folder.seal(folder)
     compute = kinds.verified(folder)
     digest = _sha256(folder / "manifest.json")
     tracking.connect(store)
@@ -80,15 +85,15 @@ def register(
             pip_requirements=_requirements(),
         )
     version = mlflow.register_model(info.model_uri, name, tags={**tags, "sha256": digest})
-    return crown(store, name, int(version.version), metrics)
+    mlflow.MlflowClient().update_model_version(name, version.version, card)
+    return note_scores(store, name, int(version.version), metrics)
 
 
-def crown(store: Store, name: str, number: int, metrics: Mapping[str, float]) -> RegisteredVersion:
-    """Note a version's scores and make it the champion; once more changes nothing."""
+def note_scores(store: Store, name: str, number: int, metrics: Mapping[str, float]) -> RegisteredVersion:
+    """Note a version's scores with it; once more changes nothing."""
     client = tracking.connect(store)
     for metric, value in metrics.items():
         client.set_model_version_tag(name, str(number), f"metric_{metric}", f"{value:.6f}")
-    client.set_registered_model_alias(name, CHAMPION, str(number))
     return _version(client.get_model_version(name, str(number)))
 
 

@@ -215,6 +215,11 @@ class StudyTracker:
         self.client.set_tag(self.parent_id, SITTINGS, str(sitting))
         self._of_each_trial = {"environment": name, **of_each_trial}
 
+    @property
+    def study_tags(self) -> dict[str, str]:
+        """The tags of the study's run, its origin among them."""
+        return dict(self.client.get_run(self.parent_id).data.tags)
+
     def start_trial(self, label: str, config: TrialConfig, number: int | None) -> str:
         """Open a nested run and log the trial's hyperparameters; returns the run's id."""
         tags = {
