@@ -19,6 +19,7 @@ FLOORS = (  # top to bottom
     ("cli", "__main__"),
     ("report",),
     ("studies",),
+    ("use",),
     ("registry",),
     ("training",),
     ("hashing",),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -480,26 +481,48 @@ def pull(
     )
 
 
-@app.command(epilog="Example: `dmlstudy embed digits-embedder@champion images/ -o embeddings.parquet`")
+@app.command(
+    epilog="Examples: `dmlstudy embed digits-embedder@champion images/ -o embeddings.parquet` ·"
+    " `dmlstudy embed model table.csv -o embeddings.parquet --workers 4`"
+)
 def embed(
     model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
-    input: Annotated[Path, typer.Argument(help="Image folder, image, .npy, .npz or .parquet file.")],
+    input: Annotated[
+        Path,
+        typer.Argument(
+            help="Image folder, image, .csv or .parquet table, .npy or .npz; vectors for models of these."
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The Parquet file to write.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Items computed at once.")] = 256,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+    workers: Annotated[int, typer.Option(min=1, help="Processes; more than one run on Ray.")] = 1,
+    address: AddressOption = None,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Embed images into a Parquet file with the columns id, label and embedding."""
+    """Embed images or vectors into a Parquet file with the columns id, label and embedding.
+
+    Broken off, it goes on from its parts when it is called again.
+    """
     from rich.progress import track
 
-    from dmlstudy.registry.embedding import embed_into
+    from dmlstudy.use.embedding import Job, embed_into, one_by_one
 
-    num, dim = embed_into(
-        _store(store, tracking_uri),
-        model,
-        input,
-        output,
-        lambda batches: track(batches, description="embedding", console=Console(stderr=True)),
-    )
+    run = one_by_one
+    if workers > 1 or address:
+        from dmlstudy.records import ResourcesConfig
+        from dmlstudy.studies.embedding import on_cluster
+
+        gpus = 1.0 if device == "cuda" else 0.0
+        run = on_cluster(address, ResourcesConfig(workers=workers, gpus_per_worker=gpus))
+
+    def follow(parts: Iterable[int], number: int) -> Iterable[int]:
+        return track(parts, description="embedding", total=number, console=Console(stderr=True))
+
+    with _model(model, store, tracking_uri) as folder:
+        job = Job(str(folder), str(input.absolute()), str(output.absolute()), batch_size, device)
+        num, dim = embed_into(job, run, follow)
     console.print(f"{num} embeddings of size {dim} in {output}", highlight=False)
 
 
@@ -514,6 +537,22 @@ def ui(
     place = _store(store)
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
     serve(place, port)
+
+
+@contextmanager
+def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Path]:
+    """A model's folder: one that was pulled, which needs no MLflow, or a verified copy of a registered one."""
+    from dmlstudy import model_folder
+    from dmlstudy.registry import kinds
+
+    if kinds.is_model(reference):
+        model_folder.verify(reference)
+        yield Path(reference).absolute()
+        return
+    from dmlstudy.registry.models import fetched
+
+    with fetched(_store(store, tracking_uri), reference) as folder:
+        yield folder.absolute()
 
 
 def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:

@@ -3,12 +3,13 @@
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
 from dmlstudy.data.closed import CLOSED, ClosedSet, as_features, load_closed
-from dmlstudy.data.datasets import DATASETS, load, load_images
+from dmlstudy.data.datasets import DATASETS, load
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
-from dmlstudy.data.images import ImageSet, LabelledImages, ZeroShotData
+from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
+from dmlstudy.data.inputs import Inputs, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
 from dmlstudy.data.loader import Loader
-from dmlstudy.data.parquet import read_embeddings, write_embeddings
+from dmlstudy.data.parquet import join_embeddings, read_embeddings, write_embeddings
 from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.tables import Features, load_features
 
@@ -22,8 +23,10 @@ __all__ = [
     "ClosedSet",
     "Counts",
     "Features",
+    "Fit",
     "Fold",
     "ImageSet",
+    "Inputs",
     "LabelledImages",
     "LazyImages",
     "Loader",
@@ -35,10 +38,12 @@ __all__ = [
     "as_features",
     "check_augmentation",
     "class_disjoint_folds",
+    "join_embeddings",
     "load",
     "load_closed",
     "load_features",
-    "load_images",
+    "open_images",
+    "open_vectors",
     "read_embeddings",
     "row_folds",
     "write_embeddings",

@@ -177,9 +177,11 @@ def _class_names(file: Any) -> Sequence[str]:
 
 
 def write_embeddings(
-    path: str | Path, ids: Sequence[str], labels: Sequence[str] | None, z_ND: NDArray[np.float32]
+    path: str | Path, ids: Sequence[str], labels: Sequence[str] | None, z_ND: NDArray[Any]
 ) -> None:
-    """Write columns id, label (null if unknown) and embedding (fixed-size list of float32), all or nothing.
+    """Write columns id, label (null if unknown) and embedding (fixed-size list), all or nothing.
+
+    The list is of float32, or of int8 where ``z_ND`` is: codes of +1 and -1.
 
     Raises ValueError if the folder is missing or the columns differ in length.
     """
@@ -189,7 +191,8 @@ def write_embeddings(
     if z_ND.ndim != 2 or len(ids) != len(z_ND) or (labels is not None and len(labels) != len(z_ND)):
         num_labels = "no" if labels is None else len(labels)
         raise ValueError(f"{path}: {len(ids)} ids, {num_labels} labels and embeddings of shape {z_ND.shape}")
-    values = pa.array(np.ascontiguousarray(z_ND, dtype=np.float32).reshape(-1))
+    dtype = np.int8 if z_ND.dtype == np.int8 else np.float32
+    values = pa.array(np.ascontiguousarray(z_ND, dtype=dtype).reshape(-1))
     table = pa.table(
         {
             "id": pa.array(list(ids), pa.string()),
@@ -198,6 +201,26 @@ def write_embeddings(
         }
     )
     _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+
+
+def join_embeddings(parts: Sequence[Path], path: str | Path) -> int:
+    """Put files of ``write_embeddings`` one after the other into one, all or nothing, a row group each; D.
+
+    Raises ValueError naming a part that is damaged or of another size or type than the first.
+    """
+    path = Path(path)
+    schema = _open(parts[0]).schema_arrow
+
+    def write(draft: Path) -> None:
+        with pq.ParquetWriter(draft, schema) as writer:
+            for part in parts:
+                table = _embeddings(part)
+                if table.schema != schema:
+                    raise ValueError(f"{part}: not of the columns of {parts[0]}; remove it and begin again")
+                writer.write_table(table)
+
+    _replace_atomically(path, write)
+    return int(schema.field("embedding").type.list_size)
 
 
 DRAFT = ".draft"
@@ -212,31 +235,42 @@ def _replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[np.float32]]:
-    """Read what ``write_embeddings`` wrote: ids, labels (None if unknown), z_ND.
+def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[Any]]:
+    """Read what ``write_embeddings`` wrote: ids, labels (None if unknown), z_ND of float32, or int8 of codes.
 
     Raises ValueError naming the file if it is missing, broken or not a file of embeddings.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    try:
-        table = _open(path).read()
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: damaged ({error})") from error
+    table = _embeddings(Path(path))
     schema = table.schema
-    if not {"id", "label", "embedding"} <= set(schema.names) or not pa.types.is_fixed_size_list(
-        schema.field("embedding").type
-    ):
-        raise ValueError(f"{path}: not a file of embeddings, its columns are {schema.names}")
     dim = schema.field("embedding").type.list_size
     values = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     labels = table["label"]
     return (
         table["id"].to_pylist(),
         None if labels.null_count == len(labels) else labels.to_pylist(),
-        values.astype(np.float32, copy=False).reshape(-1, dim),
+        values.astype(np.int8 if values.dtype == np.int8 else np.float32, copy=False).reshape(-1, dim),
     )
+
+
+def _embeddings(path: Path) -> Any:
+    """The table of a file of embeddings."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        table = _open(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+    names = table.schema.names
+    if not {"id", "label", "embedding"} <= set(names) or not pa.types.is_fixed_size_list(
+        table.schema.field("embedding").type
+    ):
+        raise ValueError(f"{path}: not a file of embeddings, its columns are {names}")
+    return table
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a Parquet file. Raises ValueError naming a file that cannot be read."""
+    return list(_open(path).schema_arrow.names)
 
 
 def read_columns(path: Path) -> dict[str, Any]:

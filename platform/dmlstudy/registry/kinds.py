@@ -6,6 +6,7 @@ Each is one function: inputs to embeddings or codes. Loading one waits for the l
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +20,28 @@ class Kind(NamedTuple):
 
     name: str
     add_program: Callable[[Path], None] | None
-    load: Callable[[Path], Compute]
+    load: Callable[[Path, str, int], Compute]
 
 
-def _load_embedder(folder: Path) -> Compute:
+class Takes(NamedTuple):
+    """What a model is to be given: images of a size and channels, or vectors of so many features."""
+
+    image_size: int | None
+    channels: int
+    num_features: int
+
+
+def _load_embedder(folder: Path, device: str, batch_size: int) -> Compute:
     """Images uint8 (N, H, W, C), or float32 vectors (N, F), to float32 unit vectors (N, D)."""
+    import torch
+
     from dmlstudy import embedders
 
-    return functools.partial(embedders.embed, embedders.load(folder))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device(device)
+    embedder = embedders.load(folder).to(place)
+    return functools.partial(embedders.embed, embedder, batch_size=batch_size, device=place)
 
 
 def _add_program(folder: Path) -> None:
@@ -35,14 +50,14 @@ def _add_program(folder: Path) -> None:
     embedders.add_program(folder)
 
 
-def _load_codes(folder: Path) -> Compute:
+def _load_codes(folder: Path, device: str, batch_size: int) -> Compute:
     """Features float32 (N, F) to codes of +1 and -1, int8 (N, bits)."""
     from dmlstudy import hashing
 
     return hashing.load(folder).codes
 
 
-def _load_learner(folder: Path) -> Compute:
+def _load_learner(folder: Path, device: str, batch_size: int) -> Compute:
     """Features float32 (N, D) to float32 vectors whose squared distances are the layers', weighted by alpha."""
     from dmlstudy import online
 
@@ -70,18 +85,35 @@ def is_model(folder: str | Path) -> bool:
     return any((Path(folder) / description).is_file() for description in KINDS)
 
 
-def takes_images(folder: str | Path) -> bool:
-    """Whether the model's inputs are images, and not vectors."""
-    path = Path(folder) / "embedder.json"
-    return path.is_file() and bool(model_folder.read_json(path)["architecture"]["image_size"])
+def takes(folder: str | Path) -> Takes:
+    """What the model in a folder is to be given. Raises ValueError for a folder of none."""
+    kind_of(folder)
+    (path,) = (Path(folder) / name for name in KINDS if (Path(folder) / name).is_file())
+    description = model_folder.read_json(path)
+    architecture = description.get("architecture")
+    if architecture is None:
+        return Takes(None, 0, int(description["input"]["features"]))
+    size = architecture["image_size"]
+    return Takes(
+        size[0] if size else None, architecture["in_channels"], 0 if size else architecture["in_channels"]
+    )
 
 
-def verified(folder: str | Path) -> Compute:
-    """The model in a folder, after each file was checked. Raises ValueError naming the file at fault."""
+def verified(folder: str | Path, *, device: str = "cpu", batch_size: int = 256) -> Compute:
+    """The model in a folder, after each file was checked.
+
+    An embedder computes on ``device``, for "auto" on a GPU if there is one; the others on the CPU. Raises ValueError
+    naming the file at fault.
+    """
     folder = Path(folder)
     kind = kind_of(folder)
     model_folder.verify(folder)
-    return kind.load(folder)
+    return kind.load(folder, device, batch_size)
+
+
+def fingerprint(folder: str | Path) -> str:
+    """The SHA-256 (hex) of the manifest, which lists that of every file."""
+    return hashlib.sha256((Path(folder) / model_folder.MANIFEST).read_bytes()).hexdigest()
 
 
 def extra(folder: str | Path) -> dict[str, Any]:
