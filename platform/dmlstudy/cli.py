@@ -526,6 +526,75 @@ def embed(
     console.print(f"{num} embeddings of size {dim} in {output}", highlight=False)
 
 
+@app.command(
+    epilog="Examples: `dmlstudy index embeddings.parquet -o gallery` ·"
+    " `dmlstudy index embeddings.parquet -o gallery --kind ivf`"
+)
+def index(
+    embeddings: Annotated[Path, typer.Argument(help="A file that `dmlstudy embed` wrote.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make.")],
+    kind: Annotated[
+        str, typer.Option(help="flat (exact), ivf, ivf_pq (in a fraction of the memory) or hnsw.")
+    ] = "flat",
+) -> None:
+    """Make a gallery of embeddings, to be searched by `dmlstudy retrieve` and `dmlstudy serve`."""
+    from dmlstudy.use.gallery import build
+
+    gallery = build(embeddings, output, kind)  # type: ignore[arg-type]
+    console.print(
+        f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})", highlight=False
+    )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy retrieve model gallery query.png -k 5` ·"
+    " `dmlstudy retrieve digits-embedder gallery queries/ --sheet found.html`"
+)
+def retrieve(
+    model: Annotated[
+        str, typer.Argument(help="The model the gallery was made with, registered or a folder.")
+    ],
+    gallery: Annotated[Path, typer.Argument(help="A folder that `dmlstudy index` made.")],
+    query: Annotated[Path, typer.Argument(help="An image, or anything else that `dmlstudy embed` takes.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Items for each query.")] = 10,
+    rerank: Annotated[
+        str, typer.Option(help="auto (what the model has a head for), none, structure or layers.")
+    ] = "auto",
+    among: Annotated[
+        int, typer.Option(min=1, help="Items of the index that are put in a better order.")
+    ] = 100,
+    sheet: Annotated[
+        Optional[Path], typer.Option("--sheet", help="Also write an HTML page of pictures.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, one line for each item.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Find the nearest items of a gallery for each query."""
+    from dmlstudy.use.embedding import opened
+    from dmlstudy.use.gallery import open_gallery
+    from dmlstudy.use.retrieving import retrieve as find
+    from dmlstudy.use.retrieving import write_contact_sheet
+    from dmlstudy.use.search import Searcher
+
+    with _model(model, store, tracking_uri) as folder:
+        searcher = Searcher(folder, open_gallery(gallery), rerank=rerank, among=among)  # type: ignore[arg-type]
+        queries = opened(folder, query)
+        hits = find(searcher, queries, k)
+        if sheet is not None:
+            write_contact_sheet(sheet, folder, searcher, queries, hits)
+    if json:
+        for hit in (hit for own in hits for hit in own):
+            print(hit.model_dump_json())
+        return
+    rows = [
+        (hit.query, str(hit.rank), hit.id, hit.label or "", f"{hit.distance:.4f}")
+        for own in hits
+        for hit in own
+    ]
+    _show_table(("query", "rank", "item", "label", "distance"), rows)
+
+
 @app.command(epilog="Example: `dmlstudy ui --port 5000`")
 def ui(
     port: Annotated[int, typer.Option(help="Where the page listens, on loopback only.")] = 5000,

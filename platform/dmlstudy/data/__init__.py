@@ -9,7 +9,14 @@ from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
 from dmlstudy.data.loader import Loader
-from dmlstudy.data.parquet import join_embeddings, read_embeddings, write_embeddings
+from dmlstudy.data.parquet import (
+    embeddings_origin,
+    join_embeddings,
+    read_embeddings,
+    read_items,
+    write_embeddings,
+    write_items,
+)
 from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.tables import Features, load_features
 
@@ -38,6 +45,7 @@ __all__ = [
     "as_features",
     "check_augmentation",
     "class_disjoint_folds",
+    "embeddings_origin",
     "join_embeddings",
     "load",
     "load_closed",
@@ -45,6 +53,8 @@ __all__ = [
     "open_images",
     "open_vectors",
     "read_embeddings",
+    "read_items",
     "row_folds",
     "write_embeddings",
+    "write_items",
 ]

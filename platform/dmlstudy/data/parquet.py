@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,25 +203,50 @@ def write_embeddings(
     _replace_atomically(path, lambda draft: pq.write_table(table, draft))
 
 
-def join_embeddings(parts: Sequence[Path], path: str | Path) -> int:
+def join_embeddings(parts: Sequence[Path], path: str | Path, origin: Mapping[str, str]) -> int:
     """Put files of ``write_embeddings`` one after the other into one, all or nothing, a row group each; D.
 
-    Raises ValueError naming a part that is damaged or of another size or type than the first.
+    ``origin`` is kept in the file's metadata, for ``embeddings_origin``. Raises ValueError naming a part that is
+    damaged, or of another size or type than the first.
     """
     path = Path(path)
     schema = _open(parts[0]).schema_arrow
 
     def write(draft: Path) -> None:
-        with pq.ParquetWriter(draft, schema) as writer:
+        with pq.ParquetWriter(draft, schema.with_metadata({_ORIGIN: json.dumps(dict(origin))})) as writer:
             for part in parts:
                 table = _embeddings(part)
-                if table.schema != schema:
+                if not table.schema.equals(schema):
                     raise ValueError(f"{part}: not of the columns of {parts[0]}; remove it and begin again")
-                writer.write_table(table)
+                writer.write_table(table.replace_schema_metadata({_ORIGIN: json.dumps(dict(origin))}))
 
     _replace_atomically(path, write)
     return int(schema.field("embedding").type.list_size)
 
+
+def embeddings_origin(path: str | Path) -> dict[str, str]:
+    """What ``join_embeddings`` noted with a file; empty of another. Raises ValueError for one that cannot be read."""
+    noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_ORIGIN)
+    return {} if noted is None else dict(json.loads(noted))
+
+
+def write_items(path: Path, ids: Sequence[str], labels: Sequence[str] | None) -> None:
+    """Write the columns id and label (null if unknown)."""
+    known = pa.nulls(len(ids), pa.string()) if labels is None else pa.array(labels, pa.string())
+    table = pa.table({"id": pa.array(list(ids), pa.string()), "label": known})
+    _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+
+
+def read_items(path: Path) -> tuple[list[str], list[str] | None]:
+    """Read what ``write_items`` wrote. Raises ValueError naming a file that is missing or cannot be read."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    columns = read_columns(path)
+    labels = columns["label"]
+    return columns["id"], None if None in labels else labels
+
+
+_ORIGIN = b"dmlstudy"
 
 DRAFT = ".draft"
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dmlstudy import model_folder
 from dmlstudy.model_folder import Compute
 
@@ -109,6 +112,47 @@ def verified(folder: str | Path, *, device: str = "cpu", batch_size: int = 256) 
     kind = kind_of(folder)
     model_folder.verify(folder)
     return kind.load(folder, device, batch_size)
+
+
+class Parts(NamedTuple):
+    """What re-ranking needs of a model: ``embed`` gives the embeddings and, with a structure head, omega beside them.
+
+    ``layers``, of an embedding that is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L], is the sizes and alpha.
+    """
+
+    embed: Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[np.float32] | None]]
+    has_structure: bool
+    layers: tuple[list[int], NDArray[np.float64]] | None
+
+
+def parts(folder: str | Path, device: str = "cpu") -> Parts:
+    """The parts of the model in a folder, after each file was checked. Raises ValueError as ``verified``."""
+    folder = Path(folder)
+    kind = kind_of(folder)
+    model_folder.verify(folder)
+    if kind.name == "hashing model":
+        from dmlstudy import hashing
+
+        model = hashing.load(folder)
+        has_omega = model.structure is not None
+        return Parts(
+            lambda x_NF: (model.codes(x_NF), model.omega(x_NF) if has_omega else None), has_omega, None
+        )
+    if kind.name == "online learner":
+        from dmlstudy import online
+
+        learned = online.load(folder)
+        sizes = [f_1E.shape[1] for f_1E in learned.learner.embed(np.zeros((1, learned.learner.num_features)))]
+        layers = (sizes, learned.learner.layer_weights) if len(sizes) > 1 else None
+        return Parts(lambda x_ND: (learned.embed(x_ND), None), has_structure=False, layers=layers)
+    from dmlstudy import embedders
+
+    embedder = embedders.load(folder)
+    return Parts(
+        functools.partial(embedders.embed_with_structure, embedder, device=device),
+        embedder.structure_head is not None,
+        embedder.layers,
+    )
 
 
 def fingerprint(folder: str | Path) -> str:

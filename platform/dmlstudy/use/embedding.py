@@ -114,7 +114,8 @@ def embed_into(
     missing = [number for number in numbers if not job.part(number).is_file()]
     for _ in follow(run(job, missing), len(missing)):
         pass
-    dim = data.join_embeddings([job.part(number) for number in numbers], output)
+    origin = {"model": kinds.fingerprint(job.model), "source": job.inputs}
+    dim = data.join_embeddings([job.part(number) for number in numbers], output, origin)
     shutil.rmtree(job.parts)
     return num_items, dim
 
