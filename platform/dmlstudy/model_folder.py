@@ -51,17 +51,25 @@ def add_example(folder: Path, x_N: NDArray[Any] | None, compute: Compute) -> Non
 
 def example(folder: str | Path) -> NDArray[Any] | None:
     """The inputs of a folder's example; None without one."""
-    path = Path(folder) / EXAMPLE
-    return load_file(path)["x"] if path.is_file() else None
+    kept = _example(folder)
+    return None if kept is None else kept[0]
 
 
 def largest_deviation(folder: str | Path, compute: Compute) -> float | None:
     """The largest difference between the example's outputs as saved and as computed now; None without one."""
+    kept = _example(folder)
+    if kept is None:
+        return None
+    x_N, z_N = kept
+    return float(np.abs(compute(x_N).astype(np.float64) - z_N).max(initial=0))
+
+
+def _example(folder: str | Path) -> tuple[NDArray[Any], NDArray[Any]] | None:
     path = Path(folder) / EXAMPLE
     if not path.is_file():
         return None
     kept = load_file(path)
-    return float(np.abs(compute(kept["x"]).astype(np.float64) - kept["z"]).max(initial=0))
+    return kept["x" if "x" in kept else "images"], kept["z"]  # images: as long as there were only embedders
 
 
 def seal(folder: str | Path) -> None:

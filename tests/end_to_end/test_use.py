@@ -48,11 +48,11 @@ def test_the_champion_computes_what_training_computed(finished: Finished, pulled
     example = load_file(pulled / "example.safetensors")
     mlflow.set_tracking_uri(f"sqlite:///{finished.store / 'mlflow.db'}")
     model = mlflow.pyfunc.load_model("models:/digits-embedder@champion")
-    z_ND = model.predict(example["images"])
+    z_ND = model.predict(example["x"])
     np.testing.assert_allclose(z_ND, example["z"], atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(z_ND, axis=1), 1, atol=1e-6)
     test = data.load("digits").test
-    np.testing.assert_array_equal(example["images"], test.images_NHWC[:8])
+    np.testing.assert_array_equal(example["x"], test.images_NHWC[:8])
     scores = retrieval.evaluate(model.predict(test.images_NHWC), test.labels_N)
     client = mlflow.MlflowClient()
     version = client.get_model_version_by_alias("digits-embedder", "champion")
@@ -64,7 +64,7 @@ def test_the_champion_computes_what_training_computed(finished: Finished, pulled
 
 def test_the_pulled_folder_works_with_torch_alone(pulled: Path, tmp_path: Path) -> None:
     example = load_file(pulled / "example.safetensors")
-    np.save(tmp_path / "images.npy", example["images"])
+    np.save(tmp_path / "images.npy", example["x"])
     arguments = [pulled / "embedder.pt2", tmp_path / "images.npy", tmp_path / "z.npy"]
     subprocess.run([sys.executable, "-c", TORCH_ALONE, *map(str, arguments)], check=True, timeout=120)
     np.testing.assert_allclose(np.load(tmp_path / "z.npy"), example["z"], atol=1e-6)
@@ -72,7 +72,7 @@ def test_the_pulled_folder_works_with_torch_alone(pulled: Path, tmp_path: Path) 
 
 def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_path: Path) -> None:
     example = load_file(pulled / "example.safetensors")
-    np.savez(tmp_path / "some.npz", images=example["images"])
+    np.savez(tmp_path / "some.npz", images=example["x"])
     for number, model in enumerate(("digits-embedder@champion", pulled)):
         output = tmp_path / f"{number}.parquet"
         result = called("embed", model, tmp_path / "some.npz", "-o", output, "--store", finished.store)

@@ -10,6 +10,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from dmlstudy import hashing, model_folder, online
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
@@ -116,3 +117,13 @@ def test_what_cannot_be_registered_or_pulled(store: Store, tmp_path: Path) -> No
         models.register(store, "x", tmp_path / "model", run_id="0", metrics={}, tags={}, card="")
     with pytest.raises(StoreError, match="no model 'nothing'"):
         models.pull(store, "nothing", tmp_path / "pulled")
+
+
+def test_an_example_from_before_there_were_other_kinds_is_read(tmp_path: Path) -> None:
+    compute = learner(tmp_path / "model")
+    path = tmp_path / "model" / model_folder.EXAMPLE
+    kept = load_file(path)
+    save_file({"images": kept["x"], "z": kept["z"]}, path)
+    model_folder.seal(tmp_path / "model")
+    np.testing.assert_array_equal(model_folder.example(tmp_path / "model"), X[:4])
+    assert model_folder.largest_deviation(tmp_path / "model", compute) == 0
