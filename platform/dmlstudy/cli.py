@@ -595,6 +595,54 @@ def retrieve(
     _show_table(("query", "rank", "item", "label", "distance"), rows)
 
 
+@app.command(
+    epilog="Examples: `dmlstudy serve digits-embedder --gallery gallery` ·"
+    " `DMLSTUDY_TOKEN=... dmlstudy serve model --host 0.0.0.0`"
+)
+def serve(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    gallery: Annotated[
+        Optional[Path],
+        typer.Option("--gallery", help="A folder that `dmlstudy index` made, to retrieve from."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; beyond loopback a token is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port.")] = 8080,
+    token_file: Annotated[
+        Optional[Path],
+        typer.Option("--token-file", help="Its first line is the token (or DMLSTUDY_TOKEN is)."),
+    ] = None,
+    rerank: Annotated[
+        str, typer.Option(help="auto (what the model has a head for), none, structure or layers.")
+    ] = "auto",
+    among: Annotated[
+        int, typer.Option(min=1, help="Items of the index that are put in a better order.")
+    ] = 100,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve, GET /health and /ready."""
+    from dmlstudy.use import server
+
+    token = os.environ.get("DMLSTUDY_TOKEN") or None
+    if token_file is not None:
+        token = (token_file.read_text(encoding="utf-8").splitlines() or [""])[0].strip()
+    server.check_token(host, token)
+    with _model(model, store, tracking_uri) as folder:
+        service = server.Service(
+            folder,
+            gallery,
+            server.Limits(),
+            rerank=rerank,
+            among=among,
+            device=device,  # type: ignore[arg-type]
+        )
+        console.print(f"{model} on http://{host}:{port} (Ctrl-C ends it)", highlight=False)
+        server.serve(service, host, port, token)
+
+
 @app.command(epilog="Example: `dmlstudy ui --port 5000`")
 def ui(
     port: Annotated[int, typer.Option(help="Where the page listens, on loopback only.")] = 5000,

@@ -6,7 +6,7 @@ from dmlstudy.data.closed import CLOSED, ClosedSet, as_features, load_closed
 from dmlstudy.data.datasets import DATASETS, load
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
 from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
-from dmlstudy.data.inputs import Inputs, open_images, open_vectors
+from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
 from dmlstudy.data.loader import Loader
 from dmlstudy.data.parquet import (
@@ -45,6 +45,7 @@ __all__ = [
     "as_features",
     "check_augmentation",
     "class_disjoint_folds",
+    "decode_images",
     "embeddings_origin",
     "join_embeddings",
     "load",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -313,6 +314,21 @@ def opened(encoded: bytes, name: str) -> Any:
     if mode.startswith(("I", "F")):
         raise ValueError(f"{name}: image mode {mode} has more than 8 bits per channel; convert it to 8")
     return pixels
+
+
+def check_pixels(encoded: bytes, name: str, most: int) -> None:
+    """Raises DamagedImage for what is no picture, ValueError for one that has more pixels; nothing is decoded."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(encoded)) as picture:
+                width, height = picture.size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DamagedImage(f"{name}: not a readable image ({error})") from error
+    if width * height > most:
+        raise ValueError(f"{name}: {width} x {height} pixels; at most {most} in all")
 
 
 def resize(images_NHWC: Images, image_size: int | None) -> Images:

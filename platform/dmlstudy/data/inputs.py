@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.data import tables
 from dmlstudy.data.datasets import image_files
-from dmlstudy.data.images import Fit, decode, resize, stack, with_channels
+from dmlstudy.data.images import Fit, check_pixels, decode, resize, stack, with_channels
 from dmlstudy.data.loader import in_threads
 from dmlstudy.data.parquet import PictureTable, column_names, read_columns
 from dmlstudy.data.pictures import Files, Pictures, encoded
@@ -88,6 +88,21 @@ def open_vectors(path: str | Path, num_features: int) -> Inputs:
     }
     ids = named.get("id", [str(row) for row in range(len(x_NF))])
     return Inputs(ids, named.get("label"), lambda part: x_NF[part.start : part.stop], _stamp(path))
+
+
+def decode_images(encoded: Sequence[bytes], fit: Fit, channels: int, max_pixels: int) -> NDArray[np.uint8]:
+    """Pictures that are no files, as ``open_images`` reads them; none of more than ``max_pixels`` is decoded.
+
+    Raises ValueError naming the picture, by its number from 0, that is none or too large.
+    """
+    places = [f"image {number}" for number in range(len(encoded))]
+    for place, each in zip(places, encoded, strict=True):
+        check_pixels(each, place, max_pixels)
+    seen = (
+        with_channels(decode(each, place, fit)[None], channels)[0]
+        for place, each in zip(places, encoded, strict=True)
+    )
+    return stack(zip(places, seen, strict=True), len(encoded))
 
 
 def _existing(path: str | Path) -> Path:

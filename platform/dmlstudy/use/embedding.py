@@ -83,12 +83,19 @@ def opened(model: str | Path, inputs: str | Path) -> Inputs:
 
     Raises ValueError naming what is missing, or of another kind.
     """
+    takes, fit = kinds.takes(model), fit_of(model)
+    if fit is None:
+        return data.open_vectors(inputs, takes.num_features)
+    return data.open_images(inputs, fit, takes.channels)
+
+
+def fit_of(model: str | Path) -> Fit | None:
+    """How pictures become the model's images, as in its training; None for a model of vectors."""
     takes = kinds.takes(model)
     if takes.image_size is None:
-        return data.open_vectors(inputs, takes.num_features)
+        return None
     trained_on = kinds.extra(model).get("config", {}).get("data", {})
-    fit = Fit(takes.image_size, trained_on.get("resize_to"), trained_on.get("keep_aspect", True))
-    return data.open_images(inputs, fit, takes.channels)
+    return Fit(takes.image_size, trained_on.get("resize_to"), trained_on.get("keep_aspect", True))
 
 
 def embed_into(
