@@ -31,6 +31,7 @@ from dmlstudy.use.search import Searcher
 from dmlstudy.use.server import Limits, Service, app
 
 TOKEN = "0123456789abcdef-a-token"
+AS_PNG = {"content-type": "image/png"}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_embed_is_what_the_model_computes(
     answer = client.post("/embed", json=as_json(*(file.read_bytes() for file in files))).json()
     assert (answer["model"], answer["dim"]) == (kinds.fingerprint(models["structure"]), 6)
     np.testing.assert_allclose(answer["embeddings"], expected, atol=1e-6)
-    alone = client.post("/embed", content=files[0].read_bytes(), headers={"content-type": "image/png"}).json()
+    alone = client.post("/embed", content=files[0].read_bytes(), headers=AS_PNG).json()
     np.testing.assert_allclose(alone["embeddings"], expected[:1], atol=1e-6)
 
 
@@ -80,9 +81,7 @@ def test_retrieve_is_what_the_searcher_finds(
     queries = opened(models["structure"], pictures)
     expected = retrieve(Searcher(models["structure"], open_gallery(gallery)), queries, 7)
     file = sorted(pictures.rglob("*.png"))[4]
-    answer = client.post(
-        "/retrieve?k=7", content=file.read_bytes(), headers={"content-type": "image/png"}
-    ).json()
+    answer = client.post("/retrieve?k=7", content=file.read_bytes(), headers=AS_PNG).json()
     (found,) = answer["results"]
     assert [each["id"] for each in found] == [hit.id for hit in expected[4]]
     assert [each["label"] for each in found] == [hit.label for hit in expected[4]]
@@ -112,20 +111,20 @@ def bomb() -> bytes:
     [
         (
             "/embed",
-            {"content": b"junk", "headers": {"content-type": "image/png"}},
+            {"content": b"junk", "headers": AS_PNG},
             422,
             "image 0: not a readable image",
         ),
-        ("/embed", {"content": bomb(), "headers": {"content-type": "image/png"}}, 422, "image 0: "),
+        ("/embed", {"content": bomb(), "headers": AS_PNG}, 422, "image 0: "),
         (
             "/embed",
-            {"content": png(120), "headers": {"content-type": "image/png"}},
+            {"content": png(120), "headers": AS_PNG},
             422,
             "120 x 120 pixels; at most 10000",
         ),
         (
             "/embed",
-            {"content": b"", "headers": {"content-type": "image/png"}},
+            {"content": b"", "headers": AS_PNG},
             422,
             "image 0: not a readable image",
         ),
@@ -150,7 +149,7 @@ def bomb() -> bytes:
         ("/embed", {"json": as_json(*[png()] * 5)}, 413, "5 items; at most 4"),
         (
             "/embed",
-            {"content": b"0" * 300_000, "headers": {"content-type": "image/png"}},
+            {"content": b"0" * 300_000, "headers": AS_PNG},
             413,
             "at most 200000",
         ),
@@ -172,7 +171,7 @@ def test_bad_requests_are_refused_in_one_line(
 
 def test_a_body_of_unknown_length_is_cut_off(client: TestClient) -> None:
     chunks = (b"0" * 50_000 for _ in range(100))
-    answer = client.post("/embed", content=chunks, headers={"content-type": "image/png"})
+    answer = client.post("/embed", content=chunks, headers=AS_PNG)
     assert answer.status_code == 413
     assert client.get("/embed").status_code == 405
 
@@ -186,7 +185,7 @@ def test_models_of_vectors(models: dict[str, Path]) -> None:
             content = str({"vectors": vectors}).replace("'", '"').replace("nan", "NaN")
             answer = client.post("/embed", content=content, headers={"content-type": "application/json"})
             assert answer.status_code == 422, vectors
-        answer = client.post("/embed", content=png(), headers={"content-type": "image/png"})
+        answer = client.post("/embed", content=png(), headers=AS_PNG)
         assert (answer.status_code, "takes vectors" in answer.json()["error"]) == (415, True)
         answer = client.post("/retrieve", json={"vectors": x.tolist()})
         assert (answer.status_code, "has no gallery" in answer.json()["error"]) == (404, True)
