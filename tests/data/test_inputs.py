@@ -70,8 +70,8 @@ def test_parquet_of_pictures(folder: Path, tmp_path: Path) -> None:
     found = data.open_images(tmp_path / "x.parquet", Fit(), 1)
     assert (found.ids, found.labels) == (["0.png", "1.png"], None)
     np.testing.assert_array_equal(whole(found), data.open_images(folder / "a", Fit(), 1).read(range(2)))
-    pq.write_table(pa.table({"image": rows, "label": ["ant", "bee"]}), tmp_path / "y.parquet")
-    assert data.open_images(tmp_path / "y.parquet", Fit(), 1).labels == ["ant", "bee"]
+    pq.write_table(pa.table({"image": rows, "label": [7, 5]}), tmp_path / "y.parquet")
+    assert data.open_images(tmp_path / "y.parquet", Fit(), 1).labels == ["7", "5"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

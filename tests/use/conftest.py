@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folders of a plain embedder, one with a structure head, one with several depths, codes and a learner."""
     root = tmp_path_factory.mktemp("models")
     embedder(root / "plain")
-    embedder(root / "structure", structure="sphere")
+    embedder(root / "structure", structure="official")
     embedder(root / "depth", head_depth=1)
     codes(root / "codes")
     learner(root / "learner")

@@ -65,9 +65,8 @@ def offer(store: Store, version: RegisteredVersion, second: RegisteredVersion | 
         return known[-1]
     champion = _champion(store, version.name)
     if champion is None or champion.version == version.version:
-        return _decided(
-            store, version, None, f"first version, of {version.family} in the study {version.study}"
-        )
+        reason = f"first version, of {version.family} in the study {version.study}"
+        return _decided(store, version, None, reason, second=second)
     return _challenged(store, version, champion)
 
 
