@@ -34,15 +34,20 @@ class Takes(NamedTuple):
     num_features: int
 
 
-def _load_embedder(folder: Path, device: str, batch_size: int) -> Compute:
-    """Images uint8 (N, H, W, C), or float32 vectors (N, F), to float32 unit vectors (N, D)."""
+def _place(device: str) -> str:
+    """The device itself; of "auto" a GPU if there is one."""
     import torch
 
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _load_embedder(folder: Path, device: str, batch_size: int) -> Compute:
+    """Images uint8 (N, H, W, C), or float32 vectors (N, F), to float32 unit vectors (N, D)."""
     from dmlstudy import embedders
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
+    place = _place(device)
     embedder = embedders.load(folder).to(place)
     return functools.partial(embedders.embed, embedder, batch_size=batch_size, device=place)
 
@@ -147,9 +152,10 @@ def parts(folder: str | Path, device: str = "cpu") -> Parts:
         return Parts(lambda x_ND: (learned.embed(x_ND), None), has_structure=False, layers=layers)
     from dmlstudy import embedders
 
-    embedder = embedders.load(folder)
+    place = _place(device)
+    embedder = embedders.load(folder).to(place)
     return Parts(
-        functools.partial(embedders.embed_with_structure, embedder, device=device),
+        functools.partial(embedders.embed_with_structure, embedder, device=place),
         embedder.structure_head is not None,
         embedder.layers,
     )

@@ -152,7 +152,8 @@ class Service:
 
     def _vectors(self, rows: list[Any]) -> NDArray[np.float32]:
         try:
-            x_NF = np.array(rows, dtype=np.float32)
+            with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
+                x_NF = np.array(rows, dtype=np.float64).astype(np.float32)
         except (TypeError, ValueError, OverflowError):
             raise Refused(422, "vectors must be numbers, equally many in each") from None
         if x_NF.ndim != 2 or x_NF.shape[1] != self._takes.num_features or not np.isfinite(x_NF).all():
