@@ -16,6 +16,8 @@ import binascii
 import hmac
 import ipaddress
 import json
+import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -250,6 +252,7 @@ def serve(service: Service, host: str, port: int, token: str | None, *, grace_se
     Raises ValueError for a host beyond loopback without a token, or with a short one.
     """
     check_token(host, token)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again once it has ended gracefully
     uvicorn.run(
         app(service, token),
         host=host,
