@@ -73,9 +73,11 @@ def ends(seed: int, eta: float) -> list[float]:
     return [auc(alone), auc(anew), auc(raced)]
 
 
-def interval(values: np.ndarray) -> str:
+def interval(values: np.ndarray, sign: str = "") -> str:
     estimate = Estimate.of(values.tolist())
-    return f"{estimate.mean:+.3f}" + ("" if estimate.half_width is None else f" ± {estimate.half_width:.3f}")
+    return f"{estimate.mean:{sign}.3f}" + (
+        "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
+    )
 
 
 def main() -> None:
@@ -90,7 +92,10 @@ def main() -> None:
     for eta in options.eta:
         found = np.array([ends(seed, eta) for seed in range(options.seeds)])
         for name, values in zip(("goes on", "begins anew at once", "reopen: a race"), found.T, strict=True):
-            print(f"| {eta:g} | {name} | {interval(values)} | {interval(values - found[:, 0])} |", flush=True)
+            print(
+                f"| {eta:g} | {name} | {interval(values)} | {interval(values - found[:, 0], '+')} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
