@@ -20,19 +20,19 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from scipy.stats import t as student
 from sklearn.datasets import load_digits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "platform"))
 from dmlstudy import online
 from dmlstudy.online import constraints, stream
 from dmlstudy.online.drift import Watch
+from dmlstudy.registry.leaderboard import Estimate
 
 HALF, TRAIN, PAIRS = 6000, 1000, 2000
 
 
 def ends(seed: int, eta: float) -> list[float]:
-    """AUC by the new classes: alone, anew at once, with a race; and whether drift was heard, and the race won."""
+    """AUC by the new classes: alone, anew at once, with a race. When drift was heard goes to stderr."""
     digits = load_digits()
     x_ND = digits.data - digits.data.mean(axis=0)
     x_ND /= np.linalg.norm(x_ND, axis=1, keepdims=True)
@@ -73,9 +73,11 @@ def ends(seed: int, eta: float) -> list[float]:
     return [auc(alone), auc(anew), auc(raced)]
 
 
-def interval(values: np.ndarray) -> str:
-    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return f"{values.mean():+.3f} ± {half:.3f}"
+def interval(values: np.ndarray, sign: str = "") -> str:
+    estimate = Estimate.of(values.tolist())
+    return f"{estimate.mean:{sign}.3f}" + (
+        "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
+    )
 
 
 def main() -> None:
@@ -90,7 +92,10 @@ def main() -> None:
     for eta in options.eta:
         found = np.array([ends(seed, eta) for seed in range(options.seeds)])
         for name, values in zip(("goes on", "begins anew at once", "reopen: a race"), found.T, strict=True):
-            print(f"| {eta:g} | {name} | {interval(values)} | {interval(values - found[:, 0])} |", flush=True)
+            print(
+                f"| {eta:g} | {name} | {interval(values)} | {interval(values - found[:, 0], '+')} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     .venv/bin/python tests/benchmarks/online_table.py cifar10-online --store dmlstudy_store
 
 Mean over the verdict's shuffles with a 95% t-interval; the paper has mean and standard deviation over 10 shuffles.
-The last column is the outcome of the paired t-test of OAHU against the row, on accuracy, over the same shuffles
-(Holm's correction for all pairs of the study); below, win/tie/loss.
+The last column is win/tie/loss of OAHU against the row by the paired t-test on accuracy over the same shuffles, with
+Holm's correction for all pairs of the study. The paper's numbers are of its Table 3, two digits each.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from dmlstudy.studies import checks, spec
 from dmlstudy.studies.estimate import describe
 from dmlstudy.studies.spec import SpecError
 from dmlstudy.studies.verdict import Verdicts
+from dmlstudy.training import streams
 from dmlstudy.training.learner import derived_seed
 from dmlstudy.training.trial import run_trial
 
@@ -146,6 +147,25 @@ def test_it_is_estimated_and_described() -> None:
     found = study()
     lines = describe(found, checks.check_parts(found), measure=True)
     assert lines[-1].startswith("time: at most about")
+    (line,) = (line for line in lines if line.startswith("split: "))
+    assert line.startswith(
+        "split: all 1797 are shuffled by each verdict seed and cut in halves; the search has 2 fold(s)"
+    )
+    own = study(online={"split": "own"})
+    lines = describe(own, checks.check_parts(own), measure=False)
+    assert not [line for line in lines if line.startswith("split: ")]
+
+
+def test_what_is_done_after_a_drift_is_the_studys_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    whole = streams.learn
+    monkeypatch.setattr(
+        streams, "learn", lambda *given, **named: told.append(named) or whole(*given, **named)
+    )
+    choice = {"on_drift": "reopen", "sensitivity": 0.5, "probation": 100}
+    reports, _ = trial("oahu", of=study(online={**study().file.online, **choice}))
+    assert choice.items() <= told[0].items()
+    assert {"num_drifts", "num_reopened"} <= reports[-1].metrics.keys()
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ class OAHU(OnlineLearner):
         slope_L3H = np.empty_like(hidden_L3H)
         f_L3E = np.empty((self.num_hidden + 1, 3, size), self._dtype)
         hidden_LHH, theta_LHE, bias_LH = self._hidden_LHH, self._theta_LHE, self._bias_LH
+        step_LHH, step_LHE = np.empty_like(hidden_LHH), np.empty_like(theta_LHE)
         loss_T, is_used_T = np.empty(num_triplets), np.empty(num_triplets, bool)
         for number in range(num_triplets):
             row = 3 * number
@@ -192,8 +193,8 @@ class OAHU(OnlineLearner):
             step_RV[row : row + 3, :size] = slope_L3E[0]
             if self.num_hidden:
                 step_RV[row : row + 3, size:] = slope_L3H[0]
-                theta_LHE += hidden_L3H.transpose(0, 2, 1) @ slope_L3E[1:]
-                hidden_LHH += hidden_L3H[:-1].transpose(0, 2, 1) @ slope_L3H[1:]
+                theta_LHE += np.matmul(hidden_L3H.transpose(0, 2, 1), slope_L3E[1:], out=step_LHE)
+                hidden_LHH += np.matmul(hidden_L3H[:-1].transpose(0, 2, 1), slope_L3H[1:], out=step_LHH)
                 bias_LH += slope_L3H.sum(axis=1)
             self._alpha_L = hedged(self._alpha_L, loss_L, self.beta, self.smoothing, self.rule)
         self._input_DV += x_RD.T @ step_RV
@@ -201,10 +202,10 @@ class OAHU(OnlineLearner):
 
     def _loss(self, raw_L3E: Reals) -> tuple[Floats, Reals]:
         """ABTL of each layer, and the gradient of sum_l alpha^l ABTL^l by the embeddings before they are normalised."""
-        inverse_L31 = _inverse(np.sqrt(np.einsum("lce,lce->lc", raw_L3E, raw_L3E)))[:, :, None]
+        inverse_L31 = _inverse(np.sqrt(np.vecdot(raw_L3E, raw_L3E)))[:, :, None]
         f_L3E = raw_L3E * inverse_L31
         apart_L2E = f_L3E[:, :1] - f_L3E[:, 1:]  # from the positive, from the negative
-        distance_L2 = np.sqrt(np.einsum("lce,lce->lc", apart_L2E, apart_L2E))
+        distance_L2 = np.sqrt(np.vecdot(apart_L2E, apart_L2E))
         plus_L, minus_L = distance_L2.T.astype(np.float64)
         similar_L, dissimilar_L = bounds(plus_L, minus_L, self.tau)
         attractive_L = (plus_L - similar_L) / (2 - similar_L)
@@ -216,7 +217,7 @@ class OAHU(OnlineLearner):
         slope_L3E = np.empty_like(f_L3E)
         np.add(apart_L2E[:, 0], apart_L2E[:, 1], out=slope_L3E[:, 0])
         np.negative(apart_L2E, out=slope_L3E[:, 1:])
-        slope_L3E -= f_L3E * np.einsum("lce,lce->lc", f_L3E, slope_L3E)[:, :, None]
+        slope_L3E -= f_L3E * np.vecdot(f_L3E, slope_L3E)[:, :, None]
         slope_L3E *= inverse_L31
         return (np.maximum(attractive_L, 0) + np.maximum(repulsive_L, 0)) / 2, slope_L3E
 
