@@ -507,9 +507,9 @@ def embed(
     """
     from rich.progress import track
 
-    from dmlstudy.use.embedding import Job, embed_into, one_by_one
+    from dmlstudy.use.embedding import Job, Runner, embed_into, one_by_one
 
-    run = one_by_one
+    run: Runner = one_by_one
     if workers > 1 or address:
         from dmlstudy.records import ResourcesConfig
         from dmlstudy.studies.embedding import on_cluster
@@ -578,7 +578,7 @@ def retrieve(
     from dmlstudy.use.search import Searcher
 
     with _model(model, store, tracking_uri) as folder:
-        searcher = Searcher(folder, open_gallery(gallery), rerank=rerank, among=among)  # type: ignore[arg-type]
+        searcher = Searcher(folder, open_gallery(gallery), rerank=rerank, among=among)
         queries = opened(folder, query)
         hits = find(searcher, queries, k)
         if sheet is not None:
@@ -637,7 +637,7 @@ def serve(
             server.Limits(),
             rerank=rerank,
             among=among,
-            device=device,  # type: ignore[arg-type]
+            device=device,
         )
         console.print(f"{model} on http://{host}:{port} (Ctrl-C ends it)", highlight=False)
         server.serve(service, host, port, token)

@@ -122,7 +122,10 @@ def _of_pictures(
 ) -> Inputs:
     def one(row: int) -> NDArray[np.uint8]:
         place = pictures.place(row)
-        return with_channels(decode(encoded(pictures, row), place, fit)[None], channels)[0]
+        image_HWC: NDArray[np.uint8] = with_channels(
+            decode(encoded(pictures, row), place, fit)[None], channels
+        )[0]
+        return image_HWC
 
     def read(part: range) -> NDArray[np.uint8]:
         places = [pictures.place(row) for row in part]

@@ -89,7 +89,7 @@ class Embedder(nn.Module):
         """The sizes and weights of the layers of a head of several depths; None of another."""
         if not isinstance(self.head, DepthHead):
             return None
-        return [theta.out_features for theta in self.head.theta], self.head.alpha_L.cpu().numpy()
+        return self.head.sizes, self.head.alpha_L.cpu().numpy()
 
     def weigh_layers(self, alpha_L: Tensor) -> None:
         """Take over the weights of the layers of a head of several depths (``heads.DepthHead``).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from dmlstudy.use.gallery import Gallery
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Places: TypeAlias = NDArray[np.int64]
 Rerank: TypeAlias = Literal["auto", "none", "structure", "layers"]
+RERANKS: tuple[Rerank, ...] = get_args(Rerank)
 
 
 class Found(NamedTuple):
@@ -49,7 +50,7 @@ class Searcher:
         model: str | Path,
         gallery: Gallery,
         *,
-        rerank: Rerank = "auto",
+        rerank: str = "auto",
         among: int = 100,
         device: str = "cpu",
     ) -> None:
@@ -59,17 +60,16 @@ class Searcher:
                 f"the gallery was made by another model ({gallery.model[:12]}, this is {own[:12]}); use that one, or"
                 " embed and index the items anew"
             )
-        if rerank not in get_args(Rerank):
-            raise ValueError(f"rerank={rerank!r}: choose from {', '.join(get_args(Rerank))}")
+        if rerank not in RERANKS:
+            raise ValueError(f"rerank={rerank!r}: choose from {', '.join(RERANKS)}")
         if among < 1:
             raise ValueError(f"among={among} must be at least 1")
         self.gallery, self.among = gallery, among
         parts = kinds.parts(model, device)
         self._embed, layers = parts.embed, parts.layers
-        has = {"structure": parts.has_structure, "layers": layers is not None}
-        self.rerank: Rerank = (
-            next((name for name in has if has[name]), "none") if rerank == "auto" else rerank
-        )  # type: ignore[assignment]
+        has: dict[Rerank, bool] = {"structure": parts.has_structure, "layers": layers is not None}
+        own_order: Rerank = next((name for name in has if has[name]), "none")
+        self.rerank: Rerank = own_order if rerank == "auto" else cast(Rerank, rerank)
         if not has.get(self.rerank, True):
             raise ValueError(f"rerank={self.rerank!r}: the model has no head for it; set none")
         self._layers = None if layers is None else Layers(*layers)

@@ -40,7 +40,7 @@ from dmlstudy import data, model_folder
 from dmlstudy.registry import kinds
 from dmlstudy.use.embedding import fit_of
 from dmlstudy.use.gallery import open_gallery
-from dmlstudy.use.search import Rerank, Searcher
+from dmlstudy.use.search import Searcher
 
 LEAST_TOKEN = 16
 """Characters of a token beyond loopback."""
@@ -76,7 +76,7 @@ class Service:
         gallery: str | Path | None,
         limits: Limits,
         *,
-        rerank: Rerank = "auto",
+        rerank: str = "auto",
         among: int = 100,
         device: str = "auto",
     ) -> None:
@@ -252,7 +252,9 @@ def serve(service: Service, host: str, port: int, token: str | None, *, grace_se
     Raises ValueError for a host beyond loopback without a token, or with a short one.
     """
     check_token(host, token)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again once it has ended gracefully
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(0)
+    )  # uvicorn raises it again once it has ended gracefully
     uvicorn.run(
         app(service, token),
         host=host,
