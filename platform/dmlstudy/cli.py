@@ -648,11 +648,14 @@ def ui(
     port: Annotated[int, typer.Option(help="Where the page listens, on loopback only.")] = 5000,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Open MLflow's page on the store."""
+    """Open MLflow's page on the store, and say where it has each study's leaderboard."""
+    from dmlstudy.registry.board import links
     from dmlstudy.registry.page import serve
 
     place = _store(store)
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
+    for study, link in links(place, port).items():
+        console.print(escape(f"{study}: {link}"), highlight=False, soft_wrap=True)
     serve(place, port)
 
 

@@ -94,8 +94,14 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
         "sittings": "1",
     }
     assert {name: parent.data.tags.get(name) for name in expected} == expected
-    assert {(run.data.tags["workers"], run.data.tags["device"]) for run in runs if run is not parent} == {
-        ("2", "cpu")
+    trials = [run for run in runs if run.data.tags["dmlstudy_kind"] in ("search", "verdict")]
+    assert {(run.data.tags["workers"], run.data.tags["device"]) for run in trials} == {("2", "cpu")}
+    shown = {
+        run.data.tags["family"]: run.data for run in runs if run.data.tags["dmlstudy_kind"] == "leaderboard"
+    }
+    assert shown.keys() == {"red", "blue", "untrained"}
+    assert {board.winner: board.model} == {
+        f: row.tags["model"] for f, row in shown.items() if f == board.winner
     }
     texts = {
         file.path: Path(client.download_artifacts(parent.info.run_id, file.path)).read_text()

@@ -242,7 +242,7 @@ def _last_of_each_trial(runs: Sequence[Any]) -> list[Any]:
     newest: dict[tuple[str, ...], Any] = {}
     for run in runs:
         tags = run.data.tags
-        if "family" in tags and tags.get("status") != "interrupted":
+        if tags["dmlstudy_kind"] in ("search", "verdict") and tags.get("status") != "interrupted":
             is_search = tags["dmlstudy_kind"] == "search"
             number = tags.get("trial_number", run.info.run_id) if is_search else tags["seed"]
             newest[tags["dmlstudy_kind"], tags["family"], number] = run

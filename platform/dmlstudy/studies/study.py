@@ -18,6 +18,7 @@ from ray import tune
 from dmlstudy.data import state_file
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry import models, promotion, tracking
+from dmlstudy.registry.board import publish
 from dmlstudy.registry.card import card
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
@@ -279,7 +280,10 @@ def _conclude(
     tracker.end_study(
         "finished", {"winner": winner, "model": f"{own.name}/{own.version}", "decision": decision.reason}
     )
-    return leaderboard(store, spec.name)
+    concluded = leaderboard(store, spec.name)
+    named = {family: f"{version.name}/{version.version}" for family, version in versions.items()}
+    publish(tracker.client, tracker.experiment_id, tracker.parent_id, concluded, named)
+    return concluded
 
 
 def _registered(
