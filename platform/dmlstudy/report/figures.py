@@ -243,7 +243,7 @@ def slices(family: Searched, objective: str) -> go.Figure:
         cols=columns,
         shared_yaxes=True,
         vertical_spacing=0.3 / num_rows,
-        horizontal_spacing=0.06,
+        horizontal_spacing=0.12,
         subplot_titles=[shortened(each.name) for each in parameters],
     )
     last = max(trial.number for trial in family.trials)
@@ -423,9 +423,9 @@ def overlap(pairs: Pairs, edges: NDArray[np.float64]) -> float:
 
 def shown(value: Scalar | None) -> str:
     """A parameter's value for people."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _described(trial: Tried) -> str:

@@ -40,15 +40,16 @@ nav ol{display:flex;flex-wrap:wrap;gap:.15rem 1.1rem;margin:0;padding:0;list-sty
 .verdict{font-size:1.15rem;border-left:4px solid var(--accent);padding:.1rem 0 .1rem .9rem;margin:1rem 0}
 .notice{background:var(--warn);border:1px solid var(--line);border-radius:6px;padding:.6rem .8rem;margin:1rem 0}
 .quiet,caption,figcaption{color:var(--quiet);font-size:.88rem}
-.scroll{overflow-x:auto;margin:.75rem 0;border:1px solid var(--line);border-radius:6px}
+.scroll{overflow:auto;max-height:38rem;margin:.75rem 0;border:1px solid var(--line);border-radius:6px}
 .scroll:focus-visible{outline:2px solid var(--accent)}
 table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;padding:.5rem .7rem}
 caption span{display:block;position:sticky;left:.7rem;max-width:calc(min(62rem,100vw) - 4rem)}
 th,td{text-align:left;padding:.35rem .7rem;border-top:1px solid var(--line);white-space:nowrap;vertical-align:top}
-thead th{background:var(--soft);font-weight:600}tbody th{font-weight:600}
+thead th{background:var(--soft);font-weight:600;position:sticky;top:0}tbody th{font-weight:600}
 td.number,th.number{text-align:right}
-.facts td{white-space:normal;overflow-wrap:anywhere}
+.facts th,.facts td{white-space:normal;overflow-wrap:anywhere}
+.facts th{width:36%}
 pre{overflow-x:auto;background:var(--soft);border:1px solid var(--line);border-radius:6px;padding:.7rem;
 font-size:.82rem;line-height:1.45;margin:.75rem 0}
 figure{margin:1rem 0}
@@ -64,7 +65,8 @@ figure{margin:1rem 0}
 @media (max-width:40rem){main{padding:.75rem .75rem 3rem}h1{font-size:1.4rem}.verdict{font-size:1.05rem}}
 @media print{:root{--paper:#fff;--ink:#000;--quiet:#444;--line:#bbb;--soft:#f6f6f6;--accent:#000;--warn:#fff}
 main{max-width:none;padding:0}nav{display:none}body{font-size:10pt}h2,h3{break-after:avoid}
-figure,tr,.examples{break-inside:avoid}pre{white-space:pre-wrap}.scroll{overflow:visible;border:0}
+figure,tr,.examples{break-inside:avoid}pre{white-space:pre-wrap}.scroll{overflow:visible;max-height:none;border:0}
+table{font-size:8.5pt}thead th{position:static}
 th,td{white-space:normal;padding:.2rem .35rem}.plot{zoom:.72}}
 """
 
@@ -111,6 +113,12 @@ def joined(parts: Iterable[str]) -> Html:
 def paragraph(*content: str, kind: str = "") -> Html:
     """A paragraph, of a class of the style."""
     return element("p", *content, **({"class_": kind} if kind else {}))
+
+
+def with_commands(text: str) -> Html:
+    """Text in which what stands between backticks is code."""
+    pieces = text.split("`")
+    return joined(element("code", each) if place % 2 else each for place, each in enumerate(pieces))
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers: str = "") -> Html:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +11,27 @@ from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.store import Store, StoreError, seconds_spent
 from dmlstudy.report import examples, figures, streams, words
-from dmlstudy.report.page import Html, Plot, Section, check_place, element, page, paragraph, write
+from dmlstudy.report.page import (
+    Html,
+    Plot,
+    Section,
+    check_place,
+    element,
+    page,
+    paragraph,
+    table,
+    with_commands,
+    write,
+)
 from dmlstudy.studies.searched import FEWEST, Searched, searched
 
 FURTHER = ("recall_at_1", "map_at_r", "r_precision", "map", "accuracy", "macro_f1", "nmi")
 """Metrics of the test classes that are shown beside the objective, where there are such."""
 
 MOST_FURTHER = 3
+
+BASE_HEIGHT, OF_LEGEND = 330, 16
+"""Pixels of a plot with a line for each family, and what each family adds to its legend on a phone."""
 
 
 class Written(NamedTuple):
@@ -45,7 +59,10 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
         of_winner = examples.sections(store, study, board, kept.tags, state.get("cwd"))
     top: list[Html] = [paragraph(words.verdict(board), kind="verdict")]
     if notice:
-        top.insert(0, element("p", element("b", "Not finished. "), notice, class_="notice", role="note"))
+        top.insert(
+            0,
+            element("p", element("b", "Not finished. "), with_commands(notice), class_="notice", role="note"),
+        )
     if board.model:
         top.append(paragraph(f"Registered as {board.model}.", kind="quiet"))
     sections = [
@@ -105,9 +122,11 @@ def _leaderboard(board: Leaderboard) -> list[str | Plot]:
 
 def _pairs(board: Leaderboard) -> list[str | Plot]:
     if not board.comparisons:
-        judged = sum(row.num_judged > 0 for row in board.rows)
-        why = f"{judged} families were judged" if judged != 1 else "one family was judged"
-        return [paragraph(f"There is no pair to compare: {why} on the test classes.")]
+        judged = any(row.num_judged for row in board.rows)
+        why = (
+            "only one was judged on the test classes" if judged else "none was judged on the test classes yet"
+        )
+        return [paragraph(f"There are no two families to compare: {why}.")]
     return [words.comparison_table(board)]
 
 
@@ -128,10 +147,27 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
             for each in own
             if (best := figures.best_of(each)) is not None
         )
-        parts.append(Plot(figures.history(own, order, board.objective), caption, label, 420))
+        height = BASE_HEIGHT + OF_LEGEND * len(own)
+        parts.append(Plot(figures.history(own, order, board.objective), caption, label, height))
+    fixed = [each for each in own if not each.parameters and figures.best_of(each) is not None]
     for each in own:
-        parts += _family(each, board.objective)
-    return parts
+        if each not in fixed:
+            parts += _family(each, board.objective)
+    return [*parts, *_without_parameters(fixed, board.objective)]
+
+
+def _without_parameters(families: Sequence[Searched], objective: str) -> list[str | Plot]:
+    """Families of which there is nothing to draw, for every trial of theirs is the same."""
+    if not families:
+        return []
+    rows = []
+    for each in families:
+        best = figures.best_of(each)
+        assert best is not None
+        rows.append([each.family, str(len(each.trials)), f"{best.score:.4f} (#{best.number})"])
+    caption = "No parameter of these was searched, so there is no importance of any and nothing to draw."
+    title = element("h3", "Families without a searched parameter")
+    return [title, table(caption, ["family", "trials", f"validation {objective}"], rows, "lnn")]
 
 
 def _family(family: Searched, objective: str) -> list[str | Plot]:
@@ -147,8 +183,6 @@ def _family(family: Searched, objective: str) -> list[str | Plot]:
     parts.append(
         paragraph(f"{counts}. Best: #{best.number}, {best.score:.4f}{f', with {values}' if values else ''}.")
     )
-    if not family.parameters:
-        return [*parts, paragraph("No parameter was searched: every trial would be the same.")]
     if len(finished) < 2:
         return [*parts, paragraph("One trial finished, so there is nothing to compare its parameters with.")]
     rows = len(family.parameters)
@@ -195,6 +229,7 @@ def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> 
                 figures.validation_curves(own, order, board.objective),
                 f"Validation {board.objective} after each epoch of each family’s best trial of the search.",
                 f"Learning curves of the best trials of {len(own)} families",
+                BASE_HEIGHT + OF_LEGEND * len(own),
             )
         )
     told = streams.of_streams(verdict_curves(store, board.study, streams.METRICS))
@@ -208,6 +243,7 @@ def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> 
                 "Training loss of the verdict’s models, mean over seeds. Each family has a loss of its own: shapes can"
                 " be compared, heights cannot.",
                 "Training losses of the verdict's models by epoch",
+                BASE_HEIGHT + OF_LEGEND * len({curve.family for curve in losses}),
             )
         )
     if not parts:

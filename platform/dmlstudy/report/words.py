@@ -105,10 +105,11 @@ def leaderboard_table(board: Leaderboard, further: Sequence[str]) -> Html:
                 f"{row.num_finished} + {row.num_pruned} + {row.num_failed}" if row.num_tried else "–",
             ]
         )
+    judged = any(row.num_judged for row in board.rows)
     caption = (
-        f"Best on the validation classes first, mean over folds ± standard error. Test: mean [95% t-interval] over"
-        f" {'seeds' if any(row.num_judged for row in board.rows) else 'no seeds yet'}, each scored once. Trials:"
-        " finished + stopped early + failed."
+        "Best on the validation classes first, mean over folds ± standard error."
+        f" Test: {'mean [95% t-interval] over seeds, each scored once' if judged else 'not judged yet'}."
+        " Trials: finished + stopped early + failed."
     )
     return table(caption, [*head, "seeds", "trials"], rows, "l" + "n" * (len(head) + 1))
 
@@ -129,12 +130,12 @@ def comparison_table(board: Leaderboard) -> Html:
     rows = [
         [
             each.first,
+            f"{each.outcome} {each.preposition}",
             each.second,
             _signed(each.effect),
             "–" if each.low is None or each.high is None else f"{_signed(each.low)} to {_signed(each.high)}",
             p_value(each).removeprefix("p ").removeprefix("= "),
             str(each.num_seeds),
-            each.outcome,
         ]
         for each in board.comparisons
     ]
@@ -143,8 +144,8 @@ def comparison_table(board: Leaderboard) -> Html:
         f" {len(rows)} pairs (Holm). Intervals hold for all pairs at once with 95% (Bonferroni): they are wider than"
         " the test, so one may reach past 0 beside a “better”."
     )
-    head = ["first", "second", "difference", "interval", "Holm’s p", "seeds", "the first is"]
-    return table(caption, head, rows, "llnnnn")
+    head = ["first", "is", "second", "difference", "interval", "Holm’s p", "seeds"]
+    return table(caption, head, rows, "lllnnnn")
 
 
 def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Html]:
