@@ -13,6 +13,7 @@ from made_study import Maker
 from dmlstudy import data, hashing, online
 from dmlstudy.data import Features
 from dmlstudy.records import CodesConfig, DataConfig, OnlineConfig
+from dmlstudy.registry import models
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.registry.store import Store
 from dmlstudy.report import examples
@@ -133,6 +134,31 @@ def test_distances_before_and_after_training_are_of_the_same_pairs(
     counts = np.array(bars.y) * len(positive)
     middle = (np.array(bars.x) * counts).sum() / counts.sum()
     assert middle == pytest.approx(examples.apart(z_ND, positive).mean(), abs=np.max(bars.width))
+
+
+def test_a_registered_winner_is_pulled_with_its_checks(small: Maker, tmp_path: Path) -> None:
+    run_id = small.tracker.verdict_run("alpha", 1).info.run_id  # type: ignore[union-attr]
+    folder = small.tracker.fetch_folder(run_id, "embedder", tmp_path)
+    models.register(small.store, "small-embedder", folder, run_id=run_id, metrics={}, tags={}, card="")
+    board = leaderboard(small.store, "small").model_copy(update={"model": "small-embedder/1"})
+    found = examples.sections(small.store, "small", board, small.tracker.study_tags, None)
+    assert words(found[0]).startswith("<p>alpha (small-embedder/1, seed 1): 8 nearest of all 896")
+
+
+def test_queries_have_something_to_find() -> None:
+    own = items([0, 0, 1, 2, 2])
+    everyone = np.arange(5)
+    assert examples.with_something_to_find(own, everyone).tolist() == [0, 1, 3, 4]
+    apart = own._replace(query=np.array([0, 2]), gallery=np.array([1, 3, 4]))
+    assert examples.with_something_to_find(apart, apart.query).tolist() == [0]
+
+
+def test_embeddings_that_are_no_numbers_are_said_to_be(small: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = np.full((896, 8), np.nan, np.float32)
+    monkeypatch.setattr(examples, "embedded", lambda *_: nothing)
+    board = leaderboard(small.store, "small")
+    found = examples.sections(small.store, "small", board, small.tracker.study_tags, None)
+    assert all(words(each).startswith("<p>Not shown: ") for each in found)
 
 
 def board_of(small: Maker, **changed: Any) -> Any:

@@ -73,7 +73,19 @@ def test_the_best_so_far_is_of_finished_trials_only() -> None:
     finished, pruned, best = figures.history([own], {"f": 0}, "map_at_r").data
     assert (list(finished.x), list(finished.y)) == ([2, 4, 5], [0.5, 0.4, 0.6])
     assert (list(pruned.x), list(pruned.y), pruned.marker.symbol) == ([3], [0.9], "circle-open")
-    assert (list(best.x), list(best.y)) == ([2, 3, 4, 5], [0.5, 0.5, 0.5, 0.6])
+    assert (list(best.x), list(best.y)) == ([2, 5], [0.5, 0.6])
+
+
+def test_many_trials_are_drawn_as_some_and_their_best_as_steps() -> None:
+    trials = [tried(number, 0.1 + (number // 400) / 10, x=1.0 + number / 5000) for number in range(1600)]
+    own = Searched(family="f", trials=trials, parameters=[Parameter(name="x", low=1, high=2)])
+    finished, _, best = figures.history([own], {"f": 0}, "map_at_r").data
+    assert len(finished.x) == 400
+    assert list(best.x) == [1, 401, 801, 1201, 1600]
+    assert len(figures.slices(own, "map_at_r").data[0].x) == 400
+    lines = figures.parallel(own, "map_at_r").data
+    assert len(lines) == figures.STRENGTHS
+    assert sum(x is None for line in lines for x in line.x) == figures.MOST_LINES
 
 
 def test_a_place_in_a_range_by_hand() -> None:
@@ -90,9 +102,10 @@ def test_lines_go_through_each_parameter_and_end_at_the_objective() -> None:
         trials=[tried(0, 0.2, x=1.0, y=10.0), tried(1, 0.6, x=3.0), tried(2, None, "failed", x=2.0, y=1.0)],
         parameters=[Parameter(name="x", low=1, high=3), Parameter(name="y", low=0, high=10)],
     )
-    worse, better = figures.parallel(own, "map_at_r").data
-    assert (list(worse.x), list(better.x)) == ([0, 1, 0], [1, None, 1])
-    assert list(worse.y) == [0, 1, 2]
+    worse, *between, better = figures.parallel(own, "map_at_r").data
+    assert not any(len(line.x) for line in between)
+    assert (list(worse.x), list(better.x)) == ([0, 1, 0, None], [1, 1, None])
+    assert (list(worse.y), list(better.y)) == ([0, 1, 2, None], [0, 2, None])
     assert better.line.width > worse.line.width
 
 

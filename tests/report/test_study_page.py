@@ -90,7 +90,7 @@ def test_a_study_of_one_family_that_is_not_finished(store: Store, tmp_path: Path
     written = write_report(store, "begun", tmp_path / "page.html")
     assert "`dmlstudy resume begun` goes on" in written.notice
     shown = words_of(tmp_path / "page.html")
-    assert shown.index("Not finished.") < shown.index("only wins by validation map_at_r 0.5000")
+    assert shown.index("Not finished.") < shown.index("only leads so far by validation map_at_r 0.5000")
     assert "it was not judged on the test classes yet" in shown
     assert "There are no two families to compare: none was judged on the test classes yet." in shown
     assert "One trial finished, so there is nothing to compare its parameters with." in shown

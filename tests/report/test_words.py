@@ -10,7 +10,7 @@ from made_study import Maker
 
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.history import TrialRun, history
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row, leaderboard
+from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row, leaderboard
 from dmlstudy.report import words
 
 
@@ -88,7 +88,7 @@ def test_a_winner_that_is_worse_on_the_test_classes_is_said_to_be() -> None:
         (board({"a": A}, status="running"), "and there is nothing to compare it with yet."),
         (
             board({"a": [], "b": []}, None),
-            "a wins by validation map_at_r 0.9000; it was not judged on the test",
+            "a leads so far by validation map_at_r 0.9000; it was not judged",
         ),
         (board({"a": [0.5], "b": [0.4]}), "0.5000 (one seed, so no interval)"),
         (board({}, None), "No trial has finished"),
@@ -133,6 +133,12 @@ def test_the_comparisons_numbers(small: Maker) -> None:
         assert float(shown[4].split()[0].replace("\N{MINUS SIGN}", "-")) == pytest.approx(each.low, abs=1e-4)
         assert shown[5] == ("&lt; 0.001" if each.adjusted_p_value < 0.001 else f"{each.adjusted_p_value:.3f}")
         assert shown[6] == "3"
+
+
+def test_what_can_be_had_at_each_size() -> None:
+    front = [FrontTrial(family="a", trial=4, validation=0.5, size=16)]
+    found = board({"a": A}, second_objective="embedding_dim", front=front)
+    assert cells(words.front_table(found)) == [["a", "#4", "0.5000", "16"]]
 
 
 def run(started: float, ended: float | None, workers: int = 1, kind: str = "search") -> TrialRun:

@@ -6,7 +6,7 @@ Shapes: N items, D embedding size, Q queries, K neighbours, P pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,11 +115,20 @@ def sections(
             except (ValueError, OSError) as error:
                 before = f"{_one_line(error)}."
     name = f"{board.winner} ({board.model or 'not registered'}, seed {SHIPPED_SEED})"
-    return [
-        Section("examples", TITLES["examples"], neighbours(name, model, items, z_ND)),
-        Section("map", TITLES["map"], map_of(name, items, z_ND)),
-        Section("distances", TITLES["distances"], distances(name, model, items, z_ND, before)),
-    ]
+    made: dict[str, Callable[[], list[str | Plot]]] = {
+        "examples": lambda: neighbours(name, model, items, z_ND),
+        "map": lambda: map_of(name, items, z_ND),
+        "distances": lambda: distances(name, model, items, z_ND, before),
+    }
+    return [Section(own, TITLES[own], _unless_impossible(make)) for own, make in made.items()]
+
+
+def _unless_impossible(make: Callable[[], list[str | Plot]]) -> list[str | Plot]:
+    """A section's content, or the line that says what is wrong with the embeddings."""
+    try:
+        return make()
+    except ValueError as error:
+        return [paragraph(f"Not shown: {_one_line(error)}.")]
 
 
 def opened(folder: Path) -> Model:
@@ -199,7 +208,9 @@ def embedded(model: Model, items: Items) -> Vectors:
 def neighbours(name: str, model: Model, items: Items, z_ND: Vectors) -> list[str | Plot]:
     """Queries with the nearest items, right and wrong ones marked: some at random, and some whose first is wrong."""
     rng = np.random.default_rng(SEED)
-    query_Q = rng.permutation(items.query)[:LOOKED_AT]
+    query_Q = with_something_to_find(items, rng.permutation(items.query)[:LOOKED_AT])
+    if not len(query_Q):
+        return [paragraph("Not shown: no test item has another one of its class to find.")]
     found_QK, distance_QK = nearest(z_ND, query_Q, items.gallery, NUM_NEIGHBOURS)
     is_right_QK = np.stack([items.alike(query_Q, column) for column in found_QK.T], axis=1)
     any_Q = np.arange(min(NUM_QUERIES, len(query_Q)))
@@ -238,6 +249,19 @@ def neighbours(name: str, model: Model, items: Items, z_ND: Vectors) -> list[str
     return parts
 
 
+def with_something_to_find(items: Items, query_Q: Ints) -> Ints:
+    """Those queries to which an item of the gallery other than themselves belongs."""
+    gallery = items.gallery
+    return np.array(
+        [
+            query
+            for query in query_Q.tolist()
+            if (items.alike(np.full(len(gallery), query), gallery) & (gallery != query)).any()
+        ],
+        np.int64,
+    )
+
+
 def nearest(z_ND: Vectors, query_Q: Ints, gallery_M: Ints, k: int) -> tuple[Ints, NDArray[np.float64]]:
     """The k nearest items of the gallery for each query, itself left out, and their distances."""
     place_of = np.full(len(z_ND), -1)
@@ -261,7 +285,7 @@ def map_of(name: str, items: Items, z_ND: Vectors) -> list[str | Plot]:
     chosen = drawn(items.relevance, MOST_POINTS, rng)
     names = [items.names[number] for number in chosen.tolist()]
     if len(chosen) < 4:
-        return [paragraph("Not shown: there are too few test items.")]
+        return [paragraph("Not shown: it takes four test items.")]
     perplexity = min(30.0, (len(chosen) - 1) / 3)
     plane = TSNE(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(
         z_ND[chosen].astype(np.float32)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import plotly.graph_objects as go
@@ -20,6 +20,8 @@ from dmlstudy.registry.leaderboard import Row
 from dmlstudy.report.page import in_plot
 from dmlstudy.studies.searched import Parameter, Searched, Tried
 
+T = TypeVar("T")
+
 COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -27,6 +29,10 @@ SCALE = "Viridis"
 GREY = "#8b949e"
 MOST_LINES = 200
 """Trials drawn as lines; of more the best."""
+MOST_POINTS = 500
+"""Trials of a family drawn as points; of more some at equal distances."""
+STRENGTHS = 5
+"""How many strengths lines through parameters have."""
 MOST_CHARACTERS = 22
 """Of a name on an axis."""
 BINS = 60
@@ -112,7 +118,7 @@ def history(families: Sequence[Searched], order: Mapping[str, int], objective: s
         for status, symbol in (("finished", own.symbol), ("pruned", f"{own.symbol}-open")):
             points = [
                 (place, trial)
-                for place, trial in enumerate(family.trials, 1)
+                for place, trial in spaced(list(enumerate(family.trials, 1)))
                 if trial.status == status and trial.score is not None
             ]
             figure.add_scatter(
@@ -125,7 +131,7 @@ def history(families: Sequence[Searched], order: Mapping[str, int], objective: s
                 legendgroup=name,
                 showlegend=False,
             )
-        best = running_best(family.trials)
+        best = changes(running_best(family.trials))
         figure.add_scatter(
             x=[place for place, _ in best],
             y=[score for _, score in best],
@@ -153,6 +159,20 @@ def running_best(trials: Sequence[Tried]) -> list[tuple[int, float]]:
     return found
 
 
+def changes(best: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The points at which a line of steps rises, and its last one."""
+    return [
+        point
+        for number, point in enumerate(best)
+        if number in (0, len(best) - 1) or point[1] != best[number - 1][1]
+    ]
+
+
+def spaced(each: Sequence[T]) -> Sequence[T]:
+    """All, or ``MOST_POINTS`` at equal distances from the first on."""
+    return each if len(each) <= MOST_POINTS else each[:: -(-len(each) // MOST_POINTS)]
+
+
 def parallel(family: Searched, objective: str) -> go.Figure:
     """A line for each finished trial through its parameters' values, coloured by its objective, the best on top.
 
@@ -165,20 +185,32 @@ def parallel(family: Searched, objective: str) -> go.Figure:
     low, high = min(values), max(values)
     rows = [*family.parameters, Parameter(name=objective, low=low, high=high)]
     figure = go.Figure()
-    for trial, score in zip(finished, values, strict=True):
-        share = (score - low) / (high - low) if high > low else 1.0
-        places = [
-            each.place(trial.params[each.name]) if each.name in trial.params else None for each in rows[:-1]
-        ]
+    for strength in range(STRENGTHS):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        told: list[str] = []
+        for trial, score in zip(finished, values, strict=True):
+            share = (score - low) / (high - low) if high > low else 1.0
+            if min(int(share * STRENGTHS), STRENGTHS - 1) != strength:
+                continue
+            places = [
+                (each.place(trial.params[each.name]), number)
+                for number, each in enumerate(rows[:-1])
+                if each.name in trial.params
+            ]
+            places.append((share, len(rows) - 1))
+            x += [*(place for place, _ in places), None]
+            y += [*(number for _, number in places), None]
+            told += [_described(trial)] * (len(places) + 1)
+        own = strength / (STRENGTHS - 1)
         figure.add_scatter(
-            x=[*places, share],
-            y=list(range(len(rows))),
+            x=x,
+            y=y,
             mode="lines+markers",
-            connectgaps=True,
-            line={"color": _scaled(share), "width": 1.5 + 1.5 * share},
+            line={"color": _scaled(own), "width": 1.5 + 1.5 * own},
             marker={"size": 5},
             opacity=0.85,
-            text=[_described(trial)] * len(rows),
+            text=told,
             hovertemplate="%{text}<extra></extra>",
             showlegend=False,
         )
@@ -216,13 +248,14 @@ def importance(family: Searched) -> go.Figure:
             orientation="h",
             marker={"color": COLORS[0]},
             text=[f"{each.importance:.2f}" for each in known],
-            textposition="auto",
+            textposition="outside",
+            cliponaxis=False,
             hovertext=[in_plot(each.name) for each in known],
             hovertemplate="%{hovertext}: %{x:.3f}<extra></extra>",
         )
     )
     styled(figure, x="share of importance")
-    figure.update_xaxes(range=[0, 1])
+    figure.update_xaxes(range=[0, 1.12])
     figure.update_yaxes(
         tickvals=list(range(len(known))),
         ticktext=[shortened(each.name) for each in known],
@@ -249,7 +282,7 @@ def slices(family: Searched, objective: str) -> go.Figure:
     last = max(trial.number for trial in family.trials)
     styled(figure)
     for number, each in enumerate(parameters):
-        own = [trial for trial in family.of("finished") if each.name in trial.params]
+        own = spaced([trial for trial in family.of("finished") if each.name in trial.params])
         row, column = number // columns + 1, number % columns + 1
         figure.add_scatter(
             x=[each.place(trial.params[each.name]) for trial in own],

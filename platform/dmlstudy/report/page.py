@@ -180,6 +180,7 @@ def page(title: str, top: Sequence[str], sections: Sequence[Section]) -> str:
         for each in sections
     ]
     links = [element("li", element("a", each.title, href=f"#{each.id}")) for each in sections]
+    silent = [element("noscript", paragraph("The plots need JavaScript; the tables and sentences do not."))]
     contents = [element("nav", element("ol", *links), aria_label="Contents")] if len(sections) > 1 else []
     scripts = [get_plotlyjs(), f"const PLOTS={_as_json(plots)};{DRAW}"] if plots else []
     scripts = [f"{script.strip()}\n" for script in scripts]
@@ -196,7 +197,7 @@ def page(title: str, top: Sequence[str], sections: Sequence[Section]) -> str:
         element("head", *head),
         element(
             "body",
-            element("main", element("h1", title), *top, *contents, *body),
+            element("main", element("h1", title), *top, *(silent if plots else []), *contents, *body),
             *(element("script", Html(script)) for script in scripts),
         ),
         lang="en",

@@ -64,7 +64,8 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
             element("p", element("b", "Not finished. "), with_commands(notice), class_="notice", role="note"),
         )
     if board.model:
-        top.append(paragraph(f"Registered as {board.model}.", kind="quiet"))
+        decided = f": {kept.tags['decision']}" if "decision" in kept.tags else ""
+        top.append(paragraph(f"Registered as {board.model}{decided}.", kind="quiet"))
     sections = [
         Section("leaderboard", "Leaderboard", _leaderboard(board)),
         Section("pairs", "Families compared in pairs", _pairs(board)),
@@ -141,6 +142,7 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
         caption = (
             f"Validation {board.objective} of each trial in the order of its family’s search; lines are the best"
             " finished one so far. Open marks were stopped early, with what they had then."
+            f"{_thinned(own)}"
         )
         label = "; ".join(
             f"{each.family}: best {best.score:.4f} by trial {best.number} of {len(each.trials)}"
@@ -154,6 +156,13 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
         if each not in fixed:
             parts += _family(each, board.objective)
     return [*parts, *_without_parameters(fixed, board.objective)]
+
+
+def _thinned(families: Sequence[Searched]) -> str:
+    """What to know of the points where there are too many trials to draw each."""
+    if all(len(each.trials) <= figures.MOST_POINTS for each in families):
+        return ""
+    return f" Of a family with more than {figures.MOST_POINTS} trials some at equal distances are drawn."
 
 
 def _without_parameters(families: Sequence[Searched], objective: str) -> list[str | Plot]:
@@ -190,7 +199,8 @@ def _family(family: Searched, objective: str) -> list[str | Plot]:
     parts.append(
         Plot(
             figures.parallel(family, objective),
-            f"Each line is a finished trial through its parameters; the stronger, the higher its {objective}.",
+            f"Each line is a finished trial through its parameters; the stronger, the higher its {objective}."
+            + (f" The best {figures.MOST_LINES} are shown." if len(finished) > figures.MOST_LINES else ""),
             label,
             60 + 62 * (rows + 1),
         )
@@ -212,7 +222,7 @@ def _family(family: Searched, objective: str) -> list[str | Plot]:
                 kind="quiet",
             )
         )
-    caption = "Each parameter by itself; the brighter, the later the trial."
+    caption = f"Each parameter by itself; the brighter, the later the trial.{_thinned([family])}"
     label = f"{family.family}: {objective} against each of {rows} parameters"
     parts.append(Plot(figures.slices(family, objective), caption, label, 60 + 190 * (-(-rows // 2))))
     return parts

@@ -29,7 +29,8 @@ def verdict(board: Leaderboard) -> str:
     winner = next((row for row in trained if row.family == board.winner), trained[0])
     metric = f"test_{board.objective}"
     spread = "" if winner.validation_stderr is None else f" ± {winner.validation_stderr:.4f}"
-    chosen = f"{winner.family} wins by validation {board.objective} {winner.validation:.4f}{spread}"
+    wins = "leads so far" if board.winner is None else "wins"
+    chosen = f"{winner.family} {wins} by validation {board.objective} {winner.validation:.4f}{spread}"
     if metric not in winner.test:
         return f"{chosen}; it was not judged on the test classes yet."
     sentence = f"{chosen}; on the test classes it has {interval(winner.test[metric])}"
