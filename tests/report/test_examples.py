@@ -99,13 +99,13 @@ def sections(small: Maker) -> list[Section]:
 
 def test_the_winners_neighbours_are_marked_by_a_sign_and_a_word(sections: list[Section]) -> None:
     text = words(sections[0])
-    assert text.startswith("<p>alpha (not registered, seed 1): 8 nearest of all 896 test items")
+    assert text.startswith("<p>alpha (not registered, seed 1): 7 nearest of all 896 test items")
     assert text.count('<figure class="query">') == examples.NUM_QUERIES + examples.NUM_WRONG
     right, wrong = text.count('<figure class="right">'), text.count('<figure class="wrong">')
-    assert right + wrong == 8 * (examples.NUM_QUERIES + examples.NUM_WRONG)
+    assert right + wrong == 7 * (examples.NUM_QUERIES + examples.NUM_WRONG)
     assert right == text.count("<b>✓</b>")
     assert wrong == text.count("<b>✗</b>") == text.count('alt="wrong, rank')
-    assert text.count('src="data:image/png;base64,') == 9 * (examples.NUM_QUERIES + examples.NUM_WRONG)
+    assert text.count('src="data:image/png;base64,') == 8 * (examples.NUM_QUERIES + examples.NUM_WRONG)
     second = text[text.index("4 queries drawn of those whose nearest item is wrong") :]
     assert second.count('alt="wrong, rank 1:') == 4
     assert 'alt="right, rank 1:' not in second
@@ -142,7 +142,7 @@ def test_a_registered_winner_is_pulled_with_its_checks(small: Maker, tmp_path: P
     models.register(small.store, "small-embedder", folder, run_id=run_id, metrics={}, tags={}, card="")
     board = leaderboard(small.store, "small").model_copy(update={"model": "small-embedder/1"})
     found = examples.sections(small.store, "small", board, small.tracker.study_tags, None)
-    assert words(found[0]).startswith("<p>alpha (small-embedder/1, seed 1): 8 nearest of all 896")
+    assert words(found[0]).startswith("<p>alpha (small-embedder/1, seed 1): 7 nearest of all 896")
 
 
 def test_queries_have_something_to_find() -> None:

@@ -44,7 +44,7 @@ MOST_SHOWN = 12
 """Classes of the map that have a colour and a mark."""
 FEWEST_CLASSES = 20
 """Where whole classes would be fewer, items are drawn one by one."""
-NUM_QUERIES, NUM_WRONG, NUM_NEIGHBOURS = 6, 4, 8
+NUM_QUERIES, NUM_WRONG, NUM_NEIGHBOURS = 6, 4, 7
 LOOKED_AT = 500
 """Queries among which ones with a wrong first neighbour are sought."""
 BATCH = 256
