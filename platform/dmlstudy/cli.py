@@ -380,6 +380,39 @@ def curves(
     console.print(f"{output}: {len(families)} families ({', '.join(families)})", highlight=False)
 
 
+@app.command(
+    epilog="Examples: `dmlstudy report digits` · `dmlstudy report digits -o digits.html --without-examples`"
+)
+def report(
+    study: Annotated[str, typer.Argument(help="A study of the store, finished or not.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
+        "report.html"
+    ),
+    without_examples: Annotated[
+        bool,
+        typer.Option(
+            "--without-examples",
+            help="Leave out what needs the winner and the test data, and most of the time.",
+        ),
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Write a study as one HTML page that needs no network: verdict, search, examples, cost, how to do it again.
+
+    It is also kept with the study's run in MLflow, as report.html.
+    """
+    from dmlstudy.report.study_page import write_report
+
+    place = _store(store, tracking_uri)
+    written = write_report(place, study, output, with_examples=not without_examples)
+    console.print(
+        f"{output}: {written.num_families} families; kept with the study's run as well", highlight=False
+    )
+    if written.notice:
+        console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)
+
+
 @app.command(epilog="Examples: `dmlstudy models` · `dmlstudy models digits-embedder`")
 def models(
     name: Annotated[
