@@ -48,7 +48,7 @@ def history(store: Store, study: str) -> History:
     runs = [
         _trial_run(run)
         for run in tracking.search_all(client, experiment_id, "tags.dmlstudy_kind != 'study'")
-        if "family" in run.data.tags
+        if run.data.tags["dmlstudy_kind"] in ("search", "verdict")
     ]
     return History(tags=dict(parent.data.tags), texts=_texts(client, parent.info.run_id), runs=runs)
 
