@@ -336,6 +336,7 @@ def selfcheck(
 
 @app.command(
     epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json` ·"
+    " `dmlstudy leaderboard digits --format parquet -o digits.parquet` ·"
     " `dmlstudy leaderboard cifar10-online fashion-online --against oahu`"
 )
 def leaderboard(
@@ -343,13 +344,21 @@ def leaderboard(
     against: Annotated[
         Optional[str], typer.Option("--against", help="Only win/tie/loss of this family, over the studies.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    format: Annotated[
+        str, typer.Option("--format", help="table, json, or parquet: a row for each family.")
+    ] = "table",
+    output: Annotated[
+        Optional[Path], typer.Option("-o", "--output", help="The file of json or parquet.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
     """Each family's best with its scores and how sure they are."""
     from dmlstudy.registry.leaderboard import leaderboard as read
 
+    format = "json" if json else format
+    _check_form(format, output, against)
     boards = [read(_store(store, tracking_uri), study) for study in studies]
     if against is not None:
         _show_tally(boards, against)
@@ -358,7 +367,12 @@ def leaderboard(
         raise ValueError(
             "several studies have no common leaderboard; --against FAMILY counts its wins over them"
         )
-    if json:
+    if output is not None:
+        from dmlstudy.registry import leaderboard_file
+
+        leaderboard_file.write(boards[0], output, format)
+        console.print(f"{output}: {len(boards[0].rows)} families", highlight=False, soft_wrap=True)
+    elif format == "json":
         print(boards[0].model_dump_json(indent=1))
     else:
         _show_leaderboard(boards[0])
@@ -719,6 +733,18 @@ def _said(decision: Decision, name: str) -> str:
         else f"is the challenger, {name}/{decision.champion} stays the champion"
     )
     return f"{name}/{decision.version} {what}: {decision.reason}"
+
+
+def _check_form(form: str, output: Path | None, against: str | None) -> None:
+    """Raises ValueError for a form that there is none of, and for one that does not go where it is to go."""
+    if form not in ("table", "json", "parquet"):
+        raise ValueError(f"--format {form}: choose from table, json, parquet")
+    if form == "parquet" and output is None:
+        raise ValueError("--format parquet is a file: name it with -o")
+    if output is not None and (form == "table" or against is not None):
+        raise ValueError(
+            "-o is for a study's leaderboard in --format json or parquet; set one, or leave -o away"
+        )
 
 
 def _show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
