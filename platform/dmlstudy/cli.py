@@ -541,6 +541,36 @@ def embed(
 
 
 @app.command(
+    epilog="Examples: `dmlstudy export digits-embedder@champion --format onnx` ·"
+    " `dmlstudy export model --format torch_export -o embedder.pt2`"
+)
+def export(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    format: Annotated[str, typer.Option("--format", help="onnx (needs dmlstudy[export]) or torch_export.")],
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", help="The file to write; default: the model's name, here."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Write a model as one file for other runtimes, with its preprocessing, checked against the model."""
+    from dmlstudy.use import export as exports
+
+    path = output or exports.default_output(model, format)
+    with _model(model, store, tracking_uri) as folder:
+        made = exports.export(folder, path, format)
+    entry = made.about["input"]
+    shape = ", ".join(map(str, entry["shape"]))
+    console.print(
+        f"{path}: {entry['name']} {entry['dtype']} ({shape}) to {', '.join(made.about['outputs'])};"
+        f" differs from the model by {made.difference:.1e} at most",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command(
     epilog="Examples: `dmlstudy index embeddings.parquet -o gallery` ·"
     " `dmlstudy index embeddings.parquet -o gallery --kind ivf`"
 )
