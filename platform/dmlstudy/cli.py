@@ -76,6 +76,14 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.filename is None or os.environ.get("DMLSTUDY_DEBUG"):
+            raise
+        print(
+            f"error: {error.filename}: {error.strerror}; see that it is there, may be used and has room",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 @app.command(epilog="Example: `dmlstudy run search_spaces/studies/digits.yaml`")
@@ -532,7 +540,10 @@ def embed(
         run = on_cluster(address, ResourcesConfig(workers=workers, gpus_per_worker=gpus))
 
     def follow(parts: Iterable[int], number: int) -> Iterable[int]:
-        return track(parts, description="embedding", total=number, console=Console(stderr=True))
+        shown = Console(stderr=True)
+        return track(
+            parts, description="embedding", total=number, console=shown, disable=not shown.is_terminal
+        )
 
     with _model(model, store, tracking_uri) as folder:
         job = Job(str(folder), str(input.absolute()), str(output.absolute()), batch_size, device)
@@ -672,9 +683,9 @@ def serve(
 
     token = os.environ.get("DMLSTUDY_TOKEN") or None
     if token_file is not None:
-        token = (token_file.read_text(encoding="utf-8").splitlines() or [""])[0].strip()
+        token = server.read_token(token_file)
     server.check_token(host, token)
-    with _model(model, store, tracking_uri) as folder:
+    with server.bound(host, port) as place, _model(model, store, tracking_uri) as folder:
         service = server.Service(
             folder,
             gallery,
@@ -684,7 +695,7 @@ def serve(
             device=device,
         )
         console.print(f"{model} on http://{host}:{port} (Ctrl-C ends it)", highlight=False)
-        server.serve(service, host, port, token)
+        server.serve(service, place, token)
 
 
 @app.command(epilog="Example: `dmlstudy ui --port 5000`")

@@ -137,7 +137,7 @@ def test_a_contact_sheet_shows_what_was_found(
     assert page.count("<img") == 40
     assert page.count("src='data:image/png;base64,") == 40
     assert "http" not in page
-    with pytest.raises(ValueError, match="no such folder; make it or name another page"):
+    with pytest.raises(ValueError, match="no such folder; make it or name another output"):
         write_contact_sheet(tmp_path / "none" / "s.html", models["plain"], searcher, queries, hits)
 
 
