@@ -8,9 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, read_description, seal, verify
+from dmlstudy.model_folder import (
+    JSON,
+    WEIGHTS,
+    add_example,
+    clear,
+    describe,
+    read_arrays,
+    read_description,
+    seal,
+    verify,
+)
 from dmlstudy.online.catalogue import build
 from dmlstudy.online.learner import OnlineLearner
 from dmlstudy.online.preparation import Preparation
@@ -69,10 +79,10 @@ def load(folder: str | Path) -> Learned:
     folder = Path(folder)
     verify(folder, DESCRIPTION)
     description = read_description(folder / DESCRIPTION, FORMAT_VERSION, "save the learner again")
+    arrays = read_arrays(folder / WEIGHTS)
     try:
         name, params = description["learner"]["name"], description["learner"]["params"]
         learner = build(name, params, num_features=description["input"]["features"])
-        arrays = load_file(folder / WEIGHTS)
         preparation = Preparation(description["scaling"], arrays.pop("shift"), arrays.pop("scale"))
         learner.restore({name.removeprefix("learner."): value for name, value in arrays.items()})
     except (KeyError, TypeError, ValueError) as error:
