@@ -22,7 +22,7 @@ from dmlstudy.model_folder import (
     verify,
 )
 from dmlstudy.online.catalogue import build
-from dmlstudy.online.learner import OnlineLearner
+from dmlstudy.online.learner import OnlineLearner, Side
 from dmlstudy.online.preparation import Preparation
 from dmlstudy.records import Scalar
 
@@ -38,9 +38,12 @@ class Learned(NamedTuple):
     name: str
     params: Mapping[str, Scalar]
 
-    def embed(self, x_ND: NDArray[np.floating]) -> NDArray[np.float32]:
-        """All layers side by side, each times the root of its weight: ||z_i - z_j||^2 = sum_l alpha^l D^l(i, j)^2."""
-        layers = self.learner.embed(self.preparation(x_ND))
+    def embed(self, x_ND: NDArray[np.floating], side: Side = "gallery") -> NDArray[np.float32]:
+        """All layers side by side, each times the root of its weight: ||z_i - z_j||^2 = sum_l alpha^l D^l(i, j)^2.
+
+        ``side`` matters to a learner of a similarity that is no distance (``OnlineLearner.embed``).
+        """
+        layers = self.learner.embed(self.preparation(x_ND), side)
         weighted = [
             np.sqrt(alpha) * f_NE for alpha, f_NE in zip(self.learner.layer_weights, layers, strict=True)
         ]

@@ -125,7 +125,7 @@ def verified(folder: str | Path, *, device: str = "cpu", batch_size: int = 256) 
 
 
 class Parts(NamedTuple):
-    """What re-ranking needs of a model: ``embed`` gives the embeddings and, with a structure head, omega beside them.
+    """What search needs of a model: ``embed`` gives queries' embeddings and, with a structure head, omega beside them.
 
     ``layers``, of an embedding that is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L], is the sizes and alpha.
     """
@@ -154,7 +154,7 @@ def parts(folder: str | Path, device: str = "cpu") -> Parts:
         learned = online.load(folder)
         sizes = [f_1E.shape[1] for f_1E in learned.learner.embed(np.zeros((1, learned.learner.num_features)))]
         layers = (sizes, learned.learner.layer_weights) if len(sizes) > 1 else None
-        return Parts(lambda x_ND: (learned.embed(x_ND), None), has_structure=False, layers=layers)
+        return Parts(lambda x_ND: (learned.embed(x_ND, "query"), None), has_structure=False, layers=layers)
     from dmlstudy import embedders
 
     place = _place(device)
