@@ -56,7 +56,7 @@ def on_cluster(address: str | None, resources: ResourcesConfig) -> Runner:
                 _Maker,
                 fn_constructor_args=(job,),
                 batch_size=1,
-                concurrency=min(resources.workers, len(numbers)),
+                compute=ray.data.ActorPoolStrategy(size=min(resources.workers, len(numbers))),
                 num_cpus=resources.cpus_per_worker,
                 num_gpus=resources.gpus_per_worker,
             )
