@@ -269,7 +269,6 @@ def saved_for_mlflow(model: Path, folder: Path) -> Path:
         loader_module="dmlstudy.registry.pyfunc",
         data_path=str(model),
         signature=infer_signature(images, kinds.verified(model)(images)),
-        input_example=images,
         pip_requirements=["dmlstudy"],
     )
     return folder / "mlflow"

@@ -21,7 +21,11 @@ from dmlstudy import embedders
 ACTIVATED = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 """MLflow looks for uvicorn on the path, where an activated environment has it."""
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:.*An input example was not provided"),
+]
 
 
 def test_it_answers_with_the_model_s_embeddings(tmp_path: Path) -> None:
