@@ -41,6 +41,10 @@ DOORS = {
     "mlflow": "registry",
     "faiss": "retrieval",
     "pyarrow": "data",
+    "onnx": "use",
+    "onnxruntime": "use",
+    "onnxscript": "use",
+    "torch.onnx": "use",
     "torch.distributed": "distributed",
     "torch.nn.parallel": "distributed",
 }

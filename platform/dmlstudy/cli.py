@@ -76,6 +76,14 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.filename is None or os.environ.get("DMLSTUDY_DEBUG"):
+            raise
+        print(
+            f"error: {error.filename}: {error.strerror}; see that it is there, may be used and has room",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 @app.command(epilog="Example: `dmlstudy run search_spaces/studies/digits.yaml`")
@@ -336,6 +344,7 @@ def selfcheck(
 
 @app.command(
     epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json` ·"
+    " `dmlstudy leaderboard digits --format parquet -o digits.parquet` ·"
     " `dmlstudy leaderboard cifar10-online fashion-online --against oahu`"
 )
 def leaderboard(
@@ -343,13 +352,21 @@ def leaderboard(
     against: Annotated[
         Optional[str], typer.Option("--against", help="Only win/tie/loss of this family, over the studies.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    format: Annotated[
+        str, typer.Option("--format", help="table, json, or parquet: a row for each family.")
+    ] = "table",
+    output: Annotated[
+        Optional[Path], typer.Option("-o", "--output", help="The file of json or parquet.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
     """Each family's best with its scores and how sure they are."""
     from dmlstudy.registry.leaderboard import leaderboard as read
 
+    format = "json" if json else format
+    _check_form(format, output, against)
     boards = [read(_store(store, tracking_uri), study) for study in studies]
     if against is not None:
         _show_tally(boards, against)
@@ -358,7 +375,12 @@ def leaderboard(
         raise ValueError(
             "several studies have no common leaderboard; --against FAMILY counts its wins over them"
         )
-    if json:
+    if output is not None:
+        from dmlstudy.registry import leaderboard_file
+
+        leaderboard_file.write(boards[0], output, format)
+        console.print(f"{output}: {len(boards[0].rows)} families", highlight=False, soft_wrap=True)
+    elif format == "json":
         print(boards[0].model_dump_json(indent=1))
     else:
         _show_leaderboard(boards[0])
@@ -551,12 +573,45 @@ def embed(
         run = on_cluster(address, ResourcesConfig(workers=workers, gpus_per_worker=gpus))
 
     def follow(parts: Iterable[int], number: int) -> Iterable[int]:
-        return track(parts, description="embedding", total=number, console=Console(stderr=True))
+        shown = Console(stderr=True)
+        return track(
+            parts, description="embedding", total=number, console=shown, disable=not shown.is_terminal
+        )
 
     with _model(model, store, tracking_uri) as folder:
         job = Job(str(folder), str(input.absolute()), str(output.absolute()), batch_size, device)
         num, dim = embed_into(job, run, follow)
     console.print(f"{num} embeddings of size {dim} in {output}", highlight=False)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy export digits-embedder@champion --format onnx` ·"
+    " `dmlstudy export model --format torch_export -o embedder.pt2`"
+)
+def export(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    format: Annotated[str, typer.Option("--format", help="onnx (needs dmlstudy[export]) or torch_export.")],
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", help="The file to write; default: the model's name, here."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Write a model as one file for other runtimes, with its preprocessing, checked against the model."""
+    from dmlstudy.use import export as exports
+
+    path = output or exports.default_output(model, format)
+    with _model(model, store, tracking_uri) as folder:
+        made = exports.export(folder, path, format)
+    entry = made.about["input"]
+    shape = ", ".join(map(str, entry["shape"]))
+    console.print(
+        f"{path}: {entry['name']} {entry['dtype']} ({shape}) to {', '.join(made.about['outputs'])};"
+        f" differs from the model by {made.difference:.1e} at most",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command(
@@ -661,9 +716,9 @@ def serve(
 
     token = os.environ.get("DMLSTUDY_TOKEN") or None
     if token_file is not None:
-        token = (token_file.read_text(encoding="utf-8").splitlines() or [""])[0].strip()
+        token = server.read_token(token_file)
     server.check_token(host, token)
-    with _model(model, store, tracking_uri) as folder:
+    with server.bound(host, port) as place, _model(model, store, tracking_uri) as folder:
         service = server.Service(
             folder,
             gallery,
@@ -673,7 +728,7 @@ def serve(
             device=device,
         )
         console.print(f"{model} on http://{host}:{port} (Ctrl-C ends it)", highlight=False)
-        server.serve(service, host, port, token)
+        server.serve(service, place, token)
 
 
 @app.command(epilog="Example: `dmlstudy ui --port 5000`")
@@ -755,6 +810,18 @@ def _said(decision: Decision, name: str) -> str:
         else f"is the challenger, {name}/{decision.champion} stays the champion"
     )
     return f"{name}/{decision.version} {what}: {decision.reason}"
+
+
+def _check_form(form: str, output: Path | None, against: str | None) -> None:
+    """Raises ValueError for a form that there is none of, and for one that does not go where it is to go."""
+    if form not in ("table", "json", "parquet"):
+        raise ValueError(f"--format {form}: choose from table, json, parquet")
+    if form == "parquet" and output is None:
+        raise ValueError("--format parquet is a file: name it with -o")
+    if output is not None and (form == "table" or against is not None):
+        raise ValueError(
+            "-o is for a study's leaderboard in --format json or parquet; set one, or leave -o away"
+        )
 
 
 def _show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -16,6 +16,8 @@ from dmlstudy.use.gallery import Gallery, build, open_gallery
 from dmlstudy.use.retrieving import retrieve, write_contact_sheet
 from dmlstudy.use.search import Layers, Searcher, by_layers
 
+from .conftest import X
+
 
 def embedded(model: Path, inputs: Path, folder: Path) -> Path:
     output = folder / "z.parquet"
@@ -103,6 +105,23 @@ def test_layers_put_them_in_the_order_of_their_similarities(
         assert (np.diff(found) <= 1e-6).all()
 
 
+def test_a_similarity_that_is_no_distance_is_searched_by(vectors: Path, tmp_path: Path) -> None:
+    """OASIS embeds queries otherwise than a gallery; with one embedding for both nothing learned would count."""
+    learner = online.build("oasis", {}, num_features=10)
+    learner.partial_fit(online.Constraints(X.reshape(10, 3, 10)))
+    matrix_DD = learner.state()["oasis_similarity"]
+    assert not np.allclose(matrix_DD, np.eye(10))
+    learned = online.Learned(learner, online.Preparation.of("none", X), "oasis", {})
+    online.save(learned, tmp_path / "model", {}, X[:2])
+    gallery = made(tmp_path / "model", vectors, tmp_path)
+    hits = retrieve(Searcher(tmp_path / "model", gallery), opened(tmp_path / "model", vectors), 30)
+    similarity_NN = X.astype(np.float64) @ matrix_DD @ X.T
+    for query, own in enumerate(hits):
+        found = similarity_NN[query, [hit.place for hit in own]]
+        assert (np.diff(found) <= 1e-4).all()
+        assert sorted(hit.place for hit in own) == list(range(30))
+
+
 def test_equal_distances_in_a_layer_weigh_alpha() -> None:
     layers = Layers([1, 1], np.array([0.75, 0.25]))
     gallery = np.array([[1.0, 0.0], [1.0, 2.0], [1.0, 1.0]])
@@ -137,7 +156,7 @@ def test_a_contact_sheet_shows_what_was_found(
     assert page.count("<img") == 40
     assert page.count("src='data:image/png;base64,") == 40
     assert "http" not in page
-    with pytest.raises(ValueError, match="no such folder; make it or name another page"):
+    with pytest.raises(ValueError, match="no such folder; make it or name another output"):
         write_contact_sheet(tmp_path / "none" / "s.html", models["plain"], searcher, queries, hits)
 
 

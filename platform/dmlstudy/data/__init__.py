@@ -9,13 +9,16 @@ from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
 from dmlstudy.data.loader import Loader
+from dmlstudy.data.outputs import HTML, PARQUET, ZIP, check_output
 from dmlstudy.data.parquet import (
+    Column,
     embeddings_origin,
     join_embeddings,
     read_embeddings,
     read_items,
     write_embeddings,
     write_items,
+    write_table,
 )
 from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.tables import Features, load_features
@@ -25,9 +28,13 @@ __all__ = [
     "DATASETS",
     "EXPECTED",
     "EXPECTED_CLOSED",
+    "HTML",
+    "PARQUET",
+    "ZIP",
     "Augmentation",
     "Batches",
     "ClosedSet",
+    "Column",
     "Counts",
     "Features",
     "Fit",
@@ -44,6 +51,7 @@ __all__ = [
     "ZeroShotData",
     "as_features",
     "check_augmentation",
+    "check_output",
     "class_disjoint_folds",
     "decode_images",
     "embeddings_origin",
@@ -58,4 +66,5 @@ __all__ = [
     "row_folds",
     "write_embeddings",
     "write_items",
+    "write_table",
 ]

@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -228,6 +228,21 @@ def embeddings_origin(path: str | Path) -> dict[str, str]:
     """What ``join_embeddings`` noted with a file; empty of another. Raises ValueError for one that cannot be read."""
     noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_ORIGIN)
     return {} if noted is None else dict(json.loads(noted))
+
+
+class Column(NamedTuple):
+    """A column of a table; None is null."""
+
+    name: str
+    kind: Literal["string", "int64", "float64", "bool"]
+    values: Sequence[str | int | float | bool | None]
+
+
+def write_table(path: Path, columns: Sequence[Column]) -> None:
+    """Write columns of equal length and of just these types, all or nothing."""
+    types = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+    table = pa.table({each.name: pa.array(each.values, types[each.kind]) for each in columns})
+    _replace_atomically(path, lambda draft: pq.write_table(table, draft))
 
 
 def write_items(path: Path, ids: Sequence[str], labels: Sequence[str] | None) -> None:

@@ -82,10 +82,17 @@ KINDS: Mapping[str, Kind] = {
 
 def kind_of(folder: str | Path) -> Kind:
     """The kind of model in a folder. Raises ValueError for a folder of none."""
-    for description, kind in KINDS.items():
-        if (Path(folder) / description).is_file():
-            return kind
-    raise ValueError(f"{folder}: holds none of {', '.join(KINDS)}; is this the folder of a saved model?")
+    return KINDS[_description(folder)]
+
+
+def _description(folder: str | Path) -> str:
+    """The name of the only description in a folder."""
+    there = [name for name in KINDS if (Path(folder) / name).is_file()]
+    if not there:
+        raise ValueError(f"{folder}: holds none of {', '.join(KINDS)}; is this the folder of a saved model?")
+    if len(there) > 1:
+        raise ValueError(f"{folder}: holds {' and '.join(there)}, but is of one kind; copy the folder again")
+    return there[0]
 
 
 def is_model(folder: str | Path) -> bool:
@@ -95,9 +102,7 @@ def is_model(folder: str | Path) -> bool:
 
 def takes(folder: str | Path) -> Takes:
     """What the model in a folder is to be given. Raises ValueError for a folder of none."""
-    kind_of(folder)
-    (path,) = (Path(folder) / name for name in KINDS if (Path(folder) / name).is_file())
-    description = model_folder.read_json(path)
+    description = model_folder.read_json(Path(folder) / _description(folder))
     architecture = description.get("architecture")
     if architecture is None:
         return Takes(None, 0, int(description["input"]["features"]))
@@ -120,7 +125,7 @@ def verified(folder: str | Path, *, device: str = "cpu", batch_size: int = 256) 
 
 
 class Parts(NamedTuple):
-    """What re-ranking needs of a model: ``embed`` gives the embeddings and, with a structure head, omega beside them.
+    """What search needs of a model: ``embed`` gives queries' embeddings and, with a structure head, omega beside them.
 
     ``layers``, of an embedding that is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L], is the sizes and alpha.
     """
@@ -149,7 +154,7 @@ def parts(folder: str | Path, device: str = "cpu") -> Parts:
         learned = online.load(folder)
         sizes = [f_1E.shape[1] for f_1E in learned.learner.embed(np.zeros((1, learned.learner.num_features)))]
         layers = (sizes, learned.learner.layer_weights) if len(sizes) > 1 else None
-        return Parts(lambda x_ND: (learned.embed(x_ND), None), has_structure=False, layers=layers)
+        return Parts(lambda x_ND: (learned.embed(x_ND, "query"), None), has_structure=False, layers=layers)
     from dmlstudy import embedders
 
     place = _place(device)
@@ -167,6 +172,5 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def extra(folder: str | Path) -> dict[str, Any]:
-    """What was noted with the model: its family, configuration and origin."""
-    (description,) = (name for name in KINDS if (Path(folder) / name).is_file())
-    return model_folder.read_extra(Path(folder) / description)
+    """What was noted with the model: its family, configuration and origin. Raises ValueError for a folder of none."""
+    return model_folder.read_extra(Path(folder) / _description(folder))

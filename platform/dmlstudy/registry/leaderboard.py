@@ -43,6 +43,14 @@ class Estimate(Record):
         half_width = quantile * statistics.stdev(values) / math.sqrt(n)
         return cls(mean=statistics.fmean(values), half_width=half_width, num=n)
 
+    @property
+    def low(self) -> float | None:
+        return None if self.half_width is None else self.mean - self.half_width
+
+    @property
+    def high(self) -> float | None:
+        return None if self.half_width is None else self.mean + self.half_width
+
     def __str__(self) -> str:
         width = "" if self.half_width is None else f" ± {self.half_width:.3f}"
         return f"{self.mean:.4f}{width}"

@@ -151,7 +151,10 @@ def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
                 f"models:/{version.name}/{version.version}", dst_path=draft
             )
         except Exception as error:
-            raise StoreError(f"{reference}: its files cannot be fetched: {error}") from None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise StoreError(
+                f"{reference}: its files cannot be fetched ({reason}); see that its store is there"
+            ) from None
         manifests = sorted(Path(path).glob("**/manifest.json"))
         if not manifests:
             raise StoreError(f"{reference}: is no model of dmlstudy (it has no manifest.json)")

@@ -1,1 +1,1 @@
-"""Models put to use: embed, index, retrieve, serve. Needs neither Ray nor MLflow where the model is a folder."""
+"""Models put to use: embed, index, retrieve, serve, export; without Ray and MLflow where the model is a folder."""

@@ -107,14 +107,10 @@ def embed_into(
 
     Parts that an earlier call has left are not made again, if it was of the same model and items. ``follow`` is given
     the numbers of parts as they come to be, and how many there will be, to show progress. Raises ValueError naming what
-    is missing, unreadable or of another kind, for an output whose folder is not there, and where the parts of something
-    else are in the way; the output is replaced when all is done, or not at all.
+    is missing, unreadable or of another kind, for an output that may not be written (``data.check_output``), and where
+    the parts of something else are in the way; the output is replaced when all is done, or not at all.
     """
-    output = Path(job.output)
-    if not output.parent.is_dir():
-        raise ValueError(f"{output.parent}: no such folder; make it or name another output")
-    if output.is_dir():
-        raise ValueError(f"{output}: is a folder; name a file")
+    output = data.check_output(job.output, "a Parquet file", data.PARQUET)
     num_items = len(job.items)
     numbers = range(-(-num_items // PART))
     _claim(job)

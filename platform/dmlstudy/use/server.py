@@ -17,11 +17,12 @@ import hmac
 import ipaddress
 import json
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ from dmlstudy.registry import kinds
 from dmlstudy.use.embedding import fit_of
 from dmlstudy.use.gallery import open_gallery
 from dmlstudy.use.search import Searcher
+
+MOST_PORT = 65535
 
 LEAST_TOKEN = 16
 """Characters of a token beyond loopback."""
@@ -246,19 +249,43 @@ def app(service: Service, token: str | None) -> Starlette:
     )
 
 
-def serve(service: Service, host: str, port: int, token: str | None, *, grace_seconds: int = 30) -> None:
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that has the port, and does not listen yet.
+
+    Raises ValueError for a port that is taken, and an address that is not this machine's.
+    """
+    if not 0 <= port <= MOST_PORT:
+        raise ValueError(f"--port {port}: name one from 1 to {MOST_PORT}, or 0 for any")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        place = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: {error}; name another") from None
+    with place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind(address)
+        except OSError as error:
+            raise ValueError(
+                f"--host {host} --port {port}: {error.strerror}; name another with --port, or end what listens there"
+            ) from None
+        yield place
+
+
+def serve(service: Service, place: socket.socket, token: str | None, *, grace_seconds: int = 30) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way then is answered, for at most ``grace_seconds``.
 
-    Raises ValueError for a host beyond loopback without a token, or with a short one.
+    Raises ValueError for a place beyond loopback without a token, or with a short one.
     """
-    check_token(host, token)
+    check_token(place.getsockname()[0], token)
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(0)
     )  # uvicorn raises it again once it has ended gracefully
-    uvicorn.run(
+    config = uvicorn.Config(
         app(service, token),
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=grace_seconds,
@@ -266,6 +293,21 @@ def serve(service: Service, host: str, port: int, token: str | None, *, grace_se
         limit_concurrency=4 * service.limits.max_waiting,
         server_header=False,
     )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[place])
+
+
+def read_token(path: Path) -> str:
+    """A file's first line. Raises ValueError for a file that is missing, cannot be read, or has none."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: the token cannot be read ({error}); name another --token-file") from None
+    if not lines[0].strip():
+        raise ValueError(
+            f"{path}: has no token in its first line; write one of {LEAST_TOKEN} characters or more there"
+        )
+    return lines[0].strip()
 
 
 def check_token(host: str, token: str | None) -> None:

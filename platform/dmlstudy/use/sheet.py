@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dmlstudy.data.outputs import HTML, check_output
 from dmlstudy.data.state_file import written_whole
 
 LEAST_SIDE = 96
@@ -40,11 +41,9 @@ class Shown(NamedTuple):
 def write_sheet(path: str | Path, title: str, rows: Sequence[tuple[Shown, Sequence[Shown]]]) -> None:
     """Write queries, each with its results in their order, to ``path``, whole or not at all.
 
-    Raises ValueError where the page's folder does not exist.
+    Raises ValueError for a path that may not be written (``data.check_output``).
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent}: no such folder; make it or name another page")
+    path = check_output(path, "a page", HTML)
     sections = "\n".join(
         f"<section>{_figure(query, 'query')}{''.join(_figure(each, _judged(each)) for each in results)}</section>"
         for query, results in rows
