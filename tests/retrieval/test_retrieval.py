@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import faiss
 import numpy as np
@@ -89,6 +89,7 @@ HARD = {
     "collapsed": np.ones_like,
     "half dead": lambda z: z * (np.arange(len(z)) % 2)[:, None],  # zeros of either sign
     "few vectors": lambda z: z[np.arange(len(z)) % 11],
+    "on an arc": lambda z: on_an_arc(z),
 }
 
 
@@ -116,24 +117,39 @@ def test_the_product_finds_what_the_direct_kernel_ranks(
     np.testing.assert_array_equal(retrieval.retrieve(z[queries], z, k, queries)[0], expected[queries])
 
 
-def test_the_product_alone_answers_ordinary_sets(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, measured = sys.modules["dmlstudy.retrieval.neighbours"], []
-    whole = module._EveryPair.of_rows
-    monkeypatch.setattr(module._EveryPair, "of_rows", lambda s, rows: measured.extend(rows) or whole(s, rows))
-    in_itself(np.random.default_rng(0).normal(size=(3000, 9)).astype(np.float32), 5)
-    assert len(measured) < 60
+def on_an_arc(z: np.ndarray) -> np.ndarray:
+    """What is left where one dimension is: neighbours are nearer than rounding tells."""
+    angle = np.linspace(0, 1, len(z))
+    return np.stack([np.cos(angle), np.sin(angle), *np.zeros((7, len(z)))], axis=1)
 
 
-def test_dead_embeddings_cost_no_measuring_of_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a collapse leaves: thousands of items on one place, whose ties no product tells apart."""
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        (lambda z: z, 0.05),
+        (lambda z: z * (np.arange(len(z)) % 2)[:, None], 0.05),  # a collapse: thousands of items on one place
+        (lambda z: z * np.where(np.arange(len(z)) % 500, 1, 300)[:, None], 0.05),  # some lie far off
+        (on_an_arc, 0.1),
+    ],
+    ids=["ordinary", "half dead", "far off", "on an arc"],
+)
+def test_few_pairs_are_measured(
+    monkeypatch: pytest.MonkeyPatch, shape: Callable[[np.ndarray], np.ndarray], most: float
+) -> None:
+    """For it is the product that makes this fast."""
     module, measured = sys.modules["dmlstudy.retrieval.neighbours"], []
-    whole = module._EveryPair.of_rows
-    monkeypatch.setattr(module._EveryPair, "of_rows", lambda s, rows: measured.extend(rows) or whole(s, rows))
-    z = np.random.default_rng(0).normal(size=(8000, 9)).astype(np.float32)
-    z[::2] = 0
-    in_itself(z, 5)
-    retrieval.retrieve(z, z, 5)
-    assert len(measured) < 300
+    whole = module._direct
+    monkeypatch.setattr(
+        module, "_direct", lambda q, g, row, item: measured.append(len(row)) or whole(q, g, row, item)
+    )
+    z = shape(np.random.default_rng(0).normal(size=(6000, 9))).astype(np.float32)
+    index, _ = in_itself(z, 5)
+    assert 6000 <= sum(measured) < most * 6000**2
+    assert (retrieval.retrieve(z, z, 5, np.arange(6000))[0] == index).all()
+    assert sum(measured) < 2 * most * 6000**2
+    direct = whole(z, z, np.full(6000, 7), np.arange(6000))
+    direct[7] = np.inf
+    assert index[7].tolist() == np.argsort(direct, kind="stable")[:5].tolist()
 
 
 def test_vectors_of_one_hash_are_not_taken_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,17 +182,6 @@ def test_the_bound_holds_for_the_product(seed: int) -> None:
         is_near
     ].all()  # so it is a bound for all that may be of the nearest five
     assert of_row.min() < product.error * 2 * half.max() / 3
-
-
-def test_what_lies_far_off_makes_no_row_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, measured = sys.modules["dmlstudy.retrieval.neighbours"], []
-    whole = module._EveryPair.of_rows
-    monkeypatch.setattr(module._EveryPair, "of_rows", lambda s, rows: measured.extend(rows) or whole(s, rows))
-    z = np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
-    z[::500] *= 300
-    expected = np.argsort(module._direct(z, z, np.full(5000, 3), np.arange(5000)), kind="stable")[1:6]
-    assert in_itself(z, 5)[0][3].tolist() == expected.tolist()
-    assert len(measured) < 100
 
 
 def test_equal_vectors_tie_exactly_wherever_they_stand() -> None:

@@ -144,12 +144,14 @@ def _neighbours(
             panel = _Panel(product, floor_Q, first, after, width)
             for _ in threads.map(panel.sift, panel.tiles(num_items, is_one_set=is_one_set)):
                 pass
-            for found, is_certain_B in threads.map(
+            for found, least_B in threads.map(
                 lambda hits: hits.nearest(product, query_QD, gallery_MD, k), panel.filled()
             ):
-                for part in every_pair.parts(found.row_Q[~is_certain_B], threads):
+                for part in every_pair.parts(found.row_Q[~np.isnan(least_B)], threads):
                     place = part - found.row_Q[0]
-                    _, found.index_QK[place], found.distance_QK[place] = every_pair.of_rows(part)
+                    row_H, item_H = product.at_least(found.row_Q[0], place, least_B[place])
+                    key_H = _keys(_direct(query_QD, gallery_MD, part[row_H], item_H), item_H)
+                    found.index_QK[place], found.distance_QK[place] = _nearest_of(row_H, key_H, len(part), k)
                 yield found
 
 
@@ -250,6 +252,16 @@ class _Product:
         out_BC[own_B, self_B[own_B]] = -np.inf
         return out_BC
 
+    def at_least(self, start: int, place_B: Ints, least_B: Floats) -> tuple[Ints, Ints]:
+        """Which of some rows of the tile from ``start``, and which item, has a p that is not below the row's least."""
+        left_BE = torch.from_numpy(self._left_of(start)[place_B])
+        product_BM = (left_BE @ torch.from_numpy(self._right_ME).T).numpy()
+        self_B = self._self_Q[start + place_B]
+        own_B = np.flatnonzero(self_B >= 0)
+        product_BM[own_B, self_B[own_B]] = np.nan
+        row_H, item_H = np.nonzero(product_BM >= least_B[:, None])
+        return row_H, item_H
+
     def errors(self, start: int, last_B: Floats) -> Floats:
         """The error of p for the k nearest items of the rows from ``start``, whose k-th largest p is ``last_B``.
 
@@ -330,33 +342,29 @@ class _Hits:
 
     def nearest(
         self, product: _Product, query_QD: Floats, gallery_MD: Floats, k: int
-    ) -> tuple[Neighbours, NDArray[np.bool_]]:
-        """The k nearest of each row, and for which rows they are proven to be right."""
+    ) -> tuple[Neighbours, Floats]:
+        """The k nearest of each row; and, where there may be others, the least p that these can have, else NaN."""
         num_rows = len(self.floor_B)
         found = Neighbours(
             np.arange(self.start, self.start + num_rows),
             np.zeros((num_rows, k), np.int64),
             np.zeros((num_rows, k), np.float32),
         )
-        is_certain_B = (self._num_B >= k) & (self._num_B <= self._most)
-        if not is_certain_B.any():
-            return found, is_certain_B
+        used = min(int(self._num_B.max()), self._value_BX.shape[1])
+        if used < k:
+            return found, np.full(num_rows, -np.inf, np.float32)
 
         # An item of the k nearest has d2/2 <= the k-th largest p, negated, + error, so its own p is within 2 errors.
-        used = int(self._num_B[is_certain_B].max())
         value_BX = self._value_BX[:, :used]
         last_B = np.partition(value_BX, used - k, axis=1)[:, used - k]
         least_B = last_B - 2 * product.errors(self.start, last_B)
-        is_certain_B &= least_B > self.floor_B
-        least_B[~is_certain_B] = np.inf
-        row_H, place_H = np.nonzero(value_BX >= least_B[:, None])
-        item_H = self._item_BX[row_H, place_H]
-        key_H = _keys(_direct(query_QD, gallery_MD, row_H + self.start, item_H), item_H)
-        key_BX = _by_row(row_H, key_H, num_rows)
-        if key_BX.shape[1] >= k:
-            key_BX.sort(axis=1)
-            found.index_QK[:], found.distance_QK[:] = _unpacked(key_BX[:, :k])
-        return found, is_certain_B
+        is_certain_B = (least_B > self.floor_B) & (self._num_B <= used)
+        if is_certain_B.any():
+            row_H, place_H = np.nonzero(value_BX >= np.where(is_certain_B, least_B, np.inf)[:, None])
+            item_H = self._item_BX[row_H, place_H]
+            key_H = _keys(_direct(query_QD, gallery_MD, row_H + self.start, item_H), item_H)
+            found.index_QK[:], found.distance_QK[:] = _nearest_of(row_H, key_H, num_rows, k)
+        return found, np.where(is_certain_B, np.float32(np.nan), least_B)
 
 
 def _above(
@@ -389,17 +397,21 @@ def _above(
     )
 
 
-def _by_row(row_H: Ints, key_H: Keys, num_rows: int) -> Keys:
-    """Keys of ascending rows as one row each, filled up with ``_LAST``."""
+def _nearest_of(row_H: Ints, key_H: Keys, num_rows: int, k: int) -> tuple[Ints, Floats]:
+    """index_BK and distance_BK of the k least keys of each row, the rows ascending; of none -1 at infinity."""
     count_B = np.bincount(row_H, minlength=num_rows)
     first_B = np.cumsum(count_B) - count_B
-    key_BX = np.full((num_rows, int(count_B.max(initial=0))), _LAST, np.uint64)
+    key_BX = np.full((num_rows, max(k, int(count_B.max(initial=0)))), _LAST, np.uint64)
     key_BX[row_H, np.arange(len(row_H)) - first_B[row_H]] = key_H
-    return key_BX
+    if k < key_BX.shape[1]:
+        key_BX.partition(k - 1, axis=1)
+    key_BK = key_BX[:, :k]
+    key_BK.sort(axis=1)
+    return _unpacked(key_BK)
 
 
 class _EveryPair:
-    """The nearest items by measuring every pair: for small galleries, long rankings, and rows with many ties."""
+    """The nearest items by measuring every pair: for small galleries and long rankings."""
 
     def __init__(self, query_QD: Floats, gallery_MD: Floats, k: int, self_Q: Ints) -> None:
         self._query_QD, self._gallery_MD, self._k, self._self_Q = query_QD, gallery_MD, k, self_Q
