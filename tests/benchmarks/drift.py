@@ -1,7 +1,7 @@
 """What re-opening is worth after a drift: OAHU on digits whose classes are dealt anew half-way, over ten seeds.
 
     .venv/bin/python tests/benchmarks/drift.py                      about 8 minutes
-    .venv/bin/python tests/benchmarks/drift.py --seeds 3 --eta 0.05
+    .venv/bin/python tests/benchmarks/drift.py --first 10 --seeds 30 --eta 0.05
 
 A stream is 6,000 triplets of scikit-learn's digits by five classes of two digits each, then 6,000 by five other
 classes: which digits belong together is drawn anew. The AUC of comparing held-out pairs by the new classes is taken
@@ -85,12 +85,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--eta", type=float, nargs="+", default=[0.05, 0.3])
     options = parser.parse_args()
     print("| eta | after drift | AUC at the end | from the learner alone |")
     print("|---:|---|---:|---:|")
     for eta in options.eta:
-        found = np.array([ends(seed, eta) for seed in range(options.seeds)])
+        found = np.array([ends(options.first + number, eta) for number in range(options.seeds)])
         for name, values in zip(("goes on", "begins anew at once", "reopen: a race"), found.T, strict=True):
             print(
                 f"| {eta:g} | {name} | {interval(values)} | {interval(values - found[:, 0], '+')} |",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import faiss
 import numpy as np
@@ -87,12 +87,20 @@ HARD = {
     "far apart": lambda z: z * np.where(np.arange(len(z)) == 3, 1e6, 1)[:, None].astype(np.float32),
     "nearly collapsed": lambda z: 1 + 1e-6 * z,
     "collapsed": np.ones_like,
+    "half dead": lambda z: z * (np.arange(len(z)) % 2)[:, None],  # zeros of either sign
+    "few vectors": lambda z: z[np.arange(len(z)) % 11],
+    "on an arc": lambda z: on_an_arc(z),
 }
 
 
-@pytest.mark.parametrize("k", [1, 5, 30])
+@pytest.mark.parametrize("many_copies", [2, 60, 1000])
+@pytest.mark.parametrize("k", [1, 5, 30, 436])
 @pytest.mark.parametrize("hard", HARD)
-def test_the_product_finds_what_the_direct_kernel_ranks(small_tiles: None, hard: str, k: int) -> None:
+def test_the_product_finds_what_the_direct_kernel_ranks(
+    small_tiles: None, monkeypatch: pytest.MonkeyPatch, hard: str, k: int, many_copies: int
+) -> None:
+    monkeypatch.setattr(sys.modules["dmlstudy.retrieval.neighbours"], "_MANY_COPIES", many_copies)
+    monkeypatch.setattr(sys.modules["dmlstudy.retrieval.neighbours"], "_CELLS_PER_CHUNK", 4000)
     z = HARD[hard](np.random.default_rng(0).normal(size=(437, 9)).astype(np.float32)).astype(np.float32)
     rows, columns = np.divmod(np.arange(437 * 437), 437)
     direct = np.empty(437 * 437, np.float32)
@@ -109,12 +117,48 @@ def test_the_product_finds_what_the_direct_kernel_ranks(small_tiles: None, hard:
     np.testing.assert_array_equal(retrieval.retrieve(z[queries], z, k, queries)[0], expected[queries])
 
 
-def test_the_product_alone_answers_ordinary_sets(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_an_arc(z: np.ndarray) -> np.ndarray:
+    """What is left where one dimension is: neighbours are nearer than rounding tells."""
+    angle = np.linspace(0, 1, len(z))
+    return np.stack([np.cos(angle), np.sin(angle), *np.zeros((7, len(z)))], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        (lambda z: z, 0.05),
+        (lambda z: z * (np.arange(len(z)) % 2)[:, None], 0.05),  # a collapse: thousands of items on one place
+        (lambda z: z * np.where(np.arange(len(z)) % 500, 1, 300)[:, None], 0.05),  # some lie far off
+        (on_an_arc, 0.1),
+    ],
+    ids=["ordinary", "half dead", "far off", "on an arc"],
+)
+def test_few_pairs_are_measured(
+    monkeypatch: pytest.MonkeyPatch, shape: Callable[[np.ndarray], np.ndarray], most: float
+) -> None:
+    """For it is the product that makes this fast."""
     module, measured = sys.modules["dmlstudy.retrieval.neighbours"], []
-    whole = module._EveryPair.of_rows
-    monkeypatch.setattr(module._EveryPair, "of_rows", lambda s, rows: measured.extend(rows) or whole(s, rows))
-    in_itself(np.random.default_rng(0).normal(size=(3000, 9)).astype(np.float32), 5)
-    assert len(measured) < 60
+    whole = module._direct
+    monkeypatch.setattr(
+        module, "_direct", lambda q, g, row, item: measured.append(len(row)) or whole(q, g, row, item)
+    )
+    z = shape(np.random.default_rng(0).normal(size=(6000, 9))).astype(np.float32)
+    index, _ = in_itself(z, 5)
+    assert 6000 <= sum(measured) < most * 6000**2
+    assert (retrieval.retrieve(z, z, 5, np.arange(6000))[0] == index).all()
+    assert sum(measured) < 2 * most * 6000**2
+    direct = whole(z, z, np.full(6000, 7), np.arange(6000))
+    direct[7] = np.inf
+    assert index[7].tolist() == np.argsort(direct, kind="stable")[:5].tolist()
+
+
+def test_vectors_of_one_hash_are_not_taken_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["dmlstudy.retrieval.neighbours"]
+    z = np.random.default_rng(0).normal(size=(900, 5)).astype(np.float32)
+    z[:600] = z[0]
+    expected = in_itself(z, 4)[0]
+    monkeypatch.setattr(module, "_hashed", lambda z_ND: np.zeros(len(z_ND), np.uint64))
+    np.testing.assert_array_equal(in_itself(z, 4)[0], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -124,9 +168,20 @@ def test_the_bound_holds_for_the_product(seed: int) -> None:
     z = (rng.normal(size=(400, [3, 128, 700][seed])) * rng.exponential(size=(400, 1))).astype(np.float32)
     product = module._Product(z, z, np.full(400, -1), num_sampled=50, rank=3)
     tile = product.tile(0, num_rows=400, column=0).astype(np.float64)
-    direct, _ = faiss.knn(z, z, 400)
-    exact = ((z[:, None].astype(np.float64) - z) ** 2).sum(axis=2) / 2
-    assert np.abs(tile + exact).max() + np.abs(np.sort(exact) - direct / 2).max() < product.error
+    rows, columns = np.divmod(np.arange(400 * 400), 400)
+    direct = module._direct(z, z, rows, columns).reshape(400, 400) / 2
+    centred = z - z.mean(axis=0, dtype=np.float64)
+    half = (centred**2).sum(axis=1) / 2
+    exact = ((centred[:, None] - centred) ** 2).sum(axis=2) / 2
+    bound = product.error * (half[:, None] + half)
+    assert (np.abs(tile + exact) + np.abs(exact - direct) < bound).all()
+    last = np.partition(tile.astype(np.float32), 395, axis=1)[:, 395]
+    of_row = product.errors(0, last)
+    is_near = (exact <= -last[:, None] + of_row[:, None]) | (tile >= last[:, None])
+    assert (bound <= of_row[:, None])[
+        is_near
+    ].all()  # so it is a bound for all that may be of the nearest five
+    assert of_row.min() < product.error * 2 * half.max() / 3
 
 
 def test_equal_vectors_tie_exactly_wherever_they_stand() -> None:

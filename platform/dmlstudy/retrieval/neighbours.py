@@ -6,6 +6,9 @@ vectors equal distances wherever they stand, and are ranked by (distance, index)
 direct kernel on all pairs, digit for digit, at the price of the product. The product of a set with itself is
 symmetric, and only half of it is made.
 
+Where many items are one and the same vector, as after a collapse, their ties are no neighbours that a product could
+tell apart: then the nearest different vectors are found, and each stands for its items.
+
 Shapes: Q queries, M gallery items, N items of a set in itself, D embedding size, E = D + 2, K neighbours, B rows
 and C columns of one tile, S sampled columns, H hits.
 """
@@ -33,6 +36,7 @@ _TILE = 1024  # rows and columns of one tile of the matrix product: 4 MiB
 _CELLS_PER_CHUNK = 1 << 22  # pairs measured at once where all are: 4 M x (8 + 8 + 4) bytes
 _HITS_AT_ONCE = 1 << 26  # places for hits of the rows that are open at once: 64 M x 8 bytes
 _SMALL_GALLERY = 2048  # below, every pair is measured
+_MANY_COPIES = 512  # of one vector: from here on vectors are told apart before they are searched
 _LAST = np.uint64(0x7F800000_FFFFFFFF)  # the key of no item: behind all others, unpacked to -1 at infinity
 
 
@@ -91,6 +95,8 @@ def in_gallery(
         raise ValueError(f"k = {k} neighbours of {num_items} gallery items; needs k >= 1 and an item to find")
     self_Q = np.full(num_queries, -1, np.int64) if self_index is None else np.asarray(self_index, np.int64)
     assert self_Q.shape == (num_queries,)
+    if (copies := _Copies.where_many(gallery_MD)) is not None:
+        return copies.neighbours(query_QD, k, self_Q)
     return _neighbours(query_QD, gallery_MD, k, self_Q, is_one_set=False)
 
 
@@ -108,6 +114,8 @@ def in_itself(z_ND: Floats, k: int) -> Iterator[Neighbours]:
     k = min(k, len(z_ND) - 1)
     if k < 1:
         raise ValueError(f"k = {k} neighbours among {len(z_ND)} items; needs k >= 1 and 2 items")
+    if (copies := _Copies.where_many(z_ND)) is not None:
+        return copies.neighbours(z_ND, k, np.arange(len(z_ND)))
     return _neighbours(z_ND, z_ND, k, np.arange(len(z_ND)), is_one_set=True)
 
 
@@ -136,12 +144,14 @@ def _neighbours(
             panel = _Panel(product, floor_Q, first, after, width)
             for _ in threads.map(panel.sift, panel.tiles(num_items, is_one_set=is_one_set)):
                 pass
-            for found, is_certain_B in threads.map(
-                lambda hits: hits.nearest(query_QD, gallery_MD, k), panel.filled()
+            for found, least_B in threads.map(
+                lambda hits: hits.nearest(product, query_QD, gallery_MD, k), panel.filled()
             ):
-                for part in every_pair.parts(found.row_Q[~is_certain_B], threads):
+                for part in every_pair.parts(found.row_Q[~np.isnan(least_B)], threads):
                     place = part - found.row_Q[0]
-                    _, found.index_QK[place], found.distance_QK[place] = every_pair.of_rows(part)
+                    row_H, item_H = product.at_least(found.row_Q[0], place, least_B[place])
+                    key_H = _keys(_direct(query_QD, gallery_MD, part[row_H], item_H), item_H)
+                    found.index_QK[place], found.distance_QK[place] = _nearest_of(row_H, key_H, len(part), k)
                 yield found
 
 
@@ -151,7 +161,7 @@ class _Panel:
     def __init__(self, product: _Product, floor_Q: Floats, first: int, after: int, width: int) -> None:
         self._product = product
         self._hits = {
-            start: _Hits(start, floor_Q[start : min(start + _TILE, after)], width, product.error)
+            start: _Hits(start, floor_Q[start : min(start + _TILE, after)], width)
             for start in range(first, after, _TILE)
         }
 
@@ -188,9 +198,9 @@ class _Product:
     """Tiles of p_QM = -||q - g||^2 / 2 by one matrix product, with a query's own place at -inf.
 
     With the gallery's mean taken off both, p = q.g - |q|^2/2 - |g|^2/2 = [q, |q|^2/2, 1] . [g, -1, -|g|^2/2].
-    ``error`` bounds |p + d2 / 2| for d2 the direct kernel's squared distance: a float32 sum of n products in
-    any order is off by at most n u sum |products| (1 + O(n u)), u = 2^-24 (Higham 2002, Eq. 3.5). With
-    h the largest |q|^2/2 or |g|^2/2 the products of p sum to at most 4h, and so do those of d2 / 2 and of h.
+    ``error`` times h = |q|^2/2 + |g|^2/2 bounds |p + d2 / 2| for d2 the direct kernel's squared distance: a float32
+    sum of n products in any order is off by at most n u sum |products| (1 + O(n u)), u = 2^-24 (Higham 2002, Eq. 3.5),
+    and the products of p sum to at most 2h, and so do those of d2 / 2 and of h.
     A query's floor is its ``rank``-th largest p over ``num_sampled`` columns, drawn with a fixed seed.
     Any number of threads may ask.
     """
@@ -211,7 +221,7 @@ class _Product:
         if not self._is_one_set:
             for start in range(0, len(query_QD), _TILE):
                 largest = max(largest, self._centred(query_QD[start : start + _TILE])[1].max())
-        self.error = float(largest) * 4 * (3 * dim + 16) * 2.0**-24
+        self.largest, self.error = float(largest), 2 * (3 * dim + 16) * 2.0**-24
         self._column_S = np.sort(
             np.random.default_rng(0).choice(num_items, num_sampled, replace=False, shuffle=False)
         )
@@ -241,6 +251,32 @@ class _Product:
         own_B = np.flatnonzero((self_B >= 0) & (self_B < len(right_CE)))
         out_BC[own_B, self_B[own_B]] = -np.inf
         return out_BC
+
+    def at_least(self, start: int, place_B: Ints, least_B: Floats) -> tuple[Ints, Ints]:
+        """Which of some rows of the tile from ``start``, and which item, has a p that is not below the row's least."""
+        left_BE = torch.from_numpy(self._left_of(start)[place_B])
+        product_BM = (left_BE @ torch.from_numpy(self._right_ME).T).numpy()
+        self_B = self._self_Q[start + place_B]
+        own_B = np.flatnonzero(self_B >= 0)
+        product_BM[own_B, self_B[own_B]] = np.nan
+        row_H, item_H = np.nonzero(product_BM >= least_B[:, None])
+        return row_H, item_H
+
+    def errors(self, start: int, last_B: Floats) -> Floats:
+        """The error of p for the k nearest items of the rows from ``start``, whose k-th largest p is ``last_B``.
+
+        Such an item, and one with so large a p, has d2/2 <= t = -last + error, and d2/2 >= (|g| - |q|)^2 / 2: so
+        sqrt(|g|^2/2) <= sqrt(|q|^2/2) + sqrt(t). Twice from the largest |g| of all, for what lies far off is not near.
+        """
+        half_B = self._left_of(start)[: len(last_B), -2].astype(np.float64)
+        half_of_item_B: NDArray[np.float64] = np.full(len(last_B), self.largest)
+        for _ in range(2):
+            error_B = 1.01 * self.error * (half_B + half_of_item_B)
+            reach_B = np.sqrt(np.maximum(0, error_B - last_B))
+            half_of_item_B = np.minimum(self.largest, (np.sqrt(half_B) + reach_B) ** 2)
+        return np.asarray(
+            1.01 * self.error * (half_B + half_of_item_B), np.float32
+        )  # 1% for rounding in halves
 
     def _left_of(self, start: int) -> Floats:
         mine = self._of_thread
@@ -272,8 +308,8 @@ class _Hits:
     They are kept row by row, X places wide, with ``num_B`` of each row filled.
     """
 
-    def __init__(self, start: int, floor_B: Floats, width: int, error: float) -> None:
-        self.start, self.floor_B, self._error = start, floor_B, error
+    def __init__(self, start: int, floor_B: Floats, width: int) -> None:
+        self.start, self.floor_B = start, floor_B
         self._lock = threading.Lock()
         self._most = 4 * width  # of a row: beyond, ties abound and all is measured
         self._num_B = np.zeros(len(floor_B), np.int64)
@@ -304,32 +340,31 @@ class _Hits:
         self._value_BX = np.pad(self._value_BX, more, constant_values=-np.inf)
         self._item_BX = np.pad(self._item_BX, more)
 
-    def nearest(self, query_QD: Floats, gallery_MD: Floats, k: int) -> tuple[Neighbours, NDArray[np.bool_]]:
-        """The k nearest of each row, and for which rows they are proven to be right."""
+    def nearest(
+        self, product: _Product, query_QD: Floats, gallery_MD: Floats, k: int
+    ) -> tuple[Neighbours, Floats]:
+        """The k nearest of each row; and, where there may be others, the least p that these can have, else NaN."""
         num_rows = len(self.floor_B)
         found = Neighbours(
             np.arange(self.start, self.start + num_rows),
             np.zeros((num_rows, k), np.int64),
             np.zeros((num_rows, k), np.float32),
         )
-        is_certain_B = (self._num_B >= k) & (self._num_B <= self._most)
-        if not is_certain_B.any():
-            return found, is_certain_B
+        used = min(int(self._num_B.max()), self._value_BX.shape[1])
+        if used < k:
+            return found, np.full(num_rows, -np.inf, np.float32)
 
         # An item of the k nearest has d2/2 <= the k-th largest p, negated, + error, so its own p is within 2 errors.
-        used = int(self._num_B[is_certain_B].max())
         value_BX = self._value_BX[:, :used]
-        least_B = np.partition(value_BX, used - k, axis=1)[:, used - k] - np.float32(2 * self._error)
-        is_certain_B &= least_B > self.floor_B
-        least_B[~is_certain_B] = np.inf
-        row_H, place_H = np.nonzero(value_BX >= least_B[:, None])
-        item_H = self._item_BX[row_H, place_H]
-        key_H = _keys(_direct(query_QD, gallery_MD, row_H + self.start, item_H), item_H)
-        key_BX = _by_row(row_H, key_H, num_rows)
-        if key_BX.shape[1] >= k:
-            key_BX.sort(axis=1)
-            found.index_QK[:], found.distance_QK[:] = _unpacked(key_BX[:, :k])
-        return found, is_certain_B
+        last_B = np.partition(value_BX, used - k, axis=1)[:, used - k]
+        least_B = last_B - 2 * product.errors(self.start, last_B)
+        is_certain_B = (least_B > self.floor_B) & (self._num_B <= used)
+        if is_certain_B.any():
+            row_H, place_H = np.nonzero(value_BX >= np.where(is_certain_B, least_B, np.inf)[:, None])
+            item_H = self._item_BX[row_H, place_H]
+            key_H = _keys(_direct(query_QD, gallery_MD, row_H + self.start, item_H), item_H)
+            found.index_QK[:], found.distance_QK[:] = _nearest_of(row_H, key_H, num_rows, k)
+        return found, np.where(is_certain_B, np.float32(np.nan), least_B)
 
 
 def _above(
@@ -362,17 +397,21 @@ def _above(
     )
 
 
-def _by_row(row_H: Ints, key_H: Keys, num_rows: int) -> Keys:
-    """Keys of ascending rows as one row each, filled up with ``_LAST``."""
+def _nearest_of(row_H: Ints, key_H: Keys, num_rows: int, k: int) -> tuple[Ints, Floats]:
+    """index_BK and distance_BK of the k least keys of each row, the rows ascending; of none -1 at infinity."""
     count_B = np.bincount(row_H, minlength=num_rows)
     first_B = np.cumsum(count_B) - count_B
-    key_BX = np.full((num_rows, int(count_B.max(initial=0))), _LAST, np.uint64)
+    key_BX = np.full((num_rows, max(k, int(count_B.max(initial=0)))), _LAST, np.uint64)
     key_BX[row_H, np.arange(len(row_H)) - first_B[row_H]] = key_H
-    return key_BX
+    if k < key_BX.shape[1]:
+        key_BX.partition(k - 1, axis=1)
+    key_BK = key_BX[:, :k]
+    key_BK.sort(axis=1)
+    return _unpacked(key_BK)
 
 
 class _EveryPair:
-    """The nearest items by measuring every pair: for small galleries, long rankings, and rows with many ties."""
+    """The nearest items by measuring every pair: for small galleries and long rankings."""
 
     def __init__(self, query_QD: Floats, gallery_MD: Floats, k: int, self_Q: Ints) -> None:
         self._query_QD, self._gallery_MD, self._k, self._self_Q = query_QD, gallery_MD, k, self_Q
@@ -396,6 +435,107 @@ class _EveryPair:
         key_BK = key_BM[:, : self._k]
         key_BK.sort(axis=1)
         return Neighbours(row_B, *_unpacked(key_BK))
+
+
+class _Copies:
+    """A gallery's different vectors V, in the order of their first items, and the items of each, ascending."""
+
+    def __init__(self, gallery_MD: Floats, vector_M: Ints, first_V: Ints) -> None:
+        self._vector_VD = gallery_MD[first_V]
+        self._item_M = np.argsort(vector_M, kind="stable")
+        self._count_V = np.bincount(vector_M)
+        self._start_V = np.cumsum(self._count_V) - self._count_V
+
+    @classmethod
+    def where_many(cls, gallery_MD: Floats) -> _Copies | None:
+        """None where no vector is that of ``_MANY_COPIES`` items; most galleries tell by a few of their columns."""
+        if len(gallery_MD) < _MANY_COPIES:
+            return None
+        few_D = np.unique(np.linspace(0, gallery_MD.shape[1] - 1, 4).astype(np.int64))
+        if _largest(_hashed(np.ascontiguousarray(gallery_MD[:, few_D]))) < _MANY_COPIES:
+            return None
+        vector_M, first_V = _told_apart(gallery_MD)
+        return None if _largest(vector_M) < _MANY_COPIES else cls(gallery_MD, vector_M, first_V)
+
+    def neighbours(self, query_QD: Floats, k: int, self_Q: Ints) -> Iterator[Neighbours]:
+        """As ``_neighbours``; equal queries are asked once.
+
+        The k + 1 nearest items, oneself among them, are of the k + 1 nearest vectors by (distance, first item): before
+        an item there stands, for each vector that comes before its own, that vector's first item.
+        """
+        num_vectors = min(k + 1, len(self._vector_VD))
+        rows_at_once = max(_TILE, _CELLS_PER_CHUNK // (k + 1))
+        for start in range(0, len(query_QD), rows_at_once):
+            row_B = np.arange(start, min(start + rows_at_once, len(query_QD)))
+            query_B, first_U = _told_apart(query_QD[row_B])
+            asked_UD = query_QD[row_B[first_U]]
+            key_UX = np.full((len(first_U), k + 1), _LAST)
+            of_nobody_U = np.full(len(first_U), -1)
+            for row_A, vector_AK, _ in _neighbours(
+                asked_UD, self._vector_VD, num_vectors, of_nobody_U, is_one_set=False
+            ):
+                squared_A = _direct(asked_UD, self._vector_VD, row_A.repeat(num_vectors), vector_AK.ravel())
+                for row, vector_K, squared_K in zip(
+                    row_A.tolist(), vector_AK, squared_A.reshape(vector_AK.shape), strict=True
+                ):
+                    key_X = self._items(vector_K, squared_K, k + 1)
+                    key_UX[row, : len(key_X)] = key_X
+            index_BX, distance_BX = _unpacked(key_UX[query_B])
+            is_self_BX = (index_BX == self_Q[row_B][:, None]) & (index_BX >= 0)
+            order_BK = np.argsort(is_self_BX, axis=1, kind="stable")[:, :k]  # oneself last, and out
+            yield Neighbours(
+                row_B,
+                np.take_along_axis(index_BX, order_BK, 1),
+                np.take_along_axis(distance_BX, order_BK, 1),
+            )
+
+    def _items(self, vector_K: Ints, squared_K: Floats, most: int) -> Keys:
+        """Keys of the nearest items, ascending, from the nearest vectors and their squared distances."""
+        count_K = self._count_V[vector_K]
+        enough = min(int(np.searchsorted(np.cumsum(count_K), most)), len(vector_K) - 1)
+        used = int(
+            np.searchsorted(squared_K, squared_K[enough], side="right")
+        )  # all that are as far as the last
+        count_K = np.minimum(count_K[:used], most)
+        place_X = np.arange(count_K.sum()) - np.repeat(np.cumsum(count_K) - count_K, count_K)
+        item_X = self._item_M[np.repeat(self._start_V[vector_K[:used]], count_K) + place_X]
+        key_X = _keys(np.repeat(squared_K[:used], count_K), item_X)
+        key_X.sort()
+        return key_X[:most]
+
+
+def _told_apart(z_ND: Floats) -> tuple[Ints, Ints]:
+    """For each row which different vector it is, and the first row of each, ascending.
+
+    Vectors whose bits have one hash (with -0 as 0) are compared; should two that differ have the same, every row counts
+    as a vector of its own.
+    """
+    _, first_V, vector_N = np.unique(_hashed(z_ND), return_index=True, return_inverse=True)
+    order_V = np.argsort(first_V)
+    rank_V = np.empty_like(order_V)
+    rank_V[order_V] = np.arange(len(order_V))
+    first_V, vector_N = first_V[order_V], rank_V[vector_N]
+    for start in range(0, len(z_ND), _TILE):
+        part = slice(start, start + _TILE)
+        if not np.array_equal(z_ND[part], z_ND[first_V[vector_N[part]]]):
+            return np.arange(len(z_ND)), np.arange(len(z_ND))
+    return vector_N, first_V
+
+
+def _hashed(z_ND: Floats) -> NDArray[np.uint64]:
+    """Of equal vectors the same number, of others hardly ever."""
+    factor_D = np.random.default_rng(0).integers(0, 1 << 63, z_ND.shape[1], np.uint64) * np.uint64(2)
+    factor_D += np.uint64(1)
+    hash_N = np.empty(len(z_ND), np.uint64)
+    for start in range(0, len(z_ND), _TILE):
+        word_BD = (z_ND[start : start + _TILE] + np.float32(0)).view(np.uint32) * factor_D
+        hash_N[start : start + _TILE] = (word_BD ^ (word_BD >> np.uint64(32))).sum(axis=1)
+    return hash_N
+
+
+def _largest(group_N: NDArray[np.integer]) -> int:
+    """How many rows the largest group has."""
+    return int(np.unique(group_N, return_counts=True)[1].max(initial=0))
 
 
 def _direct(query_QD: Floats, gallery_MD: Floats, row_H: Ints, item_H: NDArray[np.integer]) -> Floats:

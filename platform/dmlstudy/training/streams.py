@@ -6,6 +6,7 @@ Shapes: N rows, D features, T constraints, L + 1 layers.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,14 +136,15 @@ def _taught(
 def _constraints(
     settings: OnlineConfig, learner: online.OnlineLearner, labels_N: Labels, seed: int
 ) -> constraints.IndexedConstraints:
-    """What the learner is taught by: the triplets of one pass over the rows, or seeds and what they imply.
+    """What the learner is taught by: the first triplets of one pass over the rows, or seeds and what they imply.
 
     Few pairs imply few: where these are less than are wished for, more seeds are drawn in their place, a tenth of all
     at a time.
     """
     if learner.makes_own_triplets:
-        index_TC = np.array(list(constraints.one_pass_triplets(labels_N.tolist())), np.int64)
-        return constraints.IndexedConstraints(index_TC)
+        of_one_pass = constraints.one_pass_triplets(labels_N.tolist())
+        first = itertools.islice(of_one_pass, settings.num_seeds + settings.num_implied)
+        return constraints.IndexedConstraints(np.array(list(first), np.int64))
     num_seeds, num_implied = settings.num_seeds, settings.num_implied
     while num_implied and learner.arity == 2:
         seeds = constraints.sample_pairs(labels_N, num_seeds, np.random.default_rng(seed))
