@@ -15,6 +15,7 @@ and C columns of one tile, S sampled columns, H hits.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -144,12 +145,12 @@ def _neighbours(
             panel = _Panel(product, floor_Q, first, after, width)
             for _ in threads.map(panel.sift, panel.tiles(num_items, is_one_set=is_one_set)):
                 pass
-            for found, least_B in threads.map(
+            for found, is_certain_B in threads.map(
                 lambda hits: hits.nearest(product, query_QD, gallery_MD, k), panel.filled()
             ):
-                for part in every_pair.parts(found.row_Q[~np.isnan(least_B)], threads):
+                for part in every_pair.parts(found.row_Q[~is_certain_B], threads):
                     place = part - found.row_Q[0]
-                    row_H, item_H = product.at_least(found.row_Q[0], place, least_B[place])
+                    row_H, item_H = product.candidates(found.row_Q[0], place, k)
                     key_H = _keys(_direct(query_QD, gallery_MD, part[row_H], item_H), item_H)
                     found.index_QK[place], found.distance_QK[place] = _nearest_of(row_H, key_H, len(part), k)
                 yield found
@@ -252,15 +253,35 @@ class _Product:
         out_BC[own_B, self_B[own_B]] = -np.inf
         return out_BC
 
-    def at_least(self, start: int, place_B: Ints, least_B: Floats) -> tuple[Ints, Ints]:
-        """Which of some rows of the tile from ``start``, and which item, has a p that is not below the row's least."""
-        left_BE = torch.from_numpy(self._left_of(start)[place_B])
-        product_BM = (left_BE @ torch.from_numpy(self._right_ME).T).numpy()
+    def candidates(self, start: int, place_B: Ints, k: int) -> tuple[Ints, Ints]:
+        """For some rows of the tile from ``start`` every item that may be of their k nearest, as (place, item).
+
+        Here p is of double precision, and off from -d2 / 2 by the direct kernel's own rounding, (D + 3) u d2 / 2, and
+        by that of the centred vectors, 8 u h at most.
+        """
+        left_BD = self._left_of(start)[place_B, :-2].astype(np.float64)
+        half_B = np.einsum("bd,bd->b", left_BD, left_BD) / 2
+        product_BM = (torch.from_numpy(left_BD) @ torch.from_numpy(self._exact_MD).T).numpy()
+        product_BM -= half_B[:, None] + self._exact_half_M
         self_B = self._self_Q[start + place_B]
         own_B = np.flatnonzero(self_B >= 0)
-        product_BM[own_B, self_B[own_B]] = np.nan
-        row_H, item_H = np.nonzero(product_BM >= least_B[:, None])
+        product_BM[own_B, self_B[own_B]] = -np.inf
+        last_B = np.partition(product_BM, -k, axis=1)[:, -k]
+        reach_B = np.maximum(0, -last_B)
+        half_of_item_B = np.minimum(self.largest, 1.01 * (np.sqrt(half_B) + np.sqrt(reach_B)) ** 2)
+        dim = left_BD.shape[1]
+        error_B = 1.01 * 2.0**-24 * ((dim + 3) * reach_B + 8 * (half_B + half_of_item_B))
+        is_near_BM = (product_BM >= (last_B - 2.1 * error_B)[:, None]) & (product_BM > -np.inf)
+        row_H, item_H = np.nonzero(is_near_BM)
         return row_H, item_H
+
+    @functools.cached_property
+    def _exact_MD(self) -> NDArray[np.float64]:
+        return self._right_ME[:, :-2].astype(np.float64)
+
+    @functools.cached_property
+    def _exact_half_M(self) -> NDArray[np.float64]:
+        return np.asarray(np.einsum("md,md->m", self._exact_MD, self._exact_MD) / 2)
 
     def errors(self, start: int, last_B: Floats) -> Floats:
         """The error of p for the k nearest items of the rows from ``start``, whose k-th largest p is ``last_B``.
@@ -342,8 +363,8 @@ class _Hits:
 
     def nearest(
         self, product: _Product, query_QD: Floats, gallery_MD: Floats, k: int
-    ) -> tuple[Neighbours, Floats]:
-        """The k nearest of each row; and, where there may be others, the least p that these can have, else NaN."""
+    ) -> tuple[Neighbours, NDArray[np.bool_]]:
+        """The k nearest of each row, and for which rows they are proven to be right."""
         num_rows = len(self.floor_B)
         found = Neighbours(
             np.arange(self.start, self.start + num_rows),
@@ -352,7 +373,7 @@ class _Hits:
         )
         used = min(int(self._num_B.max()), self._value_BX.shape[1])
         if used < k:
-            return found, np.full(num_rows, -np.inf, np.float32)
+            return found, np.zeros(num_rows, bool)
 
         # An item of the k nearest has d2/2 <= the k-th largest p, negated, + error, so its own p is within 2 errors.
         value_BX = self._value_BX[:, :used]
@@ -364,7 +385,7 @@ class _Hits:
             item_H = self._item_BX[row_H, place_H]
             key_H = _keys(_direct(query_QD, gallery_MD, row_H + self.start, item_H), item_H)
             found.index_QK[:], found.distance_QK[:] = _nearest_of(row_H, key_H, num_rows, k)
-        return found, np.where(is_certain_B, np.float32(np.nan), least_B)
+        return found, is_certain_B
 
 
 def _above(
