@@ -15,7 +15,6 @@ and C columns of one tile, S sampled columns, H hits.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import threading
@@ -261,8 +260,14 @@ class _Product:
         """
         left_BD = self._left_of(start)[place_B, :-2].astype(np.float64)
         half_B = np.einsum("bd,bd->b", left_BD, left_BD) / 2
-        product_BM = (torch.from_numpy(left_BD) @ torch.from_numpy(self._exact_MD).T).numpy()
-        product_BM -= half_B[:, None] + self._exact_half_M
+        product_BM = np.empty((len(place_B), len(self._right_ME)))
+        for column in range(
+            0, len(self._right_ME), _TILE
+        ):  # the whole gallery in double would be as much again
+            right_CD = self._right_ME[column : column + _TILE, :-2].astype(np.float64)
+            part_BC = product_BM[:, column : column + _TILE]
+            part_BC[:] = (torch.from_numpy(left_BD) @ torch.from_numpy(right_CD).T).numpy()
+            part_BC -= half_B[:, None] + np.einsum("cd,cd->c", right_CD, right_CD) / 2
         self_B = self._self_Q[start + place_B]
         own_B = np.flatnonzero(self_B >= 0)
         product_BM[own_B, self_B[own_B]] = -np.inf
@@ -274,14 +279,6 @@ class _Product:
         is_near_BM = (product_BM >= (last_B - 2.1 * error_B)[:, None]) & (product_BM > -np.inf)
         row_H, item_H = np.nonzero(is_near_BM)
         return row_H, item_H
-
-    @functools.cached_property
-    def _exact_MD(self) -> NDArray[np.float64]:
-        return self._right_ME[:, :-2].astype(np.float64)
-
-    @functools.cached_property
-    def _exact_half_M(self) -> NDArray[np.float64]:
-        return np.asarray(np.einsum("md,md->m", self._exact_MD, self._exact_MD) / 2)
 
     def errors(self, start: int, last_B: Floats) -> Floats:
         """The error of p for the k nearest items of the rows from ``start``, whose k-th largest p is ``last_B``.
@@ -295,9 +292,7 @@ class _Product:
             error_B = 1.01 * self.error * (half_B + half_of_item_B)
             reach_B = np.sqrt(np.maximum(0, error_B - last_B))
             half_of_item_B = np.minimum(self.largest, (np.sqrt(half_B) + reach_B) ** 2)
-        return np.asarray(
-            1.01 * self.error * (half_B + half_of_item_B), np.float32
-        )  # 1% for rounding in halves
+        return np.asarray(1.01 * self.error * (half_B + half_of_item_B), np.float32)  # 1%: rounding in halves
 
     def _left_of(self, start: int) -> Floats:
         mine = self._of_thread
@@ -332,7 +327,7 @@ class _Hits:
     def __init__(self, start: int, floor_B: Floats, width: int) -> None:
         self.start, self.floor_B = start, floor_B
         self._lock = threading.Lock()
-        self._most = 4 * width  # of a row: beyond, ties abound and all is measured
+        self._most = 4 * width  # of a row: beyond, ties abound and it is looked at by ``candidates``
         self._num_B = np.zeros(len(floor_B), np.int64)
         self._value_BX = np.full((len(floor_B), width), -np.inf, np.float32)
         self._item_BX = np.empty(self._value_BX.shape, np.int32)
@@ -514,9 +509,7 @@ class _Copies:
         """Keys of the nearest items, ascending, from the nearest vectors and their squared distances."""
         count_K = self._count_V[vector_K]
         enough = min(int(np.searchsorted(np.cumsum(count_K), most)), len(vector_K) - 1)
-        used = int(
-            np.searchsorted(squared_K, squared_K[enough], side="right")
-        )  # all that are as far as the last
+        used = int(np.searchsorted(squared_K, squared_K[enough], side="right"))  # with all as far as the last
         count_K = np.minimum(count_K[:used], most)
         place_X = np.arange(count_K.sum()) - np.repeat(np.cumsum(count_K) - count_K, count_K)
         item_X = self._item_M[np.repeat(self._start_V[vector_K[:used]], count_K) + place_X]
