@@ -144,12 +144,12 @@ def _neighbours(
             panel = _Panel(product, floor_Q, first, after, width)
             for _ in threads.map(panel.sift, panel.tiles(num_items, is_one_set=is_one_set)):
                 pass
-            for found, least_B in threads.map(
+            for found, is_certain_B in threads.map(
                 lambda hits: hits.nearest(product, query_QD, gallery_MD, k), panel.filled()
             ):
-                for part in every_pair.parts(found.row_Q[~np.isnan(least_B)], threads):
+                for part in every_pair.parts(found.row_Q[~is_certain_B], threads):
                     place = part - found.row_Q[0]
-                    row_H, item_H = product.at_least(found.row_Q[0], place, least_B[place])
+                    row_H, item_H = product.candidates(found.row_Q[0], place, k)
                     key_H = _keys(_direct(query_QD, gallery_MD, part[row_H], item_H), item_H)
                     found.index_QK[place], found.distance_QK[place] = _nearest_of(row_H, key_H, len(part), k)
                 yield found
@@ -252,14 +252,32 @@ class _Product:
         out_BC[own_B, self_B[own_B]] = -np.inf
         return out_BC
 
-    def at_least(self, start: int, place_B: Ints, least_B: Floats) -> tuple[Ints, Ints]:
-        """Which of some rows of the tile from ``start``, and which item, has a p that is not below the row's least."""
-        left_BE = torch.from_numpy(self._left_of(start)[place_B])
-        product_BM = (left_BE @ torch.from_numpy(self._right_ME).T).numpy()
+    def candidates(self, start: int, place_B: Ints, k: int) -> tuple[Ints, Ints]:
+        """For some rows of the tile from ``start`` every item that may be of their k nearest, as (place, item).
+
+        Here p is of double precision, and off from -d2 / 2 by the direct kernel's own rounding, (D + 3) u d2 / 2, and
+        by that of the centred vectors, 8 u h at most.
+        """
+        left_BD = self._left_of(start)[place_B, :-2].astype(np.float64)
+        half_B = np.einsum("bd,bd->b", left_BD, left_BD) / 2
+        product_BM = np.empty((len(place_B), len(self._right_ME)))
+        for column in range(
+            0, len(self._right_ME), _TILE
+        ):  # the whole gallery in double would be as much again
+            right_CD = self._right_ME[column : column + _TILE, :-2].astype(np.float64)
+            part_BC = product_BM[:, column : column + _TILE]
+            part_BC[:] = (torch.from_numpy(left_BD) @ torch.from_numpy(right_CD).T).numpy()
+            part_BC -= half_B[:, None] + np.einsum("cd,cd->c", right_CD, right_CD) / 2
         self_B = self._self_Q[start + place_B]
         own_B = np.flatnonzero(self_B >= 0)
-        product_BM[own_B, self_B[own_B]] = np.nan
-        row_H, item_H = np.nonzero(product_BM >= least_B[:, None])
+        product_BM[own_B, self_B[own_B]] = -np.inf
+        last_B = np.partition(product_BM, -k, axis=1)[:, -k]
+        reach_B = np.maximum(0, -last_B)
+        half_of_item_B = np.minimum(self.largest, 1.01 * (np.sqrt(half_B) + np.sqrt(reach_B)) ** 2)
+        dim = left_BD.shape[1]
+        error_B = 1.01 * 2.0**-24 * ((dim + 3) * reach_B + 8 * (half_B + half_of_item_B))
+        is_near_BM = (product_BM >= (last_B - 2.1 * error_B)[:, None]) & (product_BM > -np.inf)
+        row_H, item_H = np.nonzero(is_near_BM)
         return row_H, item_H
 
     def errors(self, start: int, last_B: Floats) -> Floats:
@@ -274,9 +292,7 @@ class _Product:
             error_B = 1.01 * self.error * (half_B + half_of_item_B)
             reach_B = np.sqrt(np.maximum(0, error_B - last_B))
             half_of_item_B = np.minimum(self.largest, (np.sqrt(half_B) + reach_B) ** 2)
-        return np.asarray(
-            1.01 * self.error * (half_B + half_of_item_B), np.float32
-        )  # 1% for rounding in halves
+        return np.asarray(1.01 * self.error * (half_B + half_of_item_B), np.float32)  # 1%: rounding in halves
 
     def _left_of(self, start: int) -> Floats:
         mine = self._of_thread
@@ -311,7 +327,7 @@ class _Hits:
     def __init__(self, start: int, floor_B: Floats, width: int) -> None:
         self.start, self.floor_B = start, floor_B
         self._lock = threading.Lock()
-        self._most = 4 * width  # of a row: beyond, ties abound and all is measured
+        self._most = 4 * width  # of a row: beyond, ties abound and it is looked at by ``candidates``
         self._num_B = np.zeros(len(floor_B), np.int64)
         self._value_BX = np.full((len(floor_B), width), -np.inf, np.float32)
         self._item_BX = np.empty(self._value_BX.shape, np.int32)
@@ -342,8 +358,8 @@ class _Hits:
 
     def nearest(
         self, product: _Product, query_QD: Floats, gallery_MD: Floats, k: int
-    ) -> tuple[Neighbours, Floats]:
-        """The k nearest of each row; and, where there may be others, the least p that these can have, else NaN."""
+    ) -> tuple[Neighbours, NDArray[np.bool_]]:
+        """The k nearest of each row, and for which rows they are proven to be right."""
         num_rows = len(self.floor_B)
         found = Neighbours(
             np.arange(self.start, self.start + num_rows),
@@ -352,7 +368,7 @@ class _Hits:
         )
         used = min(int(self._num_B.max()), self._value_BX.shape[1])
         if used < k:
-            return found, np.full(num_rows, -np.inf, np.float32)
+            return found, np.zeros(num_rows, bool)
 
         # An item of the k nearest has d2/2 <= the k-th largest p, negated, + error, so its own p is within 2 errors.
         value_BX = self._value_BX[:, :used]
@@ -364,7 +380,7 @@ class _Hits:
             item_H = self._item_BX[row_H, place_H]
             key_H = _keys(_direct(query_QD, gallery_MD, row_H + self.start, item_H), item_H)
             found.index_QK[:], found.distance_QK[:] = _nearest_of(row_H, key_H, num_rows, k)
-        return found, np.where(is_certain_B, np.float32(np.nan), least_B)
+        return found, is_certain_B
 
 
 def _above(
@@ -493,9 +509,7 @@ class _Copies:
         """Keys of the nearest items, ascending, from the nearest vectors and their squared distances."""
         count_K = self._count_V[vector_K]
         enough = min(int(np.searchsorted(np.cumsum(count_K), most)), len(vector_K) - 1)
-        used = int(
-            np.searchsorted(squared_K, squared_K[enough], side="right")
-        )  # all that are as far as the last
+        used = int(np.searchsorted(squared_K, squared_K[enough], side="right"))  # with all as far as the last
         count_K = np.minimum(count_K[:used], most)
         place_X = np.arange(count_K.sum()) - np.repeat(np.cumsum(count_K) - count_K, count_K)
         item_X = self._item_M[np.repeat(self._start_V[vector_K[:used]], count_K) + place_X]
