@@ -213,7 +213,7 @@ class StudyTracker:
         name = "environment.json" if sitting == 1 else f"environment-{sitting}.json"
         self.client.log_text(self.parent_id, environment, name)
         self.client.set_tag(self.parent_id, SITTINGS, str(sitting))
-        self._of_each_trial = {"environment": name, **of_each_trial}
+        self.of_each_trial = {"environment": name, **of_each_trial}
 
     @property
     def study_tags(self) -> dict[str, str]:
@@ -230,7 +230,7 @@ class StudyTracker:
             "status": "running",
             "seed": str(config.seed),
             "config_fingerprint": config.fingerprint(),
-            **self._of_each_trial,
+            **self.of_each_trial,
         }
         if number is not None:
             tags["trial_number"] = str(number)

@@ -20,6 +20,7 @@ from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry import models, promotion, tracking
 from dmlstudy.registry.board import publish
 from dmlstudy.registry.card import card
+from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks, provenance
@@ -110,7 +111,7 @@ def _run_here(
         tell,
         origin=origin,
         environment=provenance.surroundings(spec),
-        of_each_trial=provenance.of_each_trial(spec),
+        of_each_trial=provenance.of_each_trial(spec, origin),
     )
     tracker.patiently.gives_up = interruption.is_wished
     store.write_state(
@@ -283,6 +284,9 @@ def _conclude(
     concluded = leaderboard(store, spec.name)
     named = {family: f"{version.name}/{version.version}" for family, version in versions.items()}
     publish(tracker.client, tracker.experiment_id, tracker.parent_id, concluded, named)
+    publish_folds(
+        tracker.client, tracker.experiment_id, versions, spec.file.protocol.objective, tracker.of_each_trial
+    )
     return concluded
 
 
