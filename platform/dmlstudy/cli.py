@@ -738,9 +738,10 @@ def ui(
 ) -> None:
     """Open MLflow's page on the store, and say where it has each study's leaderboard."""
     from dmlstudy.registry.board import links
-    from dmlstudy.registry.page import serve
+    from dmlstudy.registry.page import check, serve
 
     place = _store(store)
+    check(place, port)
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
     for study, link in links(place, port).items():
         console.print(escape(f"{study}: {link}"), highlight=False, soft_wrap=True)

@@ -114,7 +114,7 @@ class Maker:
                 {"family": family, "config": config.model_dump(mode="json")},
                 test.read(test.labels_N[:2]),  # type: ignore[arg-type]
             )
-            self.tracker.log_folder(run_id, folder, "embedder")
+            self.tracker.log_model(run_id, folder)
 
     def end(self, winner: str | None, **summary: str) -> None:
         self.tracker.end_study("finished", ({"winner": winner} if winner else {}) | summary)

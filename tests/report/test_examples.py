@@ -138,7 +138,7 @@ def test_distances_before_and_after_training_are_of_the_same_pairs(
 
 def test_a_registered_winner_is_pulled_with_its_checks(small: Maker, tmp_path: Path) -> None:
     run_id = small.tracker.verdict_run("alpha", 1).info.run_id  # type: ignore[union-attr]
-    folder = small.tracker.fetch_folder(run_id, "embedder", tmp_path)
+    folder = small.tracker.fetch_model(run_id, tmp_path)
     models.register(small.store, "small-embedder", folder, run_id=run_id, metrics={}, tags={}, card="")
     board = leaderboard(small.store, "small").model_copy(update={"model": "small-embedder/1"})
     found = examples.sections(small.store, "small", board, small.tracker.study_tags, None)
@@ -225,7 +225,7 @@ def vectors_study(store: Store, study: str, tmp_path: Path, kind: str) -> Maker:
         learner = online.build("oahu", params, num_features=10, seed=3)
         learned = online.Learned(learner, online.Preparation.of("unit", x), "oahu", params)
         online.save(learned, folder, {"config": own}, x[:2])
-    maker.tracker.log_folder(run_id, str(folder), "embedder")
+    maker.tracker.log_model(run_id, str(folder))
     maker.end("codes")
     return maker
 

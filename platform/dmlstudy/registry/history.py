@@ -66,7 +66,7 @@ def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]
         raise StoreError(f"{family} was not judged with seed {seed} yet")
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            folder = Path(client.download_artifacts(own[-1].info.run_id, "embedder", scratch))
+            folder = tracking.fetch_model(client, own[-1].info.run_id, Path(scratch))
         except (MlflowException, OSError) as error:
             raise StoreError(f"the model of {family} is not kept any more ({_first_line(error)})") from None
         yield folder

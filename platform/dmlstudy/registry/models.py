@@ -77,7 +77,7 @@ def register(
     signature = infer_signature(example_N, compute(example_N))
     with _run(run_id):
         info = mlflow.pyfunc.log_model(
-            name="embedder",
+            name="model",
             loader_module="dmlstudy.registry.pyfunc",
             data_path=str(folder),
             signature=signature,

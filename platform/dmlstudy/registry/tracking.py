@@ -22,6 +22,7 @@ import requests
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from dmlstudy import model_folder
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.store import Store, StoreError, knock_at_server, sole_maker
 
@@ -38,6 +39,8 @@ SITTINGS = "sittings"
 """The tag of a study's run that counts how often the study was run or gone on with."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
+MODEL = "embedder"
+"""The artifact of a verdict trial's run that is its model's folder."""
 
 T = TypeVar("T")
 
@@ -315,9 +318,9 @@ class StudyTracker:
         runs = self._search("tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'")
         return {(run.data.tags["family"], int(run.data.tags["seed"])) for run in runs}
 
-    def log_folder(self, run_id: str, folder: str, name: str) -> None:
-        """Keep a folder as the run's artifact ``name``."""
-        self.client.log_artifacts(run_id, folder, name)
+    def log_model(self, run_id: str, folder: str) -> None:
+        """Keep a model's folder with the run that trained it."""
+        self.client.log_artifacts(run_id, folder, MODEL)
 
     def verdict_run(self, family: str, seed: int) -> Any | None:
         """The finished verdict run of a family and seed, if there is one."""
@@ -327,9 +330,9 @@ class StudyTracker:
         )
         return runs[-1] if runs else None
 
-    def fetch_folder(self, run_id: str, name: str, to: Path) -> Path:
-        """A copy of the run's artifact folder ``name`` under ``to``."""
-        return Path(self.client.download_artifacts(run_id, name, str(to)))
+    def fetch_model(self, run_id: str, to: Path) -> Path:
+        """As the function of this name."""
+        return fetch_model(self.client, run_id, to)
 
     def _end_leftovers(self) -> None:
         """End the trials' runs that are open in MLflow; one that had its scores stays what it was."""
@@ -380,6 +383,20 @@ def noted_search(study_run: Any) -> dict[str, dict[str, Any]] | None:
     """
     text = study_run.data.tags.get(NOTE)
     return json.loads(text) if text else None
+
+
+def fetch_model(client: mlflow.MlflowClient, run_id: str, to: Path) -> Path:
+    """A copy, under ``to``, of the model that a trial's run keeps: what its manifest lists.
+
+    MLflow shows the files of a registered model among the run's own where both have one name, as they had in older
+    studies; these are left out.
+    """
+    folder = Path(client.download_artifacts(run_id, MODEL, str(to)))
+    listed = {model_folder.MANIFEST, *model_folder.read_json(folder / model_folder.MANIFEST)}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in listed:
+            path.unlink()
+    return folder
 
 
 def study_run(client: mlflow.MlflowClient, experiment_id: str) -> Any:

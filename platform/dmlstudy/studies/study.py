@@ -302,7 +302,7 @@ def _registered(
         return models.register(
             store,
             spec.model_name,
-            tracker.fetch_folder(run.info.run_id, "embedder", Path(scratch)),
+            tracker.fetch_model(run.info.run_id, Path(scratch)),
             run_id=run.info.run_id,
             metrics=metrics,
             tags={"study": spec.name, "family": row.family, "spec_fingerprint": spec.fingerprint()},
