@@ -67,7 +67,7 @@ def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]
     with tempfile.TemporaryDirectory() as scratch:
         try:
             folder = tracking.fetch_model(client, own[-1].info.run_id, Path(scratch))
-        except (MlflowException, OSError) as error:
+        except (MlflowException, OSError, ValueError) as error:
             raise StoreError(f"the model of {family} is not kept any more ({_first_line(error)})") from None
         yield folder
 
