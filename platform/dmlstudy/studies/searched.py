@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,7 +110,9 @@ def importances(finished: Sequence[FrozenTrial], names: Sequence[str]) -> dict[s
                 for trial in finished
             ]
         )
-        return dict(get_param_importances(study, params=known))
+        with warnings.catch_warnings():  # of parameters that few trials have; the page says how many there are
+            warnings.simplefilter("ignore")
+            return dict(get_param_importances(study, params=known))
     finally:
         optuna.logging.set_verbosity(verbosity)
 
