@@ -644,7 +644,7 @@ def retrieve(
     ],
     gallery: Annotated[Path, typer.Argument(help="A folder that `dmlstudy index` made.")],
     query: Annotated[Path, typer.Argument(help="An image, or anything else that `dmlstudy embed` takes.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Items for each query.")] = 10,
+    k: Annotated[int, typer.Option("-k", "--k", min=1, help="Items for each query.")] = 10,
     rerank: Annotated[
         str, typer.Option(help="auto (what the model has a head for), none, structure or layers.")
     ] = "auto",

@@ -11,7 +11,9 @@ from typing import Any
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 
 SHOWN = 12
-"""Test metrics in the table, the objective first."""
+"""Test metrics in the table: the objective, then the others, and those of the folds' models last."""
+
+OF_FOLDS = ("test_separate_", "test_concatenated_")
 
 _LIMITS = {
     "embedder": "Scores are of classes of the same data set that were not trained on; of others nothing is known.",
@@ -32,10 +34,10 @@ def card(
 ) -> str:
     """The card of a family's model as Markdown. ``data`` names the data set, ``origin`` is the study's tags."""
     objective = f"test_{board.objective}"
-    metrics = [objective, *(metric for metric in row.test if metric != objective)]
-    shown = [metric for metric in metrics if metric in row.test and not metric.startswith("test_num_")][
-        :SHOWN
-    ]
+    shown = sorted(
+        (metric for metric in row.test if "_num_" not in metric),
+        key=lambda metric: (metric != objective, metric.startswith(OF_FOLDS)),  # else in their order
+    )[:SHOWN]
     return "\n".join(
         [
             f"# {name}: {row.family}",
@@ -55,7 +57,7 @@ def card(
             "",
             "## Judged",
             "",
-            *_listed({key.replace("_", " "): value for key, value in protocol.items()}),
+            *_listed({key.replace("_", " "): _said(value) for key, value in protocol.items() if value}),
             "",
             f"The search tried {row.num_tried} configurations ({row.num_finished} finished) and chose by the validation"
             f" {board.objective}; the test classes or rows were looked at once by each of {row.num_judged} seeds.",
@@ -82,6 +84,13 @@ def card(
 
 def _listed(values: Mapping[str, Any]) -> list[str]:
     return [f"* {name}: {value}" for name, value in values.items()]
+
+
+def _said(value: Any) -> str:
+    """A setting as people write it."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "yes" if value is True else str(value)
 
 
 def _of(origin: Mapping[str, str], number: str, digest: str) -> str:

@@ -110,7 +110,9 @@ def importances(finished: Sequence[FrozenTrial], names: Sequence[str]) -> dict[s
                 for trial in finished
             ]
         )
-        with warnings.catch_warnings():  # of parameters that few trials have; the page says how many there are
+        with (
+            warnings.catch_warnings()
+        ):  # of parameters that few trials have; the page says how many there are
             warnings.simplefilter("ignore")
             return dict(get_param_importances(study, params=known))
     finally:
