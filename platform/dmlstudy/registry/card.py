@@ -11,9 +11,7 @@ from typing import Any
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 
 SHOWN = 12
-"""Test metrics in the table: the objective, then the others, and those of the folds' models last."""
-
-OF_FOLDS = ("test_separate_", "test_concatenated_")
+"""Test metrics in the table: the objective, then the others in their order."""
 
 _LIMITS = {
     "embedder": "Scores are of classes of the same data set that were not trained on; of others nothing is known.",
@@ -35,8 +33,7 @@ def card(
     """The card of a family's model as Markdown. ``data`` names the data set, ``origin`` is the study's tags."""
     objective = f"test_{board.objective}"
     shown = sorted(
-        (metric for metric in row.test if "_num_" not in metric),
-        key=lambda metric: (metric != objective, metric.startswith(OF_FOLDS)),  # else in their order
+        (metric for metric in row.test if "_num_" not in metric), key=lambda each: each != objective
     )[:SHOWN]
     return "\n".join(
         [

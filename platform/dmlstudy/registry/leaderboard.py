@@ -23,6 +23,9 @@ SECOND_OBJECTIVES: dict[str, Callable[[Any], int | float]] = {
 }
 """What each is, of a trial's run; a trial that tells no latency counts as the slowest, as in its search."""
 
+OF_FOLDS = ("test_separate_", "test_concatenated_")
+"""How metrics of the folds' models begin."""
+
 UNKNOWN_RESOLUTION = 1e-3
 """Of scores on test classes where nobody noted how many queries they have."""
 
@@ -60,8 +63,8 @@ class Row(Record):
     """One family: how its search went, its best configuration, and that configuration on the test classes.
 
     ``validation`` is the objective on the validation classes (mean over folds) with its standard error;
-    ``test`` holds test metrics over the ``num_judged`` verdict seeds. ``untrained`` is the row of its embedder before
-    training. An untrained embedder has no search.
+    ``test`` holds test metrics over the ``num_judged`` verdict seeds, the shipped model's before those of the folds'
+    models. ``untrained`` is the row of its embedder before training. An untrained embedder has no search.
     """
 
     family: str
@@ -282,6 +285,9 @@ def _row(
     best = max(scored, key=lambda run: run.data.metrics[objective], default=None)
     judged = _judged(runs)
     names = dict.fromkeys(name for run in judged for name in run.data.metrics if name.startswith("test_"))
+    names_in_order = sorted(
+        names, key=lambda name: (name.startswith(OF_FOLDS), "_num_" in name)
+    )  # else as they are
     return Row(
         family=family,
         num_finished=counts.get("finished", 0),
@@ -294,7 +300,7 @@ def _row(
         untrained=untrained,
         test={
             name: Estimate.of([run.data.metrics[name] for run in judged if name in run.data.metrics])
-            for name in names
+            for name in names_in_order
         },
     )
 
