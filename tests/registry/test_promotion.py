@@ -8,6 +8,8 @@ from typing import Any
 
 import mlflow
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, promotion, tracking
@@ -162,3 +164,36 @@ def test_what_is_refused(store: Store, name: str) -> None:
         promotion.promote(store, f"{name}/9")
     with pytest.raises(StoreError, match="same family of one study"):
         promotion.compared(store, name, name)
+
+
+@pytest.mark.parametrize("call", ["get_registered_model", "set_registered_model_tag"])
+def test_what_the_store_refuses_is_one_line_and_nothing_of_before_is_lost(
+    call: str, store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    promotion.offer(store, registered(store, name, SAME))
+    before = promotion.history(store, name), aliases(store, name)
+
+    def refuses(*arguments: Any, **named: Any) -> None:
+        raise MlflowException("Permission denied", error_code=PERMISSION_DENIED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow.MlflowClient, call, refuses)
+        with pytest.raises(
+            StoreError, match=r"^the MLflow store .* refuses: Permission denied; see that you may"
+        ):
+            promotion.promote(store, f"{name}/2", "anyway")
+    assert (promotion.history(store, name), aliases(store, name)) == before
+
+
+def test_a_reference_that_may_not_be_read_is_not_called_unknown(
+    store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(store, name, GOOD)
+
+    def refuses(*arguments: Any, **named: Any) -> None:
+        raise MlflowException("Permission denied", error_code=PERMISSION_DENIED)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "get_model_version", refuses)
+    with pytest.raises(StoreError, match="refuses: Permission denied"):
+        models.resolve(store, f"{name}/1")

@@ -53,6 +53,7 @@ def publish(
             "rank": f"{rank:03}",  # text orders like numbers
             "comparison": outcome(board, row.family),
             "model": models.get(row.family, ""),
+            "status": "finished",
         }
         run_id = known.get(row.family) or _begun(client, experiment_id, parent_id, board.study, row)
         now = int(time.time() * 1000)

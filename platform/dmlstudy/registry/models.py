@@ -26,6 +26,9 @@ from dmlstudy.registry.store import Store, StoreError
 CHAMPION = "champion"
 CARD = "card.md"
 
+UNKNOWN = (400, 404)
+"""What MLflow answers of an alias, and of a model or version, that it does not know."""
+
 TOLERANCE = 1e-3
 """By how much an example's embedding may differ on other hardware; a code may not at all."""
 
@@ -102,6 +105,7 @@ def of_run(store: Store, name: str, run_id: str) -> RegisteredVersion | None:
     return next((v for v in versions(store) if v.name == name and v.run_id == run_id), None)
 
 
+@tracking.in_one_line
 def versions(store: Store) -> list[RegisteredVersion]:
     """Every version of every registered embedder in the store, newest last."""
     client = tracking.connect(store)
@@ -111,6 +115,7 @@ def versions(store: Store) -> list[RegisteredVersion]:
     return sorted((_version(v) for v in detailed), key=lambda v: (v.name, v.version))
 
 
+@tracking.in_one_line
 def resolve(store: Store, reference: str) -> RegisteredVersion:
     """The version that NAME, NAME@ALIAS or NAME/VERSION means (NAME alone: its champion).
 
@@ -126,13 +131,16 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
             version = client.get_model_version(name, number)
         else:
             version = client.get_model_version_by_alias(name, alias or CHAMPION)
-    except MlflowException:
+    except MlflowException as error:
+        if error.get_http_status_code() not in UNKNOWN:  # type: ignore[no-untyped-call]
+            raise
         known = [f"{v.name}/{v.version}" + "".join(f" @{a}" for a in v.aliases) for v in versions(store)]
         there = f"there are: {', '.join(known)}" if known else "none is registered yet"
         raise StoreError(f"no model {reference!r} in the store {store.tracking_uri}; {there}") from None
     return _version(version)
 
 
+@tracking.in_one_line
 def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
     """Copy a registered model into the new folder ``to``, verified.
 

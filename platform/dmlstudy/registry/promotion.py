@@ -25,6 +25,8 @@ HISTORY = "history"
 
 MOST_KEPT = 20
 
+NOT_FOUND = 404
+
 
 class Decision(Record):
     """What was decided on a version, when, and why; ``champion`` is the version in use from then on."""
@@ -41,6 +43,7 @@ class Decision(Record):
         return self.champion == self.version
 
 
+@tracking.in_one_line
 def compared(store: Store, first: str, second: str) -> Comparison:
     """Two registered versions by the verdict seeds of the families they are the models of.
 
@@ -51,6 +54,7 @@ def compared(store: Store, first: str, second: str) -> Comparison:
     return _compared(store, a, b)
 
 
+@tracking.in_one_line
 def offer(store: Store, version: RegisteredVersion, second: RegisteredVersion | None = None) -> Decision:
     """Make a new version the champion where there is none or it is better, else the challenger.
 
@@ -70,6 +74,7 @@ def offer(store: Store, version: RegisteredVersion, second: RegisteredVersion | 
     return _challenged(store, version, champion)
 
 
+@tracking.in_one_line
 def promote(store: Store, reference: str, anyway: str | None = None) -> Decision:
     """Make a version the champion if it is better than the one there is, or ``anyway`` for the reason given.
 
@@ -87,6 +92,7 @@ def promote(store: Store, reference: str, anyway: str | None = None) -> Decision
     return _challenged(store, version, champion)
 
 
+@tracking.in_one_line
 def rollback(store: Store, name: str) -> Decision:
     """Put the version back in use that was before the present one. Raises StoreError where there was none."""
     champion = _champion(store, name)
@@ -102,12 +108,15 @@ def rollback(store: Store, name: str) -> Decision:
     return _decided(store, before, champion, f"rolled back from version {champion.version}")
 
 
+@tracking.in_one_line
 def history(store: Store, name: str) -> list[Decision]:
     """What was decided on a model's versions, oldest first; empty of one without decisions."""
     client = tracking.connect(store)
     try:
         noted = client.get_registered_model(name).tags.get(HISTORY, "[]")
-    except MlflowException:
+    except MlflowException as error:
+        if error.get_http_status_code() != NOT_FOUND:  # type: ignore[no-untyped-call]
+            raise
         return []
     return [Decision(**each) for each in json.loads(noted)]
 

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import mlflow
 import requests
@@ -43,6 +43,7 @@ MODEL = "embedder"
 """The artifact of a verdict trial's run that is its model's folder."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,24 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
             " check --store or --tracking-uri"
         ) from None
     return client
+
+
+def in_one_line(
+    call: Callable[Concatenate[Store, P], T],
+) -> Callable[Concatenate[Store, P], T]:
+    """The same function of a store, that raises StoreError for what its MLflow refuses, as for want of a permission."""
+
+    @functools.wraps(call)
+    def asked(store: Store, /, *args: P.args, **named: P.kwargs) -> T:
+        try:
+            return call(store, *args, **named)
+        except MlflowException as error:
+            raise StoreError(
+                f"the MLflow store {store.tracking_uri} refuses: {_first_line(error)}; see that you may do that there,"
+                " or name another with --store or --tracking-uri"
+            ) from error
+
+    return asked
 
 
 class Patience:
