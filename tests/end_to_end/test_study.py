@@ -17,6 +17,7 @@ from .conftest import NUM_TRIALS, Finished, called, command
 
 pytestmark = pytest.mark.timeout(900)
 
+KINDS = ("search", "verdict", "leaderboard", "fold")
 FAMILIES = {"pair-power", "pair-exponential", "triplet", "multi-similarity"}
 TRIAL_LINE = re.compile(
     r" ?(\d+)/26  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}( ± [01]\.\d{4}| stopped, epoch \d+)?"
