@@ -1,9 +1,12 @@
-"""A server of the S3 protocol on loopback, for the tests of any folder."""
+"""A server of the S3 protocol on loopback and a browser without a window, for the tests of any folder."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -58,3 +61,31 @@ def s3(s3_keys: None) -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.stop()
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The program of a browser; installed by apt where this is root."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None and os.getuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "update", "-qq"], check=False, timeout=120)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "chromium"], check=False, timeout=600)
+        found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.fail("Chromium is not installed: apt-get install chromium")
+    return found
+
+
+@pytest.fixture(scope="session")
+def dom(chromium: str) -> Callable[..., str]:
+    """``dom(url, width=1600)``: the document of a page after its scripts have had 20 seconds of its own time."""
+
+    def document(url: str, width: int = 1600) -> str:
+        command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+        command += [f"--window-size={width},1000", "--virtual-time-budget=20000", url]
+        return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+
+    return document

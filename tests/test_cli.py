@@ -20,7 +20,8 @@ from dmlstudy.registry.store import Store
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "curves", "models", "pull",
-    "embed", "ui", "selfcheck", "resume",
+    "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
+    "export",
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ FLOORS = (  # top to bottom
     ("cli", "__main__"),
     ("report",),
     ("studies",),
+    ("use",),
     ("registry",),
     ("training",),
     ("hashing",),
@@ -40,6 +41,10 @@ DOORS = {
     "mlflow": "registry",
     "faiss": "retrieval",
     "pyarrow": "data",
+    "onnx": "use",
+    "onnxruntime": "use",
+    "onnxscript": "use",
+    "torch.onnx": "use",
     "torch.distributed": "distributed",
     "torch.nn.parallel": "distributed",
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -17,6 +18,7 @@ from rich.tree import Tree
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
+    from dmlstudy.registry.promotion import Decision
     from dmlstudy.registry.store import Store
     from dmlstudy.studies.spec import StudySpec
 
@@ -73,6 +75,14 @@ def main() -> None:
         if os.environ.get("DMLSTUDY_DEBUG"):
             raise
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None or os.environ.get("DMLSTUDY_DEBUG"):
+            raise
+        print(
+            f"error: {error.filename}: {error.strerror}; see that it is there, may be used and has room",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 
@@ -334,6 +344,7 @@ def selfcheck(
 
 @app.command(
     epilog="Examples: `dmlstudy leaderboard digits` · `dmlstudy leaderboard digits --json` ·"
+    " `dmlstudy leaderboard digits --format parquet -o digits.parquet` ·"
     " `dmlstudy leaderboard cifar10-online fashion-online --against oahu`"
 )
 def leaderboard(
@@ -341,13 +352,21 @@ def leaderboard(
     against: Annotated[
         Optional[str], typer.Option("--against", help="Only win/tie/loss of this family, over the studies.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    format: Annotated[
+        str, typer.Option("--format", help="table, json, or parquet: a row for each family.")
+    ] = "table",
+    output: Annotated[
+        Optional[Path], typer.Option("-o", "--output", help="The file of json or parquet.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
     """Each family's best with its scores and how sure they are."""
     from dmlstudy.registry.leaderboard import leaderboard as read
 
+    format = "json" if json else format
+    _check_form(format, output, against)
     boards = [read(_store(store, tracking_uri), study) for study in studies]
     if against is not None:
         _show_tally(boards, against)
@@ -356,7 +375,12 @@ def leaderboard(
         raise ValueError(
             "several studies have no common leaderboard; --against FAMILY counts its wins over them"
         )
-    if json:
+    if output is not None:
+        from dmlstudy.registry import leaderboard_file
+
+        leaderboard_file.write(boards[0], output, format)
+        console.print(f"{output}: {len(boards[0].rows)} families", highlight=False, soft_wrap=True)
+    elif format == "json":
         print(boards[0].model_dump_json(indent=1))
     else:
         _show_leaderboard(boards[0])
@@ -378,23 +402,121 @@ def curves(
     console.print(f"{output}: {len(families)} families ({', '.join(families)})", highlight=False)
 
 
-@app.command(epilog="Example: `dmlstudy models`")
-def models(store: StoreOption = DEFAULT_STORE, tracking_uri: ServerOption = None) -> None:
+@app.command(
+    epilog="Examples: `dmlstudy report digits` · `dmlstudy report digits -o digits.html --without-examples`"
+)
+def report(
+    study: Annotated[str, typer.Argument(help="A study of the store, finished or not.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
+        "report.html"
+    ),
+    without_examples: Annotated[
+        bool,
+        typer.Option(
+            "--without-examples",
+            help="Leave out what needs the winner and the test data, and most of the time.",
+        ),
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Write a study as one HTML page that needs no network: verdict, search, examples, cost, how to do it again.
+
+    It is also kept with the study's run in MLflow, as report.html.
+    """
+    from dmlstudy.report.study_page import write_report
+
+    place = _store(store, tracking_uri)
+    written = write_report(place, study, output, with_examples=not without_examples)
+    console.print(
+        f"{output}: {written.num_families} families; kept with the study's run as well", highlight=False
+    )
+    if written.notice:
+        console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Examples: `dmlstudy models` · `dmlstudy models digits-embedder`")
+def models(
+    name: Annotated[
+        Optional[str], typer.Argument(help="Only this model, and what was decided on its versions.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
     """The registered models, with two of their scores on the test classes or rows."""
+    from dmlstudy.registry import promotion
     from dmlstudy.registry.models import versions
 
+    place = _store(store, tracking_uri)
+    listed = [version for version in versions(place) if name in (None, version.name)]
+    if name is not None and not listed:
+        raise ValueError(f"no model {name!r} in the store {place.tracking_uri}; `dmlstudy models` lists them")
     table = Table("model", "version", "alias", "study", "family", "test scores", box=None)
-    for version in versions(_store(store, tracking_uri)):
-        shown = [name for name in SCORES if f"test_{name}" in version.metrics][:2]
+    for version in listed:
+        shown = [metric for metric in SCORES if f"test_{metric}" in version.metrics][:2]
         table.add_row(
             version.name,
             str(version.version),
             ", ".join(version.aliases),
             version.study,
             version.family,
-            ", ".join(f"{name} {version.metrics[f'test_{name}']:.4f}" for name in shown),
+            ", ".join(f"{metric} {version.metrics[f'test_{metric}']:.4f}" for metric in shown),
         )
     console.print(table, highlight=False)
+    for decision in promotion.history(place, name) if name is not None else []:
+        console.print(
+            escape(f"{decision.at}  {_said(decision, name or '')}"), highlight=False, soft_wrap=True
+        )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy promote digits-embedder@challenger` ·"
+    " `dmlstudy promote digits-embedder/2 --anyway 'half the size'`"
+)
+def promote(
+    model: Annotated[str, typer.Argument(help="NAME@ALIAS or NAME/VERSION.")],
+    anyway: Annotated[
+        Optional[str], typer.Option("--anyway", help="Promote without a comparison, for this reason.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put a version in use, if the paired comparison with the champion says better; else the champion stays."""
+    from dmlstudy.registry import promotion
+
+    decision = promotion.promote(_store(store, tracking_uri), model, anyway)
+    console.print(
+        escape(_said(decision, model.partition("@")[0].partition("/")[0])), highlight=False, soft_wrap=True
+    )
+    if not decision.is_promoted:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: `dmlstudy rollback digits-embedder`")
+def rollback(
+    name: Annotated[str, typer.Argument(help="A registered model.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put the version back in use that was before the present champion."""
+    from dmlstudy.registry import promotion
+
+    decision = promotion.rollback(_store(store, tracking_uri), name)
+    console.print(escape(_said(decision, name)), highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: `dmlstudy compare digits-embedder/1 digits-embedder/2`")
+def compare(
+    first: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION.")],
+    second: Annotated[str, typer.Argument(help="Another one, judged on the same test data.")],
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Compare two registered versions by the verdict seeds that both families have."""
+    from dmlstudy.registry import promotion
+
+    comparison = promotion.compared(_store(store, tracking_uri), first, second)
+    console.print(escape(f"{comparison}, {comparison.num_seeds} seeds"), highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: `dmlstudy pull digits-embedder@champion --to model`")
@@ -414,27 +536,199 @@ def pull(
     )
 
 
-@app.command(epilog="Example: `dmlstudy embed digits-embedder@champion images/ -o embeddings.parquet`")
+@app.command(
+    epilog="Examples: `dmlstudy embed digits-embedder@champion images/ -o embeddings.parquet` ·"
+    " `dmlstudy embed model table.csv -o embeddings.parquet --workers 4`"
+)
 def embed(
     model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
-    input: Annotated[Path, typer.Argument(help="Image folder, image, .npy, .npz or .parquet file.")],
+    input: Annotated[
+        Path,
+        typer.Argument(
+            help="Image folder, image, .csv or .parquet table, .npy or .npz; vectors for models of these."
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The Parquet file to write.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Items computed at once.")] = 256,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+    workers: Annotated[int, typer.Option(min=1, help="Processes; more than one run on Ray.")] = 1,
+    address: AddressOption = None,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Embed images into a Parquet file with the columns id, label and embedding."""
+    """Embed images or vectors into a Parquet file with the columns id, label and embedding.
+
+    Broken off, it goes on from its parts when it is called again.
+    """
     from rich.progress import track
 
-    from dmlstudy.registry.embedding import embed_into
+    from dmlstudy.use.embedding import Job, Runner, embed_into, one_by_one
 
-    num, dim = embed_into(
-        _store(store, tracking_uri),
-        model,
-        input,
-        output,
-        lambda batches: track(batches, description="embedding", console=Console(stderr=True)),
-    )
+    run: Runner = one_by_one
+    if workers > 1 or address:
+        from dmlstudy.records import ResourcesConfig
+        from dmlstudy.studies.embedding import on_cluster
+
+        gpus = 1.0 if device == "cuda" else 0.0
+        run = on_cluster(address, ResourcesConfig(workers=workers, gpus_per_worker=gpus))
+
+    def follow(parts: Iterable[int], number: int) -> Iterable[int]:
+        shown = Console(stderr=True)
+        return track(
+            parts, description="embedding", total=number, console=shown, disable=not shown.is_terminal
+        )
+
+    with _model(model, store, tracking_uri) as folder:
+        job = Job(str(folder), str(input.absolute()), str(output.absolute()), batch_size, device)
+        num, dim = embed_into(job, run, follow)
     console.print(f"{num} embeddings of size {dim} in {output}", highlight=False)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy export digits-embedder@champion --format onnx` ·"
+    " `dmlstudy export model --format torch_export -o embedder.pt2`"
+)
+def export(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    format: Annotated[str, typer.Option("--format", help="onnx (needs dmlstudy[export]) or torch_export.")],
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", help="The file to write; default: the model's name, here."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Write a model as one file for other runtimes, with its preprocessing, checked against the model."""
+    from dmlstudy.use import export as exports
+
+    path = output or exports.default_output(model, format)
+    with _model(model, store, tracking_uri) as folder:
+        made = exports.export(folder, path, format)
+    entry = made.about["input"]
+    shape = ", ".join(map(str, entry["shape"]))
+    console.print(
+        f"{path}: {entry['name']} {entry['dtype']} ({shape}) to {', '.join(made.about['outputs'])};"
+        f" differs from the model by {made.difference:.1e} at most",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy index embeddings.parquet -o gallery` ·"
+    " `dmlstudy index embeddings.parquet -o gallery --kind ivf`"
+)
+def index(
+    embeddings: Annotated[Path, typer.Argument(help="A file that `dmlstudy embed` wrote.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make.")],
+    kind: Annotated[
+        str, typer.Option(help="flat (exact), ivf, ivf_pq (in a fraction of the memory) or hnsw.")
+    ] = "flat",
+) -> None:
+    """Make a gallery of embeddings, to be searched by `dmlstudy retrieve` and `dmlstudy serve`."""
+    from dmlstudy.use.gallery import build
+
+    gallery = build(embeddings, output, kind)  # type: ignore[arg-type]
+    console.print(
+        f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})", highlight=False
+    )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy retrieve model gallery query.png -k 5` ·"
+    " `dmlstudy retrieve digits-embedder gallery queries/ --sheet found.html`"
+)
+def retrieve(
+    model: Annotated[
+        str, typer.Argument(help="The model the gallery was made with, registered or a folder.")
+    ],
+    gallery: Annotated[Path, typer.Argument(help="A folder that `dmlstudy index` made.")],
+    query: Annotated[Path, typer.Argument(help="An image, or anything else that `dmlstudy embed` takes.")],
+    k: Annotated[int, typer.Option("-k", "--k", min=1, help="Items for each query.")] = 10,
+    rerank: Annotated[
+        str, typer.Option(help="auto (what the model has a head for), none, structure or layers.")
+    ] = "auto",
+    among: Annotated[
+        int, typer.Option(min=1, help="Items of the index that are put in a better order.")
+    ] = 100,
+    sheet: Annotated[
+        Optional[Path], typer.Option("--sheet", help="Also write an HTML page of pictures.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, one line for each item.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Find the nearest items of a gallery for each query."""
+    from dmlstudy.use.embedding import opened
+    from dmlstudy.use.gallery import open_gallery
+    from dmlstudy.use.retrieving import retrieve as find
+    from dmlstudy.use.retrieving import write_contact_sheet
+    from dmlstudy.use.search import Searcher
+
+    with _model(model, store, tracking_uri) as folder:
+        searcher = Searcher(folder, open_gallery(gallery), rerank=rerank, among=among)
+        queries = opened(folder, query)
+        hits = find(searcher, queries, k)
+        if sheet is not None:
+            write_contact_sheet(sheet, folder, searcher, queries, hits)
+    if json:
+        for hit in (hit for own in hits for hit in own):
+            print(hit.model_dump_json())
+        return
+    rows = [
+        (hit.query, str(hit.rank), hit.id, hit.label or "", f"{hit.distance:.4f}")
+        for own in hits
+        for hit in own
+    ]
+    _show_table(("query", "rank", "item", "label", "distance"), rows)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy serve digits-embedder --gallery gallery` ·"
+    " `DMLSTUDY_TOKEN=... dmlstudy serve model --host 0.0.0.0`"
+)
+def serve(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    gallery: Annotated[
+        Optional[Path],
+        typer.Option("--gallery", help="A folder that `dmlstudy index` made, to retrieve from."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; beyond loopback a token is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port.")] = 8080,
+    token_file: Annotated[
+        Optional[Path],
+        typer.Option("--token-file", help="Its first line is the token (or DMLSTUDY_TOKEN is)."),
+    ] = None,
+    rerank: Annotated[
+        str, typer.Option(help="auto (what the model has a head for), none, structure or layers.")
+    ] = "auto",
+    among: Annotated[
+        int, typer.Option(min=1, help="Items of the index that are put in a better order.")
+    ] = 100,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve, GET /health and /ready."""
+    from dmlstudy.use import server
+
+    token = os.environ.get("DMLSTUDY_TOKEN") or None
+    if token_file is not None:
+        token = server.read_token(token_file)
+    server.check_token(host, token)
+    with server.bound(host, port) as place, _model(model, store, tracking_uri) as folder:
+        service = server.Service(
+            folder,
+            gallery,
+            server.Limits(),
+            rerank=rerank,
+            among=among,
+            device=device,
+        )
+        console.print(f"{model} on http://{host}:{port} (Ctrl-C ends it)", highlight=False)
+        server.serve(service, place, token)
 
 
 @app.command(epilog="Example: `dmlstudy ui --port 5000`")
@@ -442,12 +736,32 @@ def ui(
     port: Annotated[int, typer.Option(help="Where the page listens, on loopback only.")] = 5000,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Open MLflow's page on the store."""
-    from dmlstudy.registry.page import serve
+    """Open MLflow's page on the store, and say where it has each study's leaderboard."""
+    from dmlstudy.registry.board import links
+    from dmlstudy.registry.page import check, serve
 
     place = _store(store)
+    check(place, port)
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
+    for study, link in links(place, port).items():
+        console.print(escape(f"{study}: {link}"), highlight=False, soft_wrap=True)
     serve(place, port)
+
+
+@contextmanager
+def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Path]:
+    """A model's folder: one that was pulled, which needs no MLflow, or a verified copy of a registered one."""
+    from dmlstudy import model_folder
+    from dmlstudy.registry import kinds
+
+    if kinds.is_model(reference):
+        model_folder.verify(reference)
+        yield Path(reference).absolute()
+        return
+    from dmlstudy.registry.models import fetched
+
+    with fetched(_store(store, tracking_uri), reference) as folder:
+        yield folder.absolute()
 
 
 def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:
@@ -486,6 +800,28 @@ def _only_in_a_store(job: str | None, what: str) -> None:
         raise ValueError(
             f"{what} is in the store, which a job's cluster alone does not give: leave --job away, name the"
             " study and --store, on a machine that sees the store's folder"
+        )
+
+
+def _said(decision: Decision, name: str) -> str:
+    """What was decided, in one line."""
+    what = (
+        "is the champion"
+        if decision.is_promoted
+        else f"is the challenger, {name}/{decision.champion} stays the champion"
+    )
+    return f"{name}/{decision.version} {what}: {decision.reason}"
+
+
+def _check_form(form: str, output: Path | None, against: str | None) -> None:
+    """Raises ValueError for a form that there is none of, and for one that does not go where it is to go."""
+    if form not in ("table", "json", "parquet"):
+        raise ValueError(f"--format {form}: choose from table, json, parquet")
+    if form == "parquet" and output is None:
+        raise ValueError("--format parquet is a file: name it with -o")
+    if output is not None and (form == "table" or against is not None):
+        raise ValueError(
+            "-o is for a study's leaderboard in --format json or parquet; set one, or leave -o away"
         )
 
 

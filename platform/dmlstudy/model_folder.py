@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -68,8 +69,19 @@ def _example(folder: str | Path) -> tuple[NDArray[Any], NDArray[Any]] | None:
     path = Path(folder) / EXAMPLE
     if not path.is_file():
         return None
-    kept = load_file(path)
+    kept = read_arrays(path)
     return kept["x" if "x" in kept else "images"], kept["z"]  # images: as long as there were only embedders
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays in a file of safetensors. Raises ValueError naming a file that is anything else."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        reason = str(error).strip().replace("\n", " ")
+        raise ValueError(
+            f"{path}: not a readable safetensors file ({reason}); copy the folder again"
+        ) from None
 
 
 def seal(folder: str | Path) -> None:
@@ -83,9 +95,9 @@ def seal(folder: str | Path) -> None:
 
 
 def verify(folder: str | Path, *needed: str) -> None:
-    """Check every file against the manifest, which must list the weights and those that are ``needed``.
+    """Check every file against the manifest, which must list the weights and those that are ``needed``, and all others.
 
-    Raises ValueError naming the file that is missing, altered, or absent from the manifest.
+    Raises ValueError naming the file that is missing, altered, a link, or absent from the manifest.
     """
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
@@ -95,10 +107,24 @@ def verify(folder: str | Path, *needed: str) -> None:
     for name, expected in manifest.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ValueError(f"{folder / MANIFEST}: {name!r} lies outside the folder; do not trust it")
+        if (folder / name).is_symlink():
+            raise ValueError(f"{folder / name}: a link, not the file itself; copy the folder again")
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name}: listed in the manifest, but missing; copy the folder again")
         if _sha256(folder / name) != expected:
-            raise ValueError(f"{folder / name}: altered since it was saved (SHA-256); copy the folder again")
+            raise ValueError(
+                f"{folder / name}: altered since it was saved, by its SHA-256 in {MANIFEST}; copy the folder again"
+            )
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_dir() or name in manifest or name == MANIFEST):
+            raise ValueError(
+                f"{path}: a {_called(path)} that the manifest does not list; take it out of the folder"
+            )
+
+
+def _called(path: Path) -> str:
+    return "link" if path.is_symlink() else "file"
 
 
 def read_description(path: Path, format_version: int, mend: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from dmlstudy import data
-from dmlstudy.data.images import with_channels
+from dmlstudy.data.images import Fit, with_channels
 
 OMNIGLOT = Path(__file__).resolve().parents[3] / "shared" / "data" / "omniglot"
 
@@ -270,8 +270,9 @@ def test_corrupt_image_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"b/1\.png: not a readable image"):
         data.load("image_folder", str(tmp_path))
     broken.write_bytes(b"")
+    items = data.open_images(tmp_path, Fit(), 1)
     with pytest.raises(ValueError, match=r"b/1\.png: not a readable image"):
-        data.load_images(tmp_path, None, 1)
+        items.read(range(len(items)))
 
 
 def test_sizes_that_differ_need_image_size(tmp_path: Path) -> None:
@@ -296,7 +297,7 @@ def test_sixteen_bit_image_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "deep.png"
     Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(path)
     with pytest.raises(ValueError, match=r"deep\.png.*more than 8 bits"):
-        data.load_images(path, None, 1)
+        data.open_images(path, Fit(), 1).read(range(1))
 
 
 def test_parquet_faults_are_named(tmp_path: Path) -> None:
@@ -333,64 +334,6 @@ def test_luma_is_pillows() -> None:
     np.testing.assert_array_equal(
         with_channels(rgb[None], 1)[0, ..., 0], np.asarray(Image.fromarray(rgb).convert("L"))
     )
-
-
-def test_load_images_of_every_origin(tmp_path: Path) -> None:
-    write_classes(tmp_path / "folder", "ab", images=2)
-    ids, labels, images = data.load_images(tmp_path / "folder", None, 3)
-    assert ids == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
-    assert labels == ["a", "a", "b", "b"]
-    assert images.shape == (4, 6, 6, 3)
-
-    ids, labels, images = data.load_images(tmp_path / "folder" / "a", 5, 1)
-    assert (ids, labels, images.shape) == (["0.png", "1.png"], None, (2, 5, 5, 1))
-    ids, labels, images = data.load_images(tmp_path / "folder" / "a" / "1.png", None, 1)
-    assert (ids, labels, images.shape) == (["1.png"], None, (1, 6, 6, 1))
-
-    array = np.zeros((3, 7, 6), np.uint8)
-    np.save(tmp_path / "x.npy", array)
-    ids, labels, images = data.load_images(tmp_path / "x.npy", None, 3)
-    assert (ids, labels, images.shape) == (["0", "1", "2"], None, (3, 7, 6, 3))
-    np.savez(tmp_path / "x.npz", images=array, ids=np.array(["p", "q", "r"]), labels=np.array([4, 5, 4]))
-    ids, labels, images = data.load_images(tmp_path / "x.npz", 9, 1)
-    assert (ids, labels, images.shape) == (["p", "q", "r"], ["4", "5", "4"], (3, 9, 9, 1))
-
-    write_hf(tmp_path / "x.parquet", [1, 0], names=["ant", "bee"])
-    ids, labels, images = data.load_images(tmp_path / "x.parquet", None, 1)
-    assert (ids, labels, images.shape) == (["0.png", "1.png"], ["bee", "ant"], (2, 6, 6, 1))
-    write_hf(tmp_path / "x.parquet", None)
-    assert data.load_images(tmp_path / "x.parquet", None, 1)[1] is None
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.zeros((2, 4, 4), np.float32), "dtype float32, expected uint8"),
-        (np.zeros((2, 3, 8, 8), np.uint8), "expected NHW or NHWC"),
-        (np.zeros((8, 8), np.uint8), "expected NHW or NHWC"),
-        (np.zeros((0, 8, 8), np.uint8), "N > 0"),
-    ],
-)
-def test_arrays_of_another_kind_are_refused(array: np.ndarray, message: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", array)
-    with pytest.raises(ValueError, match=message):
-        data.load_images(tmp_path / "x.npy", None, 1)
-
-
-def test_load_images_faults(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no such file or folder"):
-        data.load_images(tmp_path / "none", None, 1)
-    with pytest.raises(ValueError, match="no images in this folder"):
-        data.load_images(tmp_path, None, 1)
-    (tmp_path / "x.npy").write_bytes(b"junk")
-    with pytest.raises(ValueError, match="not a readable NumPy file"):
-        data.load_images(tmp_path / "x.npy", None, 1)
-    np.save(tmp_path / "o.npy", np.array([{"code": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="not a readable NumPy file"):
-        data.load_images(tmp_path / "o.npy", None, 1)
-    np.savez(tmp_path / "x.npz", images=np.zeros((3, 4, 4), np.uint8), ids=np.array(["a"]))
-    with pytest.raises(ValueError, match="1 ids for 3 images"):
-        data.load_images(tmp_path / "x.npz", None, 1)
 
 
 @pytest.mark.parametrize("labels", [["a", "b", "a"], None])

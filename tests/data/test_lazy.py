@@ -315,7 +315,7 @@ def test_pictures_to_embed_are_seen_as_in_evaluation(tmp_path: Path) -> None:
     for resize_to, keep_aspect in ((None, True), (10, True), (10, False)):
         found = data.load("image_folder", folder, 8, resize_to, keep_aspect)
         path = Path(folder) / "class0"
-        _, _, images_NHWC = data.load_images(path, 8, 3, resize_to, keep_aspect)
+        images_NHWC = data.open_images(path, Fit(8, resize_to, keep_aspect), 3).read(range(4))
         np.testing.assert_array_equal(images_NHWC, found.development.read(np.arange(4)))
 
 

@@ -148,7 +148,7 @@ def test_files_that_are_no_features_are_refused(tmp_path: Path) -> None:
         pq.write_table(pa.table({"x": np.ones((3, 2)).tolist(), "label": labels}), tmp_path / "x.parquet")
         with pytest.raises(ValueError, match=r"x\.parquet: row 1 has no label"):
             data.load_features(tmp_path / "x.parquet")
-    for load in (data.load_features, lambda path: data.load_images(path, None, 1)):
+    for load in (data.load_features, lambda path: data.open_images(path, data.Fit(), 1)):
         np.savez_compressed(
             tmp_path / "x.npz", x=np.arange(4000.0).reshape(-1, 2), images=np.zeros((9, 8, 8), np.uint8)
         )

@@ -17,6 +17,7 @@ from .conftest import NUM_TRIALS, Finished, called, command
 
 pytestmark = pytest.mark.timeout(900)
 
+KINDS = ("search", "verdict", "leaderboard", "fold")
 FAMILIES = {"pair-power", "pair-exponential", "triplet", "multi-similarity"}
 TRIAL_LINE = re.compile(
     r" ?(\d+)/26  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}( ± [01]\.\d{4}| stopped, epoch \d+)?"
@@ -89,7 +90,9 @@ def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
     (parent,) = [run for run in runs if run.data.tags["dmlstudy_kind"] == "study"]
-    trials = [run for run in runs if run is not parent]
+    of_kind = {kind: [run for run in runs if run.data.tags["dmlstudy_kind"] == kind] for kind in KINDS}
+    assert sum(map(len, of_kind.values())) == len(runs) - 1
+    trials = [*of_kind["search"], *of_kind["verdict"]]
     assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
     ended = [run for run in trials if run.data.tags["status"] in ("finished", "pruned")]
     assert len(ended) == NUM_TRIALS
@@ -105,7 +108,23 @@ def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished
     assert len(client.get_metric_history(search.info.run_id, "train_loss")) == 10  # 2 folds x 5 epochs
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert files >= {"study.yaml", "search_space.yaml", "folds.json", "environment.json"}
-    assert {run.data.tags["workers"] for run in trials} == {"2"}
+    tags = {
+        name: {run.data.tags[name] for run in trials} for name in ("workers", "code_version", "test_sha256")
+    }
+    assert tags["workers"] == {"2"}
+    assert len(tags["code_version"]) == 1
+    assert tags["test_sha256"] == {parent.data.tags["test_sha256"]}
+    rows, folds = of_kind["leaderboard"], of_kind["fold"]
+    families = {run.data.tags["family"] for run in of_kind["search"]}
+    assert {run.data.tags["family"] for run in rows} == {*families, "untrained"}
+    assert {run.data.tags["mlflow.parentRunId"] for run in rows} == {parent.info.run_id}
+    assert {(run.data.tags["family"], run.data.tags["fold"]) for run in folds} == {
+        (family, fold) for family in families for fold in ("0", "1")
+    }
+    for run in folds:
+        trial = client.get_run(run.data.tags["mlflow.parentRunId"])
+        assert run.data.metrics["map_at_r"] == trial.data.metrics[f"fold_{run.data.tags['fold']}_map_at_r"]
+        assert len(client.get_metric_history(run.info.run_id, "map_at_r")) == 5
     assert parent.data.tags["test_sha256"] == data.load("digits").test.fingerprint()
 
 

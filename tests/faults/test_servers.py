@@ -26,6 +26,7 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
+import requests
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.registry import tracking
@@ -241,7 +242,12 @@ def test_a_study_waits_for_its_mlflow_server_on_postgresql(
     assert [run.info.run_name for run in runs if run.info.status == "RUNNING"] == []
     finished = [r for r in runs if r.data.tags["status"] == "finished"]
     kinds = [r.data.tags["dmlstudy_kind"] for r in finished]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"study": 1, "search": 3, "verdict": 2}
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "study": 1,
+        "search": 3,
+        "verdict": 2,
+        "leaderboard": 2,
+    }
 
     command = [*DMLSTUDY, "leaderboard", "served", "--json", "--tracking-uri", server.uri]
     board = subprocess.run(command, env=os.environ | CREDENTIALS, capture_output=True, check=True)
@@ -249,6 +255,34 @@ def test_a_study_waits_for_its_mlflow_server_on_postgresql(
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert re.fullmatch(r"error: the MLflow store .* \(.*401.*\); check .*\n", refused.stderr), refused.stderr
+
+    reader = {"username": "reader", "password": PASSWORD}
+    login = ("admin", PASSWORD)
+    requests.post(f"{server.uri}/api/2.0/mlflow/users/create", json=reader, auth=login).raise_for_status()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        first = client.get_model_version("served-embedder", "1")
+        client.create_model_version("served-embedder", first.source, first.run_id, tags=first.tags)
+        command = [
+            *DMLSTUDY,
+            "promote",
+            "served-embedder/2",
+            "--anyway",
+            "why not",
+            "--tracking-uri",
+            server.uri,
+        ]
+        as_reader = {"MLFLOW_TRACKING_USERNAME": "reader", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
+        refused = subprocess.run(
+            command, env=os.environ | as_reader, capture_output=True, text=True, check=False
+        )
+        assert refused.returncode == 2, refused.stderr
+        assert re.fullmatch(
+            r"error: the MLflow store .* refuses: .*403.*; see that you may do that there, or name another .*\n",
+            refused.stderr,
+        ), refused.stderr
+        assert client.get_model_version_by_alias("served-embedder", "champion").version == "1"
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,21 @@ def test_a_row_whose_seeds_have_not_all_the_same_scores(store: Store) -> None:
     }
 
 
+def test_scores_of_the_shipped_model_come_before_those_of_the_folds_models(store: Store) -> None:
+    tracker = StudyTracker(store, "folds-last", {})
+    names = (
+        "test_concatenated_map_at_r",
+        "test_map_at_r",
+        "test_num_queries",
+        "test_recall_at_1",
+        "test_separate_map_at_r",
+    )
+    trial(tracker, "power", "verdict", 1, "finished", **dict.fromkeys(names, 0.5))
+    (row,) = leaderboard(store, "folds-last").rows
+    assert list(row.test)[:3] == ["test_map_at_r", "test_recall_at_1", "test_num_queries"]
+    assert set(row.test) == set(names)
+
+
 @pytest.mark.parametrize(("num_test_images", "outcome"), [(10_000, "better"), (20, "not distinguishable")])
 def test_seeds_that_agree_are_as_sure_as_the_test_classes_are_many(
     num_test_images: int, outcome: str, store: Store

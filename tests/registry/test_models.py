@@ -12,7 +12,7 @@ import mlflow
 import numpy as np
 import pytest
 
-from dmlstudy import embedders
+from dmlstudy import data, embedders
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.models import RegisteredVersion
@@ -62,8 +62,10 @@ def registered(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Regist
             run_id=run_id,
             metrics={"test_map_at_r": 0.5 + seed / 10},
             tags={"study": "models", "family": "power", "spec_fingerprint": "f00"},
+            card=f"# seed {seed}",
         )
-        made.versions.append(version)
+        tracker.client.set_registered_model_alias(version.name, "champion", str(version.version))
+        made.versions.append(models.resolve(store, version.name))
         made.embedders.append(embedder)
         made.run_ids.append(run_id)
     return made
@@ -76,6 +78,8 @@ def test_what_is_registered_says_where_it_is_from(registered: Registered) -> Non
     assert second.metrics == {"test_map_at_r": 0.7}
     assert second.aliases == ["champion"]
     assert len(second.sha256) == 64
+    client = tracking.connect(registered.store)
+    assert client.get_model_version(second.name, str(second.version)).description == "# seed 2"
     assert first.sha256 != second.sha256
 
 
@@ -148,6 +152,7 @@ def test_pulled_it_is_the_original(
         "embedder.json",
         "embedder.pt2",
         "example.safetensors",
+        "card.md",
         "manifest.json",
     }
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model"]
@@ -251,7 +256,17 @@ def stored(registered: Registered, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "embedder.json", "embedder.pt2", "manifest.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "weights.safetensors",
+        "embedder.json",
+        "embedder.pt2",
+        "example.safetensors",
+        "card.md",
+        "manifest.json",
+    ],
+)
 def test_a_flipped_byte_in_the_store_is_found(name: str, registered: Registered, tmp_path: Path) -> None:
     path = stored(registered, name)
     original = path.read_bytes()
@@ -267,6 +282,61 @@ def test_a_flipped_byte_in_the_store_is_found(name: str, registered: Registered,
     finally:
         path.write_bytes(original)
     models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+
+
+def test_a_link_put_into_the_store_is_not_pulled(registered: Registered, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    link = stored(registered, "manifest.json").with_name("extra.py")
+    link.symlink_to(tmp_path / "secret")
+    try:
+        with pytest.raises(StoreError, match=r"extra\.py") as caught:
+            models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+        assert "\n" not in str(caught.value)
+    finally:
+        link.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+@pytest.mark.parametrize("first", ["weights.safetensors", "embedder.json", "example.safetensors"])
+def test_files_that_have_changed_places_are_named(first: str, registered: Registered, tmp_path: Path) -> None:
+    paths = [stored(registered, name) for name in (first, "embedder.pt2")]
+    kept = [path.read_bytes() for path in paths]
+    try:
+        for path, content in zip(paths, reversed(kept), strict=True):
+            path.write_bytes(content)
+        with pytest.raises(StoreError, match=rf"({first}|embedder\.pt2): altered"):
+            models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+    finally:
+        for path, content in zip(paths, kept, strict=True):
+            path.write_bytes(content)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "embedder.json", "embedder.pt2", "manifest.json"])
+def test_a_file_cut_off_in_the_store_is_named(name: str, registered: Registered, tmp_path: Path) -> None:
+    path = stored(registered, name)
+    kept = path.read_bytes()
+    try:
+        path.write_bytes(kept[: len(kept) // 2])
+        with pytest.raises(StoreError, match=name):
+            models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+    finally:
+        path.write_bytes(kept)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_pulled_is_used_without_the_engines_and_without_pickle(
+    registered: Registered, tmp_path: Path
+) -> None:
+    models.pull(registered.store, "digits-embedder", tmp_path / "model")
+    np.savez(tmp_path / "some.npz", images=pictures(5))
+    script = Path(__file__).parents[1] / "use" / "blocked.py"
+    command = [sys.executable, script, tmp_path / "model", tmp_path / "some.npz", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    expected = embedders.embed(registered.embedders[1], pictures(5))
+    np.testing.assert_allclose(np.load(tmp_path / "api.npy"), expected, atol=1e-6)
+    np.testing.assert_allclose(data.read_embeddings(tmp_path / "command.parquet")[2], expected, atol=1e-6)
 
 
 def test_files_swapped_for_others_that_agree_with_each_other(registered: Registered, tmp_path: Path) -> None:
@@ -285,11 +355,20 @@ def test_files_swapped_for_others_that_agree_with_each_other(registered: Registe
 
 
 def test_a_missing_file_in_the_store_is_named(registered: Registered, tmp_path: Path) -> None:
-    path = stored(registered, "weights.safetensors")
-    path.rename(tmp_path / "aside")
-    try:
-        with pytest.raises(StoreError, match=r"weights\.safetensors: listed in the manifest, but missing"):
-            models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
-    finally:
-        (tmp_path / "aside").rename(path)
+    said = {
+        name: rf"{name}: listed in the manifest, but missing"
+        for name in ("weights.safetensors", "embedder.pt2", "example.safetensors", "card.md")
+    }
+    for name, message in {
+        **said,
+        "embedder.json": r"embedder\.json",
+        "manifest.json": r"manifest\.json",
+    }.items():
+        path = stored(registered, name)
+        path.rename(tmp_path / "aside")
+        try:
+            with pytest.raises(StoreError, match=message):
+                models.pull(registered.store, "digits-embedder/1", tmp_path / "model")
+        finally:
+            (tmp_path / "aside").rename(path)
     assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import mlflow
 import pytest
 
+from dmlstudy import model_folder
 from dmlstudy.records import (
     BatchConfig,
     DataConfig,
@@ -48,7 +49,7 @@ def config(
 
 @pytest.fixture
 def tracker(store: Store) -> StudyTracker:
-    return StudyTracker(store, f"study-{next(NUMBER)}", {"study.yaml": "name: x\n"})
+    return StudyTracker(store, f"tracked-{next(NUMBER)}", {"study.yaml": "name: x\n"})
 
 
 def run_of(tracker: StudyTracker, run_id: str) -> Any:
@@ -169,7 +170,7 @@ def test_a_long_curve_is_kept_whole(num_epochs: int, tracker: StudyTracker) -> N
 
 
 def test_a_second_sitting_finds_the_first_one(store: Store) -> None:
-    name = f"study-{next(NUMBER)}"
+    name = f"tracked-{next(NUMBER)}"
     first = StudyTracker(store, name, {"study.yaml": "name: x\n"})
     left = first.start_trial("power #0", config(), 0)
     ended = first.start_trial("power #1", config(), 1)
@@ -190,7 +191,7 @@ def test_a_second_sitting_finds_the_first_one(store: Store) -> None:
 def test_another_stores_study_of_the_same_name_is_left_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"study-{next(NUMBER)}"
+    name = f"tracked-{next(NUMBER)}"
     first = StudyTracker(store, name, {}, origin={"spec_fingerprint": "f00"})
     running = first.start_trial("power #0", config(), 0)
     with pytest.raises(StoreError, match=r"another study .*, with another spec_fingerprint; .* \(--name\)$"):
@@ -205,7 +206,7 @@ def test_another_stores_study_of_the_same_name_is_left_alone(
 
 
 def test_each_sitting_leaves_its_environment_and_trials_name_theirs(store: Store) -> None:
-    name = f"study-{next(NUMBER)}"
+    name = f"tracked-{next(NUMBER)}"
     for sitting, file in ((1, "environment.json"), (2, "environment-2.json")):
         tracker = StudyTracker(
             store,
@@ -288,14 +289,22 @@ def test_finished_verdicts(tracker: StudyTracker) -> None:
     assert tracker.verdict_run("margin", 0) is None
 
 
-def test_a_folder_comes_back_as_it_was(tracker: StudyTracker, tmp_path: Path) -> None:
+def test_a_model_comes_back_as_it_was_without_what_lies_beside_it(
+    tracker: StudyTracker, tmp_path: Path
+) -> None:
     run_id = tracker.start_trial("x", config(), 0)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "weights.bin").write_bytes(bytes(range(256)))
-    tracker.log_folder(run_id, str(tmp_path / "in"), "embedder")
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    files = {"weights.safetensors": bytes(range(256)), "deep/card.md": b"card"}
+    for name, content in files.items():
+        (tmp_path / "in" / name).write_bytes(content)
+    model_folder.seal(tmp_path / "in")
+    tracker.log_model(run_id, str(tmp_path / "in"))
+    tracker.client.log_text(run_id, "of MLflow", "embedder/MLmodel")
     (tmp_path / "out").mkdir()
-    folder = tracker.fetch_folder(run_id, "embedder", tmp_path / "out")
-    assert (folder / "weights.bin").read_bytes() == bytes(range(256))
+    folder = tracker.fetch_model(run_id, tmp_path / "out")
+    model_folder.verify(folder)
+    assert {name: (folder / name).read_bytes() for name in files} == files
+    assert not (folder / "MLmodel").exists()
 
 
 def test_more_runs_than_one_page(tracker: StudyTracker, monkeypatch: pytest.MonkeyPatch) -> None:

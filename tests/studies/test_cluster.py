@@ -18,6 +18,7 @@ from dmlstudy.studies.cluster import (
     check_capacity,
     check_room,
     concurrency,
+    connected,
     num_workers_held,
     unreachable,
     variables,
@@ -231,3 +232,20 @@ def test_variables_are_set_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> 
         assert os.environ["DMLSTUDY_B"] == "within"
     assert os.environ["DMLSTUDY_A"] == "before"
     assert "DMLSTUDY_B" not in os.environ
+
+
+def test_a_ray_that_does_not_start_here_is_one_line_and_leaves_no_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine the dashboard takes too long, and Ray raises an Exception of its log's last lines."""
+
+    def init(**options: object) -> None:
+        assert "RAY_API_SERVER_ADDRESS" in os.environ
+        raise Exception("The last 20 lines of dashboard.log:\nINFO one\nINFO two")
+
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ClusterError) as caught, connected(None, ResourcesConfig()):
+        pytest.fail("there is no Ray")
+    assert str(caught.value) == "no Ray cluster at this machine: The last 20 lines of dashboard.log:"
+    assert "RAY_API_SERVER_ADDRESS" not in os.environ

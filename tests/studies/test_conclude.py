@@ -23,8 +23,13 @@ from dmlstudy.studies.spec import StudySpec, default_values
 from dmlstudy.studies.study import _conclude, run_study
 
 
-def test_a_kill_before_the_alias_leaves_a_champion_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "call", "left"),
+    [(mlflow, "register_model", 0), (mlflow.MlflowClient, "set_registered_model_alias", 1)],
+    ids=["before the version", "before the alias"],
+)
+def test_a_kill_while_registering_leaves_a_champion_in_the_end(
+    where: Any, call: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, store, search = study(), Store(tmp_path / "store"), SimpleNamespace(winner=lambda: "red")
     store.prepare()
@@ -34,18 +39,17 @@ def test_a_kill_before_the_alias_leaves_a_champion_in_the_end(
     family = spec.families["red"]
     config = spec.trial_config(family, default_values(family), phase="verdict", seed=1)
     run_id = tracker.start_trial("red verdict seed 1", config, None)
-    tracker.log_folder(run_id, str(tmp_path / "embedder"), "embedder")
+    tracker.log_model(run_id, str(tmp_path / "embedder"))
     tracker.end_trial(run_id, "finished", [], {"test_map_at_r": 0.5})
 
     def killed(*arguments: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill:
-        kill.setattr(mlflow.MlflowClient, "set_registered_model_alias", killed)
+        kill.setattr(where, call, killed)
         with pytest.raises(KeyboardInterrupt):
             _conclude(spec, store, tracker, search)  # type: ignore[arg-type]
-    (version,) = models.versions(store)
-    assert version.aliases == []
+    assert [version.aliases for version in models.versions(store)] == [[]] * left
 
     tracker = StudyTracker(store, spec.name, {})
     assert tracker.finished_verdicts() == {("red", 1)}
@@ -71,7 +75,7 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
             run_id = tracker.start_trial(config.family, config, number)
             name = "map_at_r" if number is not None else "test_map_at_r"
             if number is None:
-                tracker.log_folder(run_id, str(tmp_path / "model"), "embedder")
+                tracker.log_model(run_id, str(tmp_path / "model"))
             tracker.end_trial(run_id, "finished", [], {name: 0.5 + 0.01 * config.seed})
 
     monkeypatch.setattr(studies, "connected", lambda *arguments: contextlib.nullcontext())
@@ -94,8 +98,14 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
         "sittings": "1",
     }
     assert {name: parent.data.tags.get(name) for name in expected} == expected
-    assert {(run.data.tags["workers"], run.data.tags["device"]) for run in runs if run is not parent} == {
-        ("2", "cpu")
+    trials = [run for run in runs if run.data.tags["dmlstudy_kind"] in ("search", "verdict")]
+    assert {(run.data.tags["workers"], run.data.tags["device"]) for run in trials} == {("2", "cpu")}
+    shown = {
+        run.data.tags["family"]: run.data for run in runs if run.data.tags["dmlstudy_kind"] == "leaderboard"
+    }
+    assert shown.keys() == {"red", "blue", "untrained"}
+    assert {board.winner: board.model} == {
+        f: row.tags["model"] for f, row in shown.items() if f == board.winner
     }
     texts = {
         file.path: Path(client.download_artifacts(parent.info.run_id, file.path)).read_text()

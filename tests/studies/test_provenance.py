@@ -64,9 +64,20 @@ def test_the_folds_are_those_that_trials_use() -> None:
     assert list(provenance.folds(alone, digits)) == ["search"]
 
 
-def test_each_trial_names_its_workers_and_device() -> None:
-    assert provenance.of_each_trial(study(resources={"workers": 3})) == {"workers": "3", "device": "cpu"}
-    assert provenance.of_each_trial(study(resources={"gpus_per_worker": 0.5}))["device"] == "cuda"
+def test_each_trial_names_its_workers_device_data_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "commit", lambda: "abc")
+    known = {"development_sha256": "d", "test_sha256": "t", "objective": "map_at_r"}
+    assert provenance.of_each_trial(study(resources={"workers": 3}), known) == {
+        "workers": "3",
+        "device": "cpu",
+        "development_sha256": "d",
+        "test_sha256": "t",
+        "code_version": "abc",
+    }
+    monkeypatch.setattr(provenance, "commit", lambda: None)
+    found = provenance.of_each_trial(study(resources={"gpus_per_worker": 0.5}), {})
+    assert found["device"] == "cuda"
+    assert found["code_version"] == f"sources {environment.source_sha256()}"
 
 
 def test_the_surroundings_of_a_sitting() -> None:

@@ -216,7 +216,7 @@ def test_what_cannot_be_recorded_ends_the_study_and_is_run_again(
         elif what == "vault":
             broken.setattr(recorders.ray, "get", fail)
         elif what == "artifacts":
-            broken.setattr(sitting.tracker, "log_folder", fail)
+            broken.setattr(sitting.tracker, "log_model", fail)
         elif what == "optuna":
             broken.setattr(sitting.search, "commit", fail)
         else:

@@ -3,12 +3,23 @@
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
 from dmlstudy.data.closed import CLOSED, ClosedSet, as_features, load_closed
-from dmlstudy.data.datasets import DATASETS, load, load_images
+from dmlstudy.data.datasets import DATASETS, load
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
-from dmlstudy.data.images import ImageSet, LabelledImages, ZeroShotData
+from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
+from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
 from dmlstudy.data.loader import Loader
-from dmlstudy.data.parquet import read_embeddings, write_embeddings
+from dmlstudy.data.outputs import HTML, PARQUET, ZIP, check_output
+from dmlstudy.data.parquet import (
+    Column,
+    embeddings_origin,
+    join_embeddings,
+    read_embeddings,
+    read_items,
+    write_embeddings,
+    write_items,
+    write_table,
+)
 from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.tables import Features, load_features
 
@@ -17,13 +28,19 @@ __all__ = [
     "DATASETS",
     "EXPECTED",
     "EXPECTED_CLOSED",
+    "HTML",
+    "PARQUET",
+    "ZIP",
     "Augmentation",
     "Batches",
     "ClosedSet",
+    "Column",
     "Counts",
     "Features",
+    "Fit",
     "Fold",
     "ImageSet",
+    "Inputs",
     "LabelledImages",
     "LazyImages",
     "Loader",
@@ -34,12 +51,20 @@ __all__ = [
     "ZeroShotData",
     "as_features",
     "check_augmentation",
+    "check_output",
     "class_disjoint_folds",
+    "decode_images",
+    "embeddings_origin",
+    "join_embeddings",
     "load",
     "load_closed",
     "load_features",
-    "load_images",
+    "open_images",
+    "open_vectors",
     "read_embeddings",
+    "read_items",
     "row_folds",
     "write_embeddings",
+    "write_items",
+    "write_table",
 ]

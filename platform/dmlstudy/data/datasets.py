@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,21 +23,16 @@ from dmlstudy.data.images import (
     Indices,
     Labels,
     ZeroShotData,
-    decode,
     first_half,
     halves,
     resize,
-    stack,
-    with_channels,
 )
 from dmlstudy.data.layouts import EXPECTED, Expected, Parts, check_counts, checked, count
 from dmlstudy.data.parquet import PictureTable
 from dmlstudy.data.pictures import (
     Files,
     Listing,
-    Pictures,
     class_disjoint,
-    encoded,
     halved,
     image_sets,
     listing,
@@ -281,41 +276,6 @@ def _without_damaged(found: Parts) -> tuple[Parts, tuple[int, ...]]:
     return kept, tuple(damaged.tolist())
 
 
-def load_images(
-    path: str | Path,
-    image_size: int | None,
-    channels: int,
-    resize_to: int | None = None,
-    keep_aspect: bool = True,
-) -> tuple[list[str], list[str] | None, Images]:
-    """Load images of any origin for embedding: ids, labels (None if unknown) and ``images_NHWC``.
-
-    ``path`` is an image; a folder, read recursively, where an image's sub-folder is its label;
-    ``.npy`` or ``.npz`` (``images``, optionally ``ids`` and ``labels``) with uint8 of shape NHW or NHWC, which are
-    resized to squares; or ``.parquet`` in the Hugging Face layout. Pictures are seen as in ``load``.
-    Raises ValueError naming the file that is missing, broken, or not of these kinds.
-    """
-    path = Path(path)
-    assert channels in (1, 3)
-    fit = Fit(image_size, resize_to, keep_aspect)
-    ids: list[str]
-    labels: list[str] | None = None
-    if path.is_dir():
-        ids, labels, images_NHWC = _folder_images(path, fit)
-    elif not path.is_file():
-        raise ValueError(f"{path}: no such file or folder")
-    elif path.suffix.lower() in (".npy", ".npz"):
-        ids, labels, images_NHWC = _array_images(path, image_size)
-    elif path.suffix.lower() == ".parquet":
-        pictures = PictureTable([path])
-        ids, images_NHWC = pictures.ids(), _decoded(pictures, fit)
-        if pictures.labels_N is not None:
-            labels = [pictures.class_names[c] for c in pictures.labels_N.tolist()]
-    else:
-        ids, images_NHWC = [path.name], _read_files([path], fit)
-    return ids, labels, with_channels(images_NHWC, channels)
-
-
 def existing_folder(name: str, path: Path | None) -> Path:
     if path is None:
         raise ValueError(f"data.path: {name} needs a folder; set data.path")
@@ -324,24 +284,14 @@ def existing_folder(name: str, path: Path | None) -> Path:
     return path
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
+    """The files of a folder and below whose names are those of images, sorted."""
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-
-
-def _read_files(files: Sequence[Path], fit: Fit) -> Images:
-    return _decoded(Files(files), fit)
-
-
-def _decoded(pictures: Pictures, fit: Fit) -> Images:
-    places = ((row, pictures.place(row)) for row in range(len(pictures)))
-    return stack(
-        ((place, decode(encoded(pictures, row), place, fit)) for row, place in places), len(pictures)
-    )
 
 
 def class_folders(folder: Path) -> Listing:
     folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    files_of = {p.name: _image_files(p) for p in folders}
+    files_of = {p.name: image_files(p) for p in folders}
     empty = [name for name, files in files_of.items() if not files]
     if empty:
         raise ValueError(f"{folder / empty[0]}: no images in this class folder; remove it")
@@ -423,31 +373,3 @@ def _listed(pictures: PictureTable) -> Listing:
     if len(set(names)) < len(names):
         raise ValueError(f"{place}: two labels have the same class name in the file's metadata")
     return listing(pictures, labels_N, names)
-
-
-def _folder_images(folder: Path, fit: Fit) -> tuple[list[str], list[str] | None, Images]:
-    files = _image_files(folder)
-    if not files:
-        raise ValueError(f"{folder}: no images in this folder")
-    relative = [p.relative_to(folder) for p in files]
-    flat = all(p.parent == Path() for p in relative)
-    labels = None if flat else ["" if p.parent == Path() else p.parent.as_posix() for p in relative]
-    return [p.as_posix() for p in relative], labels, _read_files(files, fit)
-
-
-def _array_images(path: Path, image_size: int | None) -> tuple[list[str], list[str] | None, Images]:
-    arrays = tables.arrays(path, "images")
-    if "images" not in arrays:
-        raise ValueError(f"{path}: no array named images, but {', '.join(arrays)}")
-    images = arrays["images"]
-    if images.dtype != np.uint8:
-        raise ValueError(f"{path}: dtype {images.dtype}, expected uint8 with pixels 0..255; convert it first")
-    images = images[..., None] if images.ndim == 3 else images
-    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
-        raise ValueError(f"{path}: shape {images.shape}, expected NHW or NHWC with 1 or 3 channels, N > 0")
-    columns = {key: [str(x) for x in arrays[key]] for key in ("ids", "labels") if key in arrays}
-    for key, column in columns.items():
-        if len(column) != len(images):
-            raise ValueError(f"{path}: {len(column)} {key} for {len(images)} images")
-    ids = columns.get("ids", [str(i) for i in range(len(images))])
-    return ids, columns.get("labels"), resize(images, image_size)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -309,10 +310,32 @@ def opened(encoded: bytes, name: str) -> Any:
             mode = picture.mode
             pixels = picture.convert("L" if mode in ("1", "L", "LA") else "RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DamagedImage(f"{name}: not a readable image ({error}); repair or remove it") from error
+        raise DamagedImage(f"{name}: not a readable image ({_reason(error)}); repair or remove it") from error
     if mode.startswith(("I", "F")):
         raise ValueError(f"{name}: image mode {mode} has more than 8 bits per channel; convert it to 8")
     return pixels
+
+
+def _reason(error: Exception) -> str:
+    """What Pillow says, which names the buffer where it does not know the format."""
+    from PIL import UnidentifiedImageError
+
+    return "of no format that is known" if isinstance(error, UnidentifiedImageError) else str(error)
+
+
+def check_pixels(encoded: bytes, name: str, most: int) -> None:
+    """Raises DamagedImage for what is no picture, ValueError for one that has more pixels; nothing is decoded."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(encoded)) as picture:
+                width, height = picture.size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DamagedImage(f"{name}: not a readable image ({_reason(error)})") from error
+    if width * height > most:
+        raise ValueError(f"{name}: {width} x {height} pixels; at most {most} in all")
 
 
 def resize(images_NHWC: Images, image_size: int | None) -> Images:

@@ -11,9 +11,9 @@ import itertools
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -177,9 +177,11 @@ def _class_names(file: Any) -> Sequence[str]:
 
 
 def write_embeddings(
-    path: str | Path, ids: Sequence[str], labels: Sequence[str] | None, z_ND: NDArray[np.float32]
+    path: str | Path, ids: Sequence[str], labels: Sequence[str] | None, z_ND: NDArray[Any]
 ) -> None:
-    """Write columns id, label (null if unknown) and embedding (fixed-size list of float32), all or nothing.
+    """Write columns id, label (null if unknown) and embedding (fixed-size list), all or nothing.
+
+    The list is of float32, or of int8 where ``z_ND`` is: codes of +1 and -1.
 
     Raises ValueError if the folder is missing or the columns differ in length.
     """
@@ -189,7 +191,8 @@ def write_embeddings(
     if z_ND.ndim != 2 or len(ids) != len(z_ND) or (labels is not None and len(labels) != len(z_ND)):
         num_labels = "no" if labels is None else len(labels)
         raise ValueError(f"{path}: {len(ids)} ids, {num_labels} labels and embeddings of shape {z_ND.shape}")
-    values = pa.array(np.ascontiguousarray(z_ND, dtype=np.float32).reshape(-1))
+    dtype = np.int8 if z_ND.dtype == np.int8 else np.float32
+    values = pa.array(np.ascontiguousarray(z_ND, dtype=dtype).reshape(-1))
     table = pa.table(
         {
             "id": pa.array(list(ids), pa.string()),
@@ -199,6 +202,66 @@ def write_embeddings(
     )
     _replace_atomically(path, lambda draft: pq.write_table(table, draft))
 
+
+def join_embeddings(parts: Sequence[Path], path: str | Path, origin: Mapping[str, str]) -> int:
+    """Put files of ``write_embeddings`` one after the other into one, all or nothing, a row group each; D.
+
+    ``origin`` is kept in the file's metadata, for ``embeddings_origin``. Raises ValueError naming a part that is
+    damaged, or of another size or type than the first.
+    """
+    path = Path(path)
+    schema = _open(parts[0]).schema_arrow
+
+    def write(draft: Path) -> None:
+        with pq.ParquetWriter(draft, schema.with_metadata({_ORIGIN: json.dumps(dict(origin))})) as writer:
+            for part in parts:
+                table = _embeddings(part)
+                if not table.schema.equals(schema):
+                    raise ValueError(f"{part}: not of the columns of {parts[0]}; remove it and begin again")
+                writer.write_table(table.replace_schema_metadata({_ORIGIN: json.dumps(dict(origin))}))
+
+    _replace_atomically(path, write)
+    return int(schema.field("embedding").type.list_size)
+
+
+def embeddings_origin(path: str | Path) -> dict[str, str]:
+    """What ``join_embeddings`` noted with a file; empty of another. Raises ValueError for one that cannot be read."""
+    noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_ORIGIN)
+    return {} if noted is None else dict(json.loads(noted))
+
+
+class Column(NamedTuple):
+    """A column of a table; None is null."""
+
+    name: str
+    kind: Literal["string", "int64", "float64", "bool"]
+    values: Sequence[str | int | float | bool | None]
+
+
+def write_table(path: Path, columns: Sequence[Column]) -> None:
+    """Write columns of equal length and of just these types, all or nothing."""
+    types = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+    table = pa.table({each.name: pa.array(each.values, types[each.kind]) for each in columns})
+    _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+
+
+def write_items(path: Path, ids: Sequence[str], labels: Sequence[str] | None) -> None:
+    """Write the columns id and label (null if unknown)."""
+    known = pa.nulls(len(ids), pa.string()) if labels is None else pa.array(labels, pa.string())
+    table = pa.table({"id": pa.array(list(ids), pa.string()), "label": known})
+    _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+
+
+def read_items(path: Path) -> tuple[list[str], list[str] | None]:
+    """Read what ``write_items`` wrote. Raises ValueError naming a file that is missing or cannot be read."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    columns = read_columns(path)
+    labels = columns["label"]
+    return columns["id"], None if None in labels else labels
+
+
+_ORIGIN = b"dmlstudy"
 
 DRAFT = ".draft"
 
@@ -212,31 +275,42 @@ def _replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[np.float32]]:
-    """Read what ``write_embeddings`` wrote: ids, labels (None if unknown), z_ND.
+def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[Any]]:
+    """Read what ``write_embeddings`` wrote: ids, labels (None if unknown), z_ND of float32, or int8 of codes.
 
     Raises ValueError naming the file if it is missing, broken or not a file of embeddings.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    try:
-        table = _open(path).read()
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: damaged ({error})") from error
+    table = _embeddings(Path(path))
     schema = table.schema
-    if not {"id", "label", "embedding"} <= set(schema.names) or not pa.types.is_fixed_size_list(
-        schema.field("embedding").type
-    ):
-        raise ValueError(f"{path}: not a file of embeddings, its columns are {schema.names}")
     dim = schema.field("embedding").type.list_size
     values = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     labels = table["label"]
     return (
         table["id"].to_pylist(),
         None if labels.null_count == len(labels) else labels.to_pylist(),
-        values.astype(np.float32, copy=False).reshape(-1, dim),
+        values.astype(np.int8 if values.dtype == np.int8 else np.float32, copy=False).reshape(-1, dim),
     )
+
+
+def _embeddings(path: Path) -> Any:
+    """The table of a file of embeddings."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        table = _open(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: damaged ({error})") from error
+    names = table.schema.names
+    if not {"id", "label", "embedding"} <= set(names) or not pa.types.is_fixed_size_list(
+        table.schema.field("embedding").type
+    ):
+        raise ValueError(f"{path}: not a file of embeddings, its columns are {names}")
+    return table
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a Parquet file. Raises ValueError naming a file that cannot be read."""
+    return list(_open(path).schema_arrow.names)
 
 
 def read_columns(path: Path) -> dict[str, Any]:

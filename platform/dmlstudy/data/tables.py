@@ -128,6 +128,28 @@ class Features:
         return digest.hexdigest()
 
 
+def matrix(path: Path) -> tuple[NDArray[np.float32], Any, dict[str, Any]]:
+    """``x_ND`` of a file as ``load_features`` takes it, its labels as they stand there (None without), and all columns.
+
+    Raises ValueError naming the file for no such matrix, no rows, and values that are not finite.
+    """
+    columns = parquet.read_columns(path) if path.suffix.lower() == ".parquet" else arrays(path, "x")
+    x, y = (
+        next((columns[name] for name in names if name in columns), None)
+        for names in (("x", "features", "X", "embedding"), ("y", "labels", "label"))
+    )
+    if x is None:
+        raise ValueError(f"{path}: needs x (or features) in it, but has {', '.join(columns)}")
+    if not isinstance(x, np.ndarray) or x.ndim < 2 or not np.issubdtype(x.dtype, np.number):
+        raise ValueError(f"{path}: x is not a matrix of numbers; give it the shape (rows, features)")
+    if len(x) == 0:
+        raise ValueError(f"{path}: 0 rows of x")
+    x_ND = np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float32)
+    if not np.isfinite(x_ND).all():
+        raise ValueError(f"{path}: row {int(np.argmin(np.isfinite(x_ND).all(axis=1)))} of x is not finite")
+    return x_ND, y, columns
+
+
 def load_features(path: str | Path) -> Features:
     """A feature matrix: ``.npz`` with arrays ``x`` (or ``features``, ``X``; N x D, or of more axes, which are
     flattened) and ``y`` (or ``labels``; N, or N x 1), or Parquet with a list column ``x``, ``features`` or
@@ -137,23 +159,14 @@ def load_features(path: str | Path) -> Features:
     missing arrays, unequal lengths, rows without a label and values that are not finite.
     """
     path = Path(path)
-    columns = parquet.read_columns(path) if path.suffix.lower() == ".parquet" else arrays(path, "x")
-    x, y = (
-        next((columns[name] for name in names if name in columns), None)
-        for names in (("x", "features", "X", "embedding"), ("y", "labels", "label"))
-    )
-    if x is None or y is None:
+    x_ND, y, columns = matrix(path)
+    if y is None:
         raise ValueError(
             f"{path}: needs x and y (or features and labels) in one file, but has {', '.join(columns)}"
         )
-    if not isinstance(x, np.ndarray) or x.ndim < 2 or not np.issubdtype(x.dtype, np.number):
-        raise ValueError(f"{path}: x is not a matrix of numbers; give it the shape (rows, features)")
     y_N = _labels(path, y)
-    if len(x) != len(y_N) or len(x) == 0:
-        raise ValueError(f"{path}: {len(x)} rows of x, {len(y_N)} labels")
-    x_ND = np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float32)
-    if not np.isfinite(x_ND).all():
-        raise ValueError(f"{path}: row {int(np.argmin(np.isfinite(x_ND).all(axis=1)))} of x is not finite")
+    if len(x_ND) != len(y_N):
+        raise ValueError(f"{path}: {len(x_ND)} rows of x, {len(y_N)} labels")
     classes, labels_N = np.unique(y_N, return_inverse=True)
     return Features(x_ND, labels_N.astype(np.int64), tuple(str(c) for c in classes.tolist()))
 

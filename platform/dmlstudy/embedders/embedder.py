@@ -84,6 +84,13 @@ class Embedder(nn.Module):
         omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
         return self._on_the_sphere(features_NF), omega_ND
 
+    @property
+    def layers(self) -> tuple[list[int], NDArray[np.float64]] | None:
+        """The sizes and weights of the layers of a head of several depths; None of another."""
+        if not isinstance(self.head, DepthHead):
+            return None
+        return self.head.sizes, self.head.alpha_L.cpu().numpy()
+
     def weigh_layers(self, alpha_L: Tensor) -> None:
         """Take over the weights of the layers of a head of several depths (``heads.DepthHead``).
 

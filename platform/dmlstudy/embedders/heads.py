@@ -63,7 +63,7 @@ class DepthHead(nn.Module):
             raise ValueError(
                 f"embedder.dim: {dim} is less than the {depth + 1} layers' embeddings give; raise it"
             )
-        sizes = layer_sizes(dim, depth + 1)
+        self.sizes = sizes = layer_sizes(dim, depth + 1)
         self.norm = nn.LayerNorm(features, elementwise_affine=False) if layer_norm else nn.Identity()
         self.hidden = nn.ModuleList(nn.Linear(width if layer else features, width) for layer in range(depth))
         self.theta = nn.ModuleList(

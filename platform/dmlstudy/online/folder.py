@@ -8,11 +8,21 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, read_description, seal, verify
+from dmlstudy.model_folder import (
+    JSON,
+    WEIGHTS,
+    add_example,
+    clear,
+    describe,
+    read_arrays,
+    read_description,
+    seal,
+    verify,
+)
 from dmlstudy.online.catalogue import build
-from dmlstudy.online.learner import OnlineLearner
+from dmlstudy.online.learner import OnlineLearner, Side
 from dmlstudy.online.preparation import Preparation
 from dmlstudy.records import Scalar
 
@@ -28,9 +38,12 @@ class Learned(NamedTuple):
     name: str
     params: Mapping[str, Scalar]
 
-    def embed(self, x_ND: NDArray[np.floating]) -> NDArray[np.float32]:
-        """All layers side by side, each times the root of its weight: ||z_i - z_j||^2 = sum_l alpha^l D^l(i, j)^2."""
-        layers = self.learner.embed(self.preparation(x_ND))
+    def embed(self, x_ND: NDArray[np.floating], side: Side = "gallery") -> NDArray[np.float32]:
+        """All layers side by side, each times the root of its weight: ||z_i - z_j||^2 = sum_l alpha^l D^l(i, j)^2.
+
+        ``side`` matters to a learner of a similarity that is no distance (``OnlineLearner.embed``).
+        """
+        layers = self.learner.embed(self.preparation(x_ND), side)
         weighted = [
             np.sqrt(alpha) * f_NE for alpha, f_NE in zip(self.learner.layer_weights, layers, strict=True)
         ]
@@ -69,10 +82,10 @@ def load(folder: str | Path) -> Learned:
     folder = Path(folder)
     verify(folder, DESCRIPTION)
     description = read_description(folder / DESCRIPTION, FORMAT_VERSION, "save the learner again")
+    arrays = read_arrays(folder / WEIGHTS)
     try:
         name, params = description["learner"]["name"], description["learner"]["params"]
         learner = build(name, params, num_features=description["input"]["features"])
-        arrays = load_file(folder / WEIGHTS)
         preparation = Preparation(description["scaling"], arrays.pop("shift"), arrays.pop("scale"))
         learner.restore({name.removeprefix("learner."): value for name, value in arrays.items()})
     except (KeyError, TypeError, ValueError) as error:

@@ -62,6 +62,20 @@ class Comparison(Record):
         return opposites.get(self.outcome, self.outcome)
 
     @property
+    def turned(self) -> Comparison:
+        """The same from the second family's side."""
+        return self.model_copy(
+            update={
+                "first": self.second,
+                "second": self.first,
+                "effect": -self.effect,
+                "low": None if self.high is None else -self.high,
+                "high": None if self.low is None else -self.low,
+                "outcome": self.opposite,
+            }
+        )
+
+    @property
     def preposition(self) -> str:
         """The word between outcome and the second family."""
         return "from" if self.outcome == "not distinguishable" else "than"

@@ -6,9 +6,13 @@ Each is one function: inputs to embeddings or codes. Loading one waits for the l
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dmlstudy import model_folder
 from dmlstudy.model_folder import Compute
@@ -19,14 +23,33 @@ class Kind(NamedTuple):
 
     name: str
     add_program: Callable[[Path], None] | None
-    load: Callable[[Path], Compute]
+    load: Callable[[Path, str, int], Compute]
 
 
-def _load_embedder(folder: Path) -> Compute:
+class Takes(NamedTuple):
+    """What a model is to be given: images of a size and channels, or vectors of so many features."""
+
+    image_size: int | None
+    channels: int
+    num_features: int
+
+
+def _place(device: str) -> str:
+    """The device itself; of "auto" a GPU if there is one."""
+    import torch
+
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _load_embedder(folder: Path, device: str, batch_size: int) -> Compute:
     """Images uint8 (N, H, W, C), or float32 vectors (N, F), to float32 unit vectors (N, D)."""
     from dmlstudy import embedders
 
-    return functools.partial(embedders.embed, embedders.load(folder))
+    place = _place(device)
+    embedder = embedders.load(folder).to(place)
+    return functools.partial(embedders.embed, embedder, batch_size=batch_size, device=place)
 
 
 def _add_program(folder: Path) -> None:
@@ -35,14 +58,14 @@ def _add_program(folder: Path) -> None:
     embedders.add_program(folder)
 
 
-def _load_codes(folder: Path) -> Compute:
+def _load_codes(folder: Path, device: str, batch_size: int) -> Compute:
     """Features float32 (N, F) to codes of +1 and -1, int8 (N, bits)."""
     from dmlstudy import hashing
 
     return hashing.load(folder).codes
 
 
-def _load_learner(folder: Path) -> Compute:
+def _load_learner(folder: Path, device: str, batch_size: int) -> Compute:
     """Features float32 (N, D) to float32 vectors whose squared distances are the layers', weighted by alpha."""
     from dmlstudy import online
 
@@ -59,10 +82,17 @@ KINDS: Mapping[str, Kind] = {
 
 def kind_of(folder: str | Path) -> Kind:
     """The kind of model in a folder. Raises ValueError for a folder of none."""
-    for description, kind in KINDS.items():
-        if (Path(folder) / description).is_file():
-            return kind
-    raise ValueError(f"{folder}: holds none of {', '.join(KINDS)}; is this the folder of a saved model?")
+    return KINDS[_description(folder)]
+
+
+def _description(folder: str | Path) -> str:
+    """The name of the only description in a folder."""
+    there = [name for name in KINDS if (Path(folder) / name).is_file()]
+    if not there:
+        raise ValueError(f"{folder}: holds none of {', '.join(KINDS)}; is this the folder of a saved model?")
+    if len(there) > 1:
+        raise ValueError(f"{folder}: holds {' and '.join(there)}, but is of one kind; copy the folder again")
+    return there[0]
 
 
 def is_model(folder: str | Path) -> bool:
@@ -70,21 +100,77 @@ def is_model(folder: str | Path) -> bool:
     return any((Path(folder) / description).is_file() for description in KINDS)
 
 
-def takes_images(folder: str | Path) -> bool:
-    """Whether the model's inputs are images, and not vectors."""
-    path = Path(folder) / "embedder.json"
-    return path.is_file() and bool(model_folder.read_json(path)["architecture"]["image_size"])
+def takes(folder: str | Path) -> Takes:
+    """What the model in a folder is to be given. Raises ValueError for a folder of none."""
+    description = model_folder.read_json(Path(folder) / _description(folder))
+    architecture = description.get("architecture")
+    if architecture is None:
+        return Takes(None, 0, int(description["input"]["features"]))
+    size = architecture["image_size"]
+    return Takes(
+        size[0] if size else None, architecture["in_channels"], 0 if size else architecture["in_channels"]
+    )
 
 
-def verified(folder: str | Path) -> Compute:
-    """The model in a folder, after each file was checked. Raises ValueError naming the file at fault."""
+def verified(folder: str | Path, *, device: str = "cpu", batch_size: int = 256) -> Compute:
+    """The model in a folder, after each file was checked.
+
+    An embedder computes on ``device``, for "auto" on a GPU if there is one; the others on the CPU. Raises ValueError
+    naming the file at fault.
+    """
     folder = Path(folder)
     kind = kind_of(folder)
     model_folder.verify(folder)
-    return kind.load(folder)
+    return kind.load(folder, device, batch_size)
+
+
+class Parts(NamedTuple):
+    """What search needs of a model: ``embed`` gives queries' embeddings and, with a structure head, omega beside them.
+
+    ``layers``, of an embedding that is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L], is the sizes and alpha.
+    """
+
+    embed: Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[np.float32] | None]]
+    has_structure: bool
+    layers: tuple[list[int], NDArray[np.float64]] | None
+
+
+def parts(folder: str | Path, device: str = "cpu") -> Parts:
+    """The parts of the model in a folder, after each file was checked. Raises ValueError as ``verified``."""
+    folder = Path(folder)
+    kind = kind_of(folder)
+    model_folder.verify(folder)
+    if kind.name == "hashing model":
+        from dmlstudy import hashing
+
+        model = hashing.load(folder)
+        has_omega = model.structure is not None
+        return Parts(
+            lambda x_NF: (model.codes(x_NF), model.omega(x_NF) if has_omega else None), has_omega, None
+        )
+    if kind.name == "online learner":
+        from dmlstudy import online
+
+        learned = online.load(folder)
+        sizes = [f_1E.shape[1] for f_1E in learned.learner.embed(np.zeros((1, learned.learner.num_features)))]
+        layers = (sizes, learned.learner.layer_weights) if len(sizes) > 1 else None
+        return Parts(lambda x_ND: (learned.embed(x_ND, "query"), None), has_structure=False, layers=layers)
+    from dmlstudy import embedders
+
+    place = _place(device)
+    embedder = embedders.load(folder).to(place)
+    return Parts(
+        functools.partial(embedders.embed_with_structure, embedder, device=place),
+        embedder.structure_head is not None,
+        embedder.layers,
+    )
+
+
+def fingerprint(folder: str | Path) -> str:
+    """The SHA-256 (hex) of the manifest, which lists that of every file."""
+    return hashlib.sha256((Path(folder) / model_folder.MANIFEST).read_bytes()).hexdigest()
 
 
 def extra(folder: str | Path) -> dict[str, Any]:
-    """What was noted with the model: its family, configuration and origin."""
-    (description,) = (name for name in KINDS if (Path(folder) / name).is_file())
-    return model_folder.read_extra(Path(folder) / description)
+    """What was noted with the model: its family, configuration and origin. Raises ValueError for a folder of none."""
+    return model_folder.read_extra(Path(folder) / _description(folder))

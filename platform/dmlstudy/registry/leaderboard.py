@@ -23,6 +23,9 @@ SECOND_OBJECTIVES: dict[str, Callable[[Any], int | float]] = {
 }
 """What each is, of a trial's run; a trial that tells no latency counts as the slowest, as in its search."""
 
+OF_FOLDS = ("test_separate_", "test_concatenated_")
+"""How metrics of the folds' models begin."""
+
 UNKNOWN_RESOLUTION = 1e-3
 """Of scores on test classes where nobody noted how many queries they have."""
 
@@ -43,6 +46,14 @@ class Estimate(Record):
         half_width = quantile * statistics.stdev(values) / math.sqrt(n)
         return cls(mean=statistics.fmean(values), half_width=half_width, num=n)
 
+    @property
+    def low(self) -> float | None:
+        return None if self.half_width is None else self.mean - self.half_width
+
+    @property
+    def high(self) -> float | None:
+        return None if self.half_width is None else self.mean + self.half_width
+
     def __str__(self) -> str:
         width = "" if self.half_width is None else f" ± {self.half_width:.3f}"
         return f"{self.mean:.4f}{width}"
@@ -52,8 +63,8 @@ class Row(Record):
     """One family: how its search went, its best configuration, and that configuration on the test classes.
 
     ``validation`` is the objective on the validation classes (mean over folds) with its standard error;
-    ``test`` holds test metrics over the ``num_judged`` verdict seeds. ``untrained`` is the row of its embedder before
-    training. An untrained embedder has no search.
+    ``test`` holds test metrics over the ``num_judged`` verdict seeds, the shipped model's before those of the folds'
+    models. ``untrained`` is the row of its embedder before training. An untrained embedder has no search.
     """
 
     family: str
@@ -127,7 +138,6 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     ]
     rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
     scores = {row.family: _scores_by_seed(families[row.family], f"test_{objective}") for row in rows}
-    num_queries = int(parent.data.tags.get("num_test_images", 0))
     return Leaderboard(
         study=study,
         objective=objective,
@@ -144,9 +154,41 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
                 for a, b in itertools.combinations(rows, 2)
                 if scores[a.family] and scores[b.family] and _are_comparable(a, b)
             ],
-            resolution=1 / num_queries if num_queries else UNKNOWN_RESOLUTION,
+            resolution=_resolution(parent),
         ),
     )
+
+
+class Judged(Record):
+    """How a study's family did on the test classes: its objective by verdict seed, and on which data."""
+
+    metric: str
+    test_sha256: str
+    score_by_seed: dict[int, float]
+    resolution: float
+
+
+def judged(store: Store, study: str, family: str) -> Judged:
+    """The verdict of a family. Raises StoreError where there is no such study."""
+    client = tracking.connect(store)
+    experiment_id = tracking.experiment_of(client, store, study)
+    parent = tracking.study_run(client, experiment_id)
+    metric = f"test_{parent.data.tags.get('objective', 'map_at_r')}"
+    runs = tracking.search_all(
+        client, experiment_id, f"tags.dmlstudy_kind = 'verdict' and tags.family = '{family}'"
+    )
+    return Judged(
+        metric=metric,
+        test_sha256=parent.data.tags.get("test_sha256", ""),
+        score_by_seed=_scores_by_seed(_last_of_each_trial(runs), metric),
+        resolution=_resolution(parent),
+    )
+
+
+def _resolution(study_run: Any) -> float:
+    """The smallest difference that a mean over the study's test queries can show."""
+    num_queries = int(study_run.data.tags.get("num_test_images", 0))
+    return 1 / num_queries if num_queries else UNKNOWN_RESOLUTION
 
 
 def _are_comparable(a: Row, b: Row) -> bool:
@@ -211,7 +253,7 @@ def _last_of_each_trial(runs: Sequence[Any]) -> list[Any]:
     newest: dict[tuple[str, ...], Any] = {}
     for run in runs:
         tags = run.data.tags
-        if "family" in tags and tags.get("status") != "interrupted":
+        if tags["dmlstudy_kind"] in ("search", "verdict") and tags.get("status") != "interrupted":
             is_search = tags["dmlstudy_kind"] == "search"
             number = tags.get("trial_number", run.info.run_id) if is_search else tags["seed"]
             newest[tags["dmlstudy_kind"], tags["family"], number] = run
@@ -243,6 +285,9 @@ def _row(
     best = max(scored, key=lambda run: run.data.metrics[objective], default=None)
     judged = _judged(runs)
     names = dict.fromkeys(name for run in judged for name in run.data.metrics if name.startswith("test_"))
+    names_in_order = sorted(
+        names, key=lambda name: (name.startswith(OF_FOLDS), "_num_" in name)
+    )  # else as they are
     return Row(
         family=family,
         num_finished=counts.get("finished", 0),
@@ -255,7 +300,7 @@ def _row(
         untrained=untrained,
         test={
             name: Estimate.of([run.data.metrics[name] for run in judged if name in run.data.metrics])
-            for name in names
+            for name in names_in_order
         },
     )
 

@@ -24,6 +24,10 @@ from dmlstudy.registry.environment import installed
 from dmlstudy.registry.store import Store, StoreError
 
 CHAMPION = "champion"
+CARD = "card.md"
+
+UNKNOWN = (400, 404)
+"""What MLflow answers of an alias, and of a model or version, that it does not know."""
 
 TOLERANCE = 1e-3
 """By how much an example's embedding may differ on other hardware; a code may not at all."""
@@ -50,12 +54,14 @@ def register(
     run_id: str,
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
+    card: str,
 ) -> RegisteredVersion:
-    """Log the saved model in ``folder`` as the run's MLflow model, register it, make it champion.
+    """Log the saved model in ``folder`` as the run's MLflow model, and register it.
 
-    Its signature and input example are those of the example that was saved with it. The registered version carries the
-    SHA-256 of the folder's manifest, which lists the SHA-256 of every file: ``pull`` checks both. Killed before the
-    end it leaves a version that ``crown`` completes, or none.
+    Its ``card`` (Markdown) is kept in the folder and as the version's description; its signature and input example are
+    those of the example that was saved with it. The registered version carries the SHA-256 of the folder's manifest,
+    which lists the SHA-256 of every file: ``pull`` checks both. What it is for ``promotion`` decides. Killed before the
+    end it leaves a version that ``note_scores`` completes, or none.
     Raises ValueError for a folder without an example.
     """
     from mlflow.models import infer_signature
@@ -66,13 +72,15 @@ def register(
         raise ValueError(f"{folder}: has no example; save the model with one")
     if kind.add_program is not None:
         kind.add_program(folder)
+    (folder / CARD).write_text(card)
+    model_folder.seal(folder)
     compute = kinds.verified(folder)
     digest = _sha256(folder / "manifest.json")
     tracking.connect(store)
     signature = infer_signature(example_N, compute(example_N))
     with _run(run_id):
         info = mlflow.pyfunc.log_model(
-            name="embedder",
+            name="model",
             loader_module="dmlstudy.registry.pyfunc",
             data_path=str(folder),
             signature=signature,
@@ -80,15 +88,15 @@ def register(
             pip_requirements=_requirements(),
         )
     version = mlflow.register_model(info.model_uri, name, tags={**tags, "sha256": digest})
-    return crown(store, name, int(version.version), metrics)
+    mlflow.MlflowClient().update_model_version(name, version.version, card)
+    return note_scores(store, name, int(version.version), metrics)
 
 
-def crown(store: Store, name: str, number: int, metrics: Mapping[str, float]) -> RegisteredVersion:
-    """Note a version's scores and make it the champion; once more changes nothing."""
+def note_scores(store: Store, name: str, number: int, metrics: Mapping[str, float]) -> RegisteredVersion:
+    """Note a version's scores with it; once more changes nothing."""
     client = tracking.connect(store)
     for metric, value in metrics.items():
         client.set_model_version_tag(name, str(number), f"metric_{metric}", f"{value:.6f}")
-    client.set_registered_model_alias(name, CHAMPION, str(number))
     return _version(client.get_model_version(name, str(number)))
 
 
@@ -97,6 +105,7 @@ def of_run(store: Store, name: str, run_id: str) -> RegisteredVersion | None:
     return next((v for v in versions(store) if v.name == name and v.run_id == run_id), None)
 
 
+@tracking.in_one_line
 def versions(store: Store) -> list[RegisteredVersion]:
     """Every version of every registered embedder in the store, newest last."""
     client = tracking.connect(store)
@@ -106,6 +115,7 @@ def versions(store: Store) -> list[RegisteredVersion]:
     return sorted((_version(v) for v in detailed), key=lambda v: (v.name, v.version))
 
 
+@tracking.in_one_line
 def resolve(store: Store, reference: str) -> RegisteredVersion:
     """The version that NAME, NAME@ALIAS or NAME/VERSION means (NAME alone: its champion).
 
@@ -121,13 +131,16 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
             version = client.get_model_version(name, number)
         else:
             version = client.get_model_version_by_alias(name, alias or CHAMPION)
-    except MlflowException:
+    except MlflowException as error:
+        if error.get_http_status_code() not in UNKNOWN:  # type: ignore[no-untyped-call]
+            raise
         known = [f"{v.name}/{v.version}" + "".join(f" @{a}" for a in v.aliases) for v in versions(store)]
         there = f"there are: {', '.join(known)}" if known else "none is registered yet"
         raise StoreError(f"no model {reference!r} in the store {store.tracking_uri}; {there}") from None
     return _version(version)
 
 
+@tracking.in_one_line
 def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
     """Copy a registered model into the new folder ``to``, verified.
 
@@ -146,7 +159,10 @@ def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
                 f"models:/{version.name}/{version.version}", dst_path=draft
             )
         except Exception as error:
-            raise StoreError(f"{reference}: its files cannot be fetched: {error}") from None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise StoreError(
+                f"{reference}: its files cannot be fetched ({reason}); see that its store is there"
+            ) from None
         manifests = sorted(Path(path).glob("**/manifest.json"))
         if not manifests:
             raise StoreError(f"{reference}: is no model of dmlstudy (it has no manifest.json)")

@@ -9,8 +9,8 @@ import sys
 from dmlstudy.registry.store import Store, StoreError
 
 
-def serve(store: Store, port: int) -> None:
-    """Become ``mlflow server`` on the store's database, on loopback; raises StoreError."""
+def check(store: Store, port: int) -> None:
+    """Raises StoreError where there is no store, or the port is taken."""
     if not (store.root / "mlflow.db").is_file():
         raise StoreError(f"no studies in {store.root}; name another store with --store")
     with socket.socket() as probe:
@@ -19,6 +19,10 @@ def serve(store: Store, port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise StoreError(f"port {port}: {error.strerror}; name another with --port") from None
+
+
+def serve(store: Store, port: int) -> None:
+    """Become ``mlflow server`` on the store's database, on loopback."""
     arguments = [
         "--backend-store-uri",
         store.tracking_uri,

@@ -35,4 +35,4 @@ def _load_pyfunc(path: str) -> RegisteredModel:
     folder = Path(path)
     found = sorted(folder.glob(f"**/{MANIFEST}"))
     folder = found[0].parent if found else folder
-    return RegisteredModel(kinds.verified(folder), kinds.takes_images(folder))
+    return RegisteredModel(kinds.verified(folder), kinds.takes(folder).image_size is not None)

@@ -15,13 +15,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import mlflow
 import requests
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from dmlstudy import model_folder
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.store import Store, StoreError, knock_at_server, sole_maker
 
@@ -38,8 +39,11 @@ SITTINGS = "sittings"
 """The tag of a study's run that counts how often the study was run or gone on with."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
+MODEL = "embedder"
+"""The artifact of a verdict trial's run that is its model's folder."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +71,24 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
             " check --store or --tracking-uri"
         ) from None
     return client
+
+
+def in_one_line(
+    call: Callable[Concatenate[Store, P], T],
+) -> Callable[Concatenate[Store, P], T]:
+    """The same function of a store, that raises StoreError for what its MLflow refuses, as for want of a permission."""
+
+    @functools.wraps(call)
+    def asked(store: Store, /, *args: P.args, **named: P.kwargs) -> T:
+        try:
+            return call(store, *args, **named)
+        except MlflowException as error:
+            raise StoreError(
+                f"the MLflow store {store.tracking_uri} refuses: {_first_line(error)}; see that you may do that there,"
+                " or name another with --store or --tracking-uri"
+            ) from error
+
+    return asked
 
 
 class Patience:
@@ -213,7 +235,12 @@ class StudyTracker:
         name = "environment.json" if sitting == 1 else f"environment-{sitting}.json"
         self.client.log_text(self.parent_id, environment, name)
         self.client.set_tag(self.parent_id, SITTINGS, str(sitting))
-        self._of_each_trial = {"environment": name, **of_each_trial}
+        self.of_each_trial = {"environment": name, **of_each_trial}
+
+    @property
+    def study_tags(self) -> dict[str, str]:
+        """The tags of the study's run, its origin among them."""
+        return dict(self.client.get_run(self.parent_id).data.tags)
 
     def start_trial(self, label: str, config: TrialConfig, number: int | None) -> str:
         """Open a nested run and log the trial's hyperparameters; returns the run's id."""
@@ -225,7 +252,7 @@ class StudyTracker:
             "status": "running",
             "seed": str(config.seed),
             "config_fingerprint": config.fingerprint(),
-            **self._of_each_trial,
+            **self.of_each_trial,
         }
         if number is not None:
             tags["trial_number"] = str(number)
@@ -310,9 +337,9 @@ class StudyTracker:
         runs = self._search("tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'")
         return {(run.data.tags["family"], int(run.data.tags["seed"])) for run in runs}
 
-    def log_folder(self, run_id: str, folder: str, name: str) -> None:
-        """Keep a folder as the run's artifact ``name``."""
-        self.client.log_artifacts(run_id, folder, name)
+    def log_model(self, run_id: str, folder: str) -> None:
+        """Keep a model's folder with the run that trained it."""
+        self.client.log_artifacts(run_id, folder, MODEL)
 
     def verdict_run(self, family: str, seed: int) -> Any | None:
         """The finished verdict run of a family and seed, if there is one."""
@@ -322,9 +349,9 @@ class StudyTracker:
         )
         return runs[-1] if runs else None
 
-    def fetch_folder(self, run_id: str, name: str, to: Path) -> Path:
-        """A copy of the run's artifact folder ``name`` under ``to``."""
-        return Path(self.client.download_artifacts(run_id, name, str(to)))
+    def fetch_model(self, run_id: str, to: Path) -> Path:
+        """As the function of this name."""
+        return fetch_model(self.client, run_id, to)
 
     def _end_leftovers(self) -> None:
         """End the trials' runs that are open in MLflow; one that had its scores stays what it was."""
@@ -375,6 +402,20 @@ def noted_search(study_run: Any) -> dict[str, dict[str, Any]] | None:
     """
     text = study_run.data.tags.get(NOTE)
     return json.loads(text) if text else None
+
+
+def fetch_model(client: mlflow.MlflowClient, run_id: str, to: Path) -> Path:
+    """A copy, under ``to``, of the model that a trial's run keeps: what its manifest lists.
+
+    MLflow shows the files of a registered model among the run's own where both have one name, as they had in older
+    studies; these are left out.
+    """
+    folder = Path(client.download_artifacts(run_id, MODEL, str(to)))
+    listed = {model_folder.MANIFEST, *model_folder.read_json(folder / model_folder.MANIFEST)}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in listed:
+            path.unlink()
+    return folder
 
 
 def study_run(client: mlflow.MlflowClient, experiment_id: str) -> Any:

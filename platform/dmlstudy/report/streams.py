@@ -5,23 +5,21 @@ As OAHU's figures 4, 7 and 8 show them, but with intervals over seeds.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io
 from scipy.special import stdtrit
 
 from dmlstudy.records import is_untrained, untrained_name
 from dmlstudy.registry.curves import Curve, verdict_curves
 from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.report.figures import COLORS, look, styled
+from dmlstudy.report.page import Plot, Section, in_plot, page, write
 
 METRICS = r"error_rate|accuracy|num_constraints|layer_weight_\d+"
-COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
-STYLE = "body{font-family:system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
 
 
 def error_against_constraints(curves: Sequence[Curve]) -> go.Figure:
@@ -29,21 +27,17 @@ def error_against_constraints(curves: Sequence[Curve]) -> go.Figure:
     figure = go.Figure()
     for number, (family, own) in enumerate(_by_family(curves)):
         x, errors = _aligned(own, "num_constraints"), _aligned(own, "error_rate")
-        color = COLORS[number % len(COLORS)]
+        own_look = look(number)
         figure.add_scatter(
             x=x.mean(axis=0),
             y=errors.mean(axis=0),
             error_y={"type": "data", "array": _half_widths(errors)},
             mode="lines+markers",
-            name=family,
-            line={"color": color},
+            name=in_plot(family),
+            line={"color": own_look.color, "dash": own_look.dash},
+            marker={"symbol": own_look.symbol},
         )
-    figure.update_layout(
-        title="Error rate against number of constraints",
-        xaxis_title="constraints learned from",
-        yaxis_title="error rate (mean, 95% over seeds)",
-        template="plotly_white",
-    )
+    styled(figure, x="constraints learned from", y="error rate")
     figure.update_yaxes(rangemode="tozero")
     return figure
 
@@ -63,49 +57,50 @@ def layer_weights(curves: Sequence[Curve], family: str) -> go.Figure:
             name=f"layer {_number(name)}",
             line={"color": COLORS[_number(name) % len(COLORS)]},
         )
-    figure.update_layout(
-        title=f"{family}: weights of the layers (mean over {len(own)} seeds)",
-        xaxis_title="constraints learned from",
-        yaxis_title="weight",
-        yaxis_range=[0, 1],
-        template="plotly_white",
-    )
+    styled(figure, x="constraints learned from", y="weight")
+    figure.update_yaxes(range=[0, 1])
     return figure
 
 
-def write_curves(store: Store, study: str, output: Path) -> list[str]:
-    """Write both pictures, the second for each family with layers, as one page that needs no network.
-
-    A curve begins at 0 constraints where its learner was judged untrained with the same seed. Returns the families
-    shown. Raises StoreError for a study that is unknown or has no finished streams.
-    """
-    found = verdict_curves(store, study, METRICS)
+def of_streams(found: Sequence[Curve]) -> list[Curve]:
+    """The curves of streams of constraints, beginning at 0 where their learner was judged untrained with that seed."""
     untrained = {(curve.family, curve.seed): curve for curve in found if is_untrained(curve.family)}
     only = len({curve.family for curve in untrained.values()}) == 1
-    curves = [
+    return [
         _from_the_start(c, untrained.get((untrained_name(None if only else c.family), c.seed)))
         for c in found
         if c.values.get("num_constraints")
     ]
+
+
+def plots(curves: Sequence[Curve]) -> list[Plot]:
+    """Both pictures, the second for each family with layers."""
+    seeds = max(len(own) for _, own in _by_family(curves))
+    drawn = [
+        Plot(
+            error_against_constraints(curves),
+            f"Error rate against number of constraints: mean over up to {seeds} seeds, with 95% t-intervals.",
+            "Error rate against number of constraints, a line for each family",
+        )
+    ]
+    for family in dict.fromkeys(curve.family for curve in curves if "layer_weight_1" in curve.values):
+        num = sum(curve.family == family for curve in curves)
+        caption = f"{family}: weights of the layers (mean over {num} seeds)."
+        drawn.append(Plot(layer_weights(curves, family), caption, caption))
+    return drawn
+
+
+def write_curves(store: Store, study: str, output: Path) -> list[str]:
+    """Write the pictures as one page that needs no network; the families shown.
+
+    Raises StoreError for a study that is unknown or has no finished streams.
+    """
+    curves = of_streams(verdict_curves(store, study, METRICS))
     if not curves:
         raise StoreError(f"study {study!r}: no finished verdict of a stream of constraints; nothing to draw")
-    families = [family for family, _ in _by_family(curves)]
-    layered = [c.family for c in curves if "layer_weight_1" in c.values]
-    figures = [error_against_constraints(curves)]
-    figures += [layer_weights(curves, family) for family in dict.fromkeys(layered)]
-    parts = [
-        plotly.io.to_html(figure, include_plotlyjs=number == 0, full_html=False)
-        for number, figure in enumerate(figures)
-    ]
-    title = html.escape(study)
-    page = [
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>",
-        *parts,
-        "</html>\n",
-    ]
-    output.write_text("".join(page))
-    return families
+    title = f"Study {study}: streams of constraints"
+    write(output, page(title, [], [Section("curves", "Learning curves", plots(curves))]))
+    return [family for family, _ in _by_family(curves)]
 
 
 def _from_the_start(curve: Curve, untrained: Curve | None) -> Curve:

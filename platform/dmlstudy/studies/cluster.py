@@ -52,7 +52,8 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
                 )
         else:
             ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError, OSError, ray.exceptions.RayError) as error:
+    except Exception as error:  # of a dashboard that does not start, Ray raises just that
+        told.close()
         raise unreachable(address or "this machine", error) from None
     try:
         check_capacity(resources)

@@ -234,14 +234,9 @@ def _search_trials(store: Store, name: str) -> list[Any]:
     """The search's trials as Optuna knows them; none where the search has not begun."""
     if not store.optuna_file.is_file():
         return []
-    from dmlstudy.studies.storage import read_storage
+    from dmlstudy.studies.storage import trials_of
 
-    storage = read_storage(store)
-    try:
-        study_id = storage.get_study_id_from_name(name)
-    except KeyError:
-        return []
-    return list(storage.get_all_trials(study_id, deepcopy=False))
+    return list(trials_of(store, name))
 
 
 def _served(store: Store, state: Mapping[str, Any]) -> Store:

@@ -78,8 +78,13 @@ def _family_seconds(spec: StudySpec, dataset: StudyData, name: str) -> float:
 
 def _trial_of_embedder(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
     """Seconds of a search trial and of a verdict trial, from the images per second of a few batches."""
-    few = config.batch.model_copy(update={"per_epoch": 2})
-    rate = _first_reports(config.model_copy(update={"batch": few}))[-1][1].metrics["images_per_second"]
+    few = {
+        "batch": config.batch.model_copy(update={"per_epoch": 2}),
+        "training": config.training.model_copy(
+            update={"freeze_backbone_epochs": 0}
+        ),  # these are the fast ones
+    }
+    rate = _first_reports(config.model_copy(update=few))[-1][1].metrics["images_per_second"]
     folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)
     sizes = [(len(fold.train_indices), len(fold.validation_indices)) for fold in folds]
     # An epoch shows each training image about once; embedding an image costs a third of training on it.

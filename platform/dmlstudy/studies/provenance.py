@@ -13,7 +13,7 @@ import yaml
 
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.model_folder import MANIFEST
-from dmlstudy.registry.environment import environment
+from dmlstudy.registry.environment import commit, environment, source_sha256
 from dmlstudy.registry.store import StoreError
 from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.spec import StudySpec
@@ -109,10 +109,18 @@ def surroundings(spec: StudySpec) -> str:
     )
 
 
-def of_each_trial(spec: StudySpec) -> dict[str, str]:
-    """Tags of each trial's run: the world size and the kind of device that Ray Train gives its workers."""
+def of_each_trial(spec: StudySpec, known: Mapping[str, str]) -> dict[str, str]:
+    """Tags of each trial's run: world size and kind of device, and of the study's ``origin`` the data's digests.
+
+    ``code_version`` is the commit, or the digest of the sources where that is not known.
+    """
     resources = spec.file.resources
-    return {"workers": str(resources.workers), "device": "cuda" if resources.gpus_per_worker else "cpu"}
+    return {
+        "workers": str(resources.workers),
+        "device": "cuda" if resources.gpus_per_worker else "cpu",
+        **{name: known[name] for name in SIDES if name in known},
+        "code_version": commit() or f"sources {source_sha256()}",
+    }
 
 
 def _nodes() -> list[dict[str, Any]]:

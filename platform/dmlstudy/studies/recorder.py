@@ -145,7 +145,7 @@ class Recorder(tune.Callback):
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in files.items():
                     (Path(folder) / name).write_bytes(content)
-                self._tracker.log_folder(run_id, folder, "embedder")
+                self._tracker.log_model(run_id, folder)
         self._tracker.end_trial(
             run_id, assignment.status, assignment.curve, assignment.metrics, assignment.reason
         )

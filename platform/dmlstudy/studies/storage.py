@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import optuna
 import sqlalchemy
+from optuna.trial import FrozenTrial
 
 from dmlstudy.registry.store import Store, sole_maker
 
@@ -45,6 +46,16 @@ def read_storage(store: Store) -> optuna.storages.RDBStorage:
         return optuna.storages.RDBStorage(url, skip_table_creation=True)
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError):
         return open_storage(store)  # half made, or its last writer was killed and has left work to do
+
+
+def trials_of(store: Store, name: str) -> list[FrozenTrial]:
+    """The trials of a study's search; none where it has not begun."""
+    storage = read_storage(store)
+    try:
+        study_id = storage.get_study_id_from_name(name)
+    except KeyError:
+        return []
+    return list(storage.get_all_trials(study_id, deepcopy=False))
 
 
 def is_local(folder: Path) -> bool:

@@ -16,9 +16,12 @@ import optuna
 from ray import tune
 
 from dmlstudy.data import state_file
-from dmlstudy.records import UNTRAINED
-from dmlstudy.registry import models, tracking
-from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
+from dmlstudy.records import UNTRAINED, is_untrained
+from dmlstudy.registry import models, promotion, tracking
+from dmlstudy.registry.board import publish
+from dmlstudy.registry.card import card
+from dmlstudy.registry.folds import publish_folds
+from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks, provenance
 from dmlstudy.studies.cluster import busy, concurrency, connected, variables
@@ -108,7 +111,7 @@ def _run_here(
         tell,
         origin=origin,
         environment=provenance.surroundings(spec),
-        of_each_trial=provenance.of_each_trial(spec),
+        of_each_trial=provenance.of_each_trial(spec, origin),
     )
     tracker.patiently.gives_up = interruption.is_wished
     store.write_state(
@@ -264,26 +267,55 @@ def _conclude(
         raise StudyFailed(
             f"no trial finished; the first failed with: {reasons[0] if reasons else 'no reason'}"
         )
-    run = tracker.verdict_run(winner, SHIPPED_SEED)
-    if run is None:
+    trained = [row for row in board.rows if not is_untrained(row.family)]
+    shipped = {row.family: tracker.verdict_run(row.family, SHIPPED_SEED) for row in trained}
+    if shipped.get(winner) is None:
         raise StudyFailed(f"the retraining of {winner} failed; see `dmlstudy logs {spec.name}`")
-    row = next(row for row in board.rows if row.family == winner)
+    versions = {
+        row.family: _registered(spec, store, tracker, board, row, shipped[row.family])
+        for row in sorted(trained, key=lambda row: row.family != winner)
+        if shipped.get(row.family) is not None
+    }
+    own, *others = versions.values()
+    decision = promotion.offer(store, own, *others[:1])
+    tracker.end_study(
+        "finished", {"winner": winner, "model": f"{own.name}/{own.version}", "decision": decision.reason}
+    )
+    concluded = leaderboard(store, spec.name)
+    named = {family: f"{version.name}/{version.version}" for family, version in versions.items()}
+    publish(tracker.client, tracker.experiment_id, tracker.parent_id, concluded, named)
+    publish_folds(
+        tracker.client, tracker.experiment_id, versions, spec.file.protocol.objective, tracker.of_each_trial
+    )
+    return concluded
+
+
+def _registered(
+    spec: StudySpec, store: Store, tracker: tracking.StudyTracker, board: Leaderboard, row: Row, run: Any
+) -> models.RegisteredVersion:
+    """The version of a family's model of the run, registered now or by an earlier sitting, with the family's scores."""
     metrics = {name: estimate.mean for name, estimate in row.test.items()}
     version = models.of_run(store, spec.model_name, run.info.run_id)
-    if version is not None:  # an earlier sitting came so far, at least
-        version = models.crown(store, version.name, version.version, metrics)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            version = models.register(
-                store,
-                spec.model_name,
-                tracker.fetch_folder(run.info.run_id, "embedder", Path(scratch)),
-                run_id=run.info.run_id,
-                metrics=metrics,
-                tags={"study": spec.name, "family": winner, "spec_fingerprint": spec.fingerprint()},
-            )
-    tracker.end_study("finished", {"winner": winner, "model": f"{version.name}/{version.version}"})
-    return leaderboard(store, spec.name)
+    if version is not None:
+        return models.note_scores(store, version.name, version.version, metrics)
+    with tempfile.TemporaryDirectory() as scratch:
+        return models.register(
+            store,
+            spec.model_name,
+            tracker.fetch_model(run.info.run_id, Path(scratch)),
+            run_id=run.info.run_id,
+            metrics=metrics,
+            tags={"study": spec.name, "family": row.family, "spec_fingerprint": spec.fingerprint()},
+            card=card(
+                board,
+                row,
+                kind=spec.kind,
+                data=spec.data.name,
+                origin=tracker.study_tags,
+                protocol=spec.file.protocol.model_dump(),
+                name=spec.model_name,
+            ),
+        )
 
 
 @contextmanager

@@ -212,8 +212,13 @@ def _rows(config: DataConfig, features: str) -> tuple[Floats, Labels, int]:
 @functools.lru_cache(maxsize=1)
 def _sides(config: DataConfig, features: str, shuffle: int | None) -> Sides:
     x_ND, labels_N, num_development = _rows(config, features)
-    order = np.arange(len(x_ND))
+    return Sides(x_ND, labels_N, *sides_of(len(x_ND), num_development, shuffle))
+
+
+def sides_of(num_rows: int, num_development: int, shuffle: int | None) -> tuple[Indices, Indices]:
+    """Rows for development and for the test: the data's own sides, of which development comes first, or halves."""
+    order = np.arange(num_rows)
     if shuffle is not None:
-        order = np.random.default_rng(shuffle).permutation(len(x_ND))
-        num_development = len(x_ND) // 2
-    return Sides(x_ND, labels_N, order[:num_development], order[num_development:])
+        order = np.random.default_rng(shuffle).permutation(num_rows)
+        num_development = num_rows // 2
+    return order[:num_development], order[num_development:]

@@ -1,0 +1,195 @@
+"""What a model is to be used on: images or vectors of any origin, read a part at a time.
+
+Shapes: N items, B items of a part, F features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmlstudy.data import tables
+from dmlstudy.data.datasets import image_files
+from dmlstudy.data.images import Fit, check_pixels, decode, resize, stack, with_channels
+from dmlstudy.data.loader import in_threads
+from dmlstudy.data.parquet import PictureTable, column_names, read_columns
+from dmlstudy.data.pictures import Files, Pictures, encoded
+
+ARRAYS = (".npy", ".npz")
+TABLES = (".csv", ".parquet")
+
+
+class Inputs(NamedTuple):
+    """Items by number; ``labels`` is None where none are known, and ``fingerprint`` tells other items from these."""
+
+    ids: Sequence[str]
+    labels: Sequence[str] | None
+    read: Callable[[range], NDArray[Any]]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def open_images(path: str | Path, fit: Fit, channels: int) -> Inputs:
+    """Images for a model that takes them: uint8 (B, H, W, C), seen as in ``load``.
+
+    ``path`` is an image; a folder, read recursively, where an image's sub-folder is its label; ``.npy`` or ``.npz``
+    (``images``, optionally ``ids`` and ``labels``) with uint8 of shape NHW or NHWC, which are resized to squares;
+    ``.parquet`` in the Hugging Face layout; or a table, ``.csv`` or ``.parquet``, with a column ``path`` (from the
+    table's folder) and maybe ``id`` and ``label``. Pictures are decoded as they are read, by as many threads as the
+    machine has cores. Raises ValueError naming what is missing, broken or of none of these kinds.
+    """
+    path = _existing(path)
+    if path.is_dir():
+        files = image_files(path)
+        if not files:
+            raise ValueError(f"{path}: no images in this folder")
+        relative = [file.relative_to(path) for file in files]
+        is_flat = all(each.parent == Path() for each in relative)
+        labels = (
+            None
+            if is_flat
+            else ["" if each.parent == Path() else each.parent.as_posix() for each in relative]
+        )
+        return _of_pictures(Files(files), [each.as_posix() for each in relative], labels, fit, channels)
+    if path.suffix.lower() in ARRAYS:
+        return _of_arrays(path, fit, channels)
+    if path.suffix.lower() in TABLES:
+        columns = read_columns(path) if path.suffix.lower() == ".csv" else _path_columns(path)
+        if columns is not None:
+            return _of_table(path, columns, fit, channels)
+        pictures = PictureTable([path])
+        labels = None
+        if pictures.labels_N is not None:
+            labels = [pictures.class_names[c] for c in pictures.labels_N.tolist()]
+        return _of_pictures(pictures, pictures.ids(), labels, fit, channels, _stamp(path))
+    return _of_pictures(Files([path]), [path.name], None, fit, channels)
+
+
+def open_vectors(path: str | Path, num_features: int) -> Inputs:
+    """Vectors for a model that takes them: float32 (B, F), of a file as ``load_features`` takes it, labels or not.
+
+    Raises ValueError as that, and for vectors of another size.
+    """
+    path = _existing(path)
+    x_NF, y, columns = tables.matrix(path)
+    if x_NF.shape[1] != num_features:
+        raise ValueError(f"{path}: vectors of size {x_NF.shape[1]}; the model takes {num_features}")
+    named = {
+        key: [str(value) for value in column]
+        for key, column in (("id", columns.get("id")), ("label", y))
+        if column is not None
+    }
+    ids = named.get("id", [str(row) for row in range(len(x_NF))])
+    return Inputs(ids, named.get("label"), lambda part: x_NF[part.start : part.stop], _stamp(path))
+
+
+def decode_images(encoded: Sequence[bytes], fit: Fit, channels: int, max_pixels: int) -> NDArray[np.uint8]:
+    """Pictures that are no files, as ``open_images`` reads them; none of more than ``max_pixels`` is decoded.
+
+    Raises ValueError naming the picture, by its number from 0, that is none or too large.
+    """
+    places = [f"image {number}" for number in range(len(encoded))]
+    for place, each in zip(places, encoded, strict=True):
+        check_pixels(each, place, max_pixels)
+    seen = (
+        with_channels(decode(each, place, fit)[None], channels)[0]
+        for place, each in zip(places, encoded, strict=True)
+    )
+    return stack(zip(places, seen, strict=True), len(encoded))
+
+
+def _existing(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
+    return path
+
+
+def _of_pictures(
+    pictures: Pictures,
+    ids: Sequence[str],
+    labels: Sequence[str] | None,
+    fit: Fit,
+    channels: int,
+    stamp: str | None = None,
+) -> Inputs:
+    def one(row: int) -> NDArray[np.uint8]:
+        place = pictures.place(row)
+        image_HWC: NDArray[np.uint8] = with_channels(
+            decode(encoded(pictures, row), place, fit)[None], channels
+        )[0]
+        return image_HWC
+
+    def read(part: range) -> NDArray[np.uint8]:
+        places = [pictures.place(row) for row in part]
+        return stack(zip(places, in_threads(one, list(part)), strict=True), len(part))
+
+    if stamp is None:
+        assert isinstance(pictures, Files)
+        stamp = _digest(each for file in pictures.paths for each in (str(file), _stamp(file)))
+    return Inputs(ids, labels, read, stamp)
+
+
+def _of_arrays(path: Path, fit: Fit, channels: int) -> Inputs:
+    arrays = tables.arrays(path, "images")
+    if "images" not in arrays:
+        raise ValueError(f"{path}: no array named images, but {', '.join(arrays)}")
+    images = arrays["images"]
+    if images.dtype != np.uint8:
+        raise ValueError(f"{path}: dtype {images.dtype}, expected uint8 with pixels 0..255; convert it first")
+    images = images[..., None] if images.ndim == 3 else images
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
+        raise ValueError(f"{path}: shape {images.shape}, expected NHW or NHWC with 1 or 3 channels, N > 0")
+    columns = {key: [str(x) for x in arrays[key]] for key in ("ids", "labels") if key in arrays}
+    for key, column in columns.items():
+        if len(column) != len(images):
+            raise ValueError(f"{path}: {len(column)} {key} for {len(images)} images")
+    ids = columns.get("ids", [str(i) for i in range(len(images))])
+
+    def read(part: range) -> NDArray[np.uint8]:
+        return with_channels(resize(images[part.start : part.stop], fit.image_size), channels)
+
+    return Inputs(ids, columns.get("labels"), read, _stamp(path))
+
+
+def _path_columns(path: Path) -> dict[str, Any] | None:
+    """The columns of a Parquet table that names files; None of one that holds the pictures themselves."""
+    names = column_names(path)
+    return read_columns(path) if "path" in names and not {"image", "img"} & set(names) else None
+
+
+def _of_table(path: Path, columns: dict[str, Any], fit: Fit, channels: int) -> Inputs:
+    if "path" not in columns:
+        raise ValueError(f"{path}: no column path; it has {', '.join(columns)}")
+    missing = [row for row, value in enumerate(columns["path"]) if not value]
+    if missing:
+        raise ValueError(f"{path}: row {missing[0]} has no path; give one or leave the row out")
+    files = [path.parent / str(value) for value in columns["path"]]
+    if not files:
+        raise ValueError(f"{path}: no rows")
+    ids = [str(value) for value in columns.get("id", columns["path"])]
+    labels = [str(value) for value in columns["label"]] if "label" in columns else None
+    return _of_pictures(Files(files), ids, labels, fit, channels, _digest([str(path), _stamp(path)]))
+
+
+def _stamp(path: Path) -> str:
+    """Size and time of a file, or of nothing where there is none: reading it will tell."""
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _digest(texts: Any) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,106 @@
+"""A model's card: what it is, what it was trained on, how it was judged and with what scores, and where that ends.
+
+It is kept in the model's folder, and as the version's description in MLflow (``models.register``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dmlstudy.registry.leaderboard import Leaderboard, Row
+
+SHOWN = 12
+"""Test metrics in the table: the objective, then the others in their order."""
+
+_LIMITS = {
+    "embedder": "Scores are of classes of the same data set that were not trained on; of others nothing is known.",
+    "hashing": "Scores are of test rows of the classes that it was trained on; of other classes nothing is known.",
+    "online": "Scores are of test rows of the classes that its constraints were of; of other classes nothing is known.",
+}
+
+
+def card(
+    board: Leaderboard,
+    row: Row,
+    *,
+    kind: str,
+    data: str,
+    origin: Mapping[str, str],
+    protocol: Mapping[str, Any],
+    name: str,
+) -> str:
+    """The card of a family's model as Markdown. ``data`` names the data set, ``origin`` is the study's tags."""
+    objective = f"test_{board.objective}"
+    shown = sorted(
+        (metric for metric in row.test if "_num_" not in metric), key=lambda each: each != objective
+    )[:SHOWN]
+    return "\n".join(
+        [
+            f"# {name}: {row.family}",
+            "",
+            f"Of the family **{row.family}** in the study **{board.study}**.",
+            "",
+            "## Trained on",
+            "",
+            *_listed(
+                {
+                    "data": data,
+                    "development": _of(origin, "num_development_images", "development_sha256"),
+                    "test": _of(origin, "num_test_images", "test_sha256"),
+                    "images in both": origin.get("num_shared_images", "not counted"),
+                }
+            ),
+            "",
+            "## Judged",
+            "",
+            *_listed({key.replace("_", " "): _said(value) for key, value in protocol.items() if value}),
+            "",
+            f"The search tried {row.num_tried} configurations ({row.num_finished} finished) and chose by the validation"
+            f" {board.objective}; the test classes or rows were looked at once by each of {row.num_judged} seeds.",
+            "",
+            "| metric | mean | 95% t-interval |",
+            "|---|---:|---|",
+            *(_score(metric, row) for metric in shown),
+            "",
+            *_compared(board, row.family),
+            "## Limits",
+            "",
+            f"{_LIMITS[kind]} The interval is over seeds of training, not over draws of the data.",
+            "",
+            "## Use",
+            "",
+            "```bash",
+            f"dmlstudy models                                # which version of {name} this is",
+            f"dmlstudy pull {name}/VERSION --to model",
+            "```",
+            "",
+        ]
+    )
+
+
+def _listed(values: Mapping[str, Any]) -> list[str]:
+    return [f"* {name}: {value}" for name, value in values.items()]
+
+
+def _said(value: Any) -> str:
+    """A setting as people write it."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "yes" if value is True else str(value)
+
+
+def _of(origin: Mapping[str, str], number: str, digest: str) -> str:
+    return f"{origin.get(number, '?')} images, SHA-256 {origin.get(digest, '?')[:16]}"
+
+
+def _score(metric: str, row: Row) -> str:
+    estimate = row.test[metric]
+    half = estimate.half_width
+    low_high = "one seed" if half is None else f"{estimate.mean - half:.4f} to {estimate.mean + half:.4f}"
+    return f"| {metric.removeprefix('test_')} | {estimate.mean:.4f} | {low_high} |"
+
+
+def _compared(board: Leaderboard, family: str) -> Sequence[str]:
+    lines = [f"* {each}" for each in board.comparisons if family in (each.first, each.second)]
+    return ["Paired by seed, corrected for all pairs of the study (Holm):", "", *lines, ""] if lines else []

@@ -1,0 +1,86 @@
+"""A leaderboard as a file: JSON as it is, or Parquet with a row for each family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dmlstudy import data
+from dmlstudy.data import Column
+from dmlstudy.data.state_file import written_whole
+from dmlstudy.registry.comparison import Comparison
+from dmlstudy.registry.leaderboard import Estimate, Leaderboard
+
+
+def write(board: Leaderboard, path: str | Path, form: str) -> None:
+    """Write 'json' or 'parquet' to ``path``, whole or not at all, an earlier one being replaced.
+
+    Raises ValueError for a path that may not be written (``data.check_output``).
+    """
+    if form == "parquet":
+        data.write_table(data.check_output(path, "a Parquet file", data.PARQUET), columns(board))
+        return
+    path = data.check_output(path, "a JSON object", b"{")
+    with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
+        file.write(f"{board.model_dump_json(indent=1)}\n".encode())
+
+
+def columns(board: Leaderboard) -> list[Column]:
+    """A family's row: its search, then of each test metric estimate, low, high (95% t-interval) and n, then how it
+    compares with the winner by the objective, then the best configuration (``param.``).
+
+    ``effect`` is the family's mean score less the winner's, paired by seed, ``effect_low`` and ``effect_high`` hold for
+    all pairs at once, ``verdict`` says what the family is beside the winner. What is not known is null: intervals of
+    one seed, the winner's own comparison, and all comparisons before there is a winner.
+    """
+    rows = board.rows
+    against = [_beside(board, row.family) for row in rows]
+    metrics = sorted({name for row in rows for name in row.test})
+    params = sorted({name for row in rows for name in row.params})
+    estimates = {name: [row.test.get(name) for row in rows] for name in metrics}
+    return [
+        Column("study", "string", [board.study] * len(rows)),
+        Column("family", "string", [row.family for row in rows]),
+        Column("is_winner", "bool", [row.family == board.winner for row in rows]),
+        Column("untrained", "string", [row.untrained for row in rows]),
+        *(
+            Column(name, "int64", [getattr(row, name) for row in rows])
+            for name in ("num_finished", "num_pruned", "num_failed", "num_judged")
+        ),
+        Column(f"validation_{board.objective}", "float64", [row.validation for row in rows]),
+        Column(f"validation_{board.objective}_stderr", "float64", [row.validation_stderr for row in rows]),
+        *(
+            column
+            for name, own in estimates.items()
+            for column in (
+                Column(f"{name}_estimate", "float64", _each(own, "mean")),
+                Column(f"{name}_low", "float64", _each(own, "low")),
+                Column(f"{name}_high", "float64", _each(own, "high")),
+                Column(f"{name}_n", "int64", [each.num if each else 0 for each in own]),
+            )
+        ),
+        Column("verdict", "string", _each(against, "outcome")),
+        Column("effect", "float64", _each(against, "effect")),
+        Column("effect_low", "float64", _each(against, "low")),
+        Column("effect_high", "float64", _each(against, "high")),
+        Column("p_value", "float64", _each(against, "p_value")),
+        Column("adjusted_p_value", "float64", _each(against, "adjusted_p_value")),
+        Column("num_paired_seeds", "int64", _each(against, "num_seeds")),
+        *(Column(f"param.{name}", "string", [row.params.get(name) for row in rows]) for name in params),
+    ]
+
+
+def _each(values: Sequence[Estimate | Comparison | None], name: str) -> list[Any]:
+    """This property of each; None of what is not known."""
+    return [None if each is None else getattr(each, name) for each in values]
+
+
+def _beside(board: Leaderboard, family: str) -> Comparison | None:
+    """The family against the winner, from the family's side."""
+    for each in board.comparisons:
+        if (each.first, each.second) == (family, board.winner):
+            return each
+        if (each.first, each.second) == (board.winner, family):
+            return each.turned
+    return None

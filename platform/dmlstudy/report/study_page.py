@@ -1,0 +1,261 @@
+"""The page of a study: its verdict, its search, what its winner does, what it cost and how it is done again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dmlstudy.registry.curves import verdict_curves
+from dmlstudy.registry.history import history, keep_page
+from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
+from dmlstudy.registry.store import Store, StoreError, seconds_spent
+from dmlstudy.report import examples, figures, streams, words
+from dmlstudy.report.page import (
+    Html,
+    Plot,
+    Section,
+    check_place,
+    element,
+    page,
+    paragraph,
+    table,
+    with_commands,
+    write,
+)
+from dmlstudy.studies.searched import FEWEST, Searched, searched
+
+FURTHER = ("recall_at_1", "map_at_r", "r_precision", "map", "accuracy", "macro_f1", "nmi")
+"""Metrics of the test classes that are shown beside the objective, where there are such."""
+
+MOST_FURTHER = 3
+
+BASE_HEIGHT, OF_LEGEND = 330, 16
+"""Pixels of a plot with a line for each family, and what each family adds to its legend on a phone."""
+
+
+class Written(NamedTuple):
+    """Of a page: how many families it shows, and what its reader should know about the study's state."""
+
+    num_families: int
+    notice: str
+
+
+def write_report(store: Store, study: str, output: Path, *, with_examples: bool = True) -> Written:
+    """Write a study's page to ``output``, whole or not at all, and keep it with the study's run.
+
+    Raises StoreError for an unknown study and a store that does not take the page, ValueError for an output that
+    cannot be written.
+    """
+    check_place(output)
+    board = leaderboard(store, study)
+    kept = history(store, study)
+    state = _state(store, study)
+    notice = _notice(board, state)
+    tried = searched(store, study)
+    if not with_examples:
+        of_winner = examples.absent("left out by --without-examples.")
+    else:
+        of_winner = examples.sections(store, study, board, kept.tags, state.get("cwd"))
+    top: list[Html] = [paragraph(words.verdict(board), kind="verdict")]
+    if notice:
+        top.insert(
+            0,
+            element("p", element("b", "Not finished. "), with_commands(notice), class_="notice", role="note"),
+        )
+    if board.model:
+        decided = f": {kept.tags['decision']}" if "decision" in kept.tags else ""
+        top.append(paragraph(f"Registered as {board.model}{decided}.", kind="quiet"))
+    sections = [
+        Section("leaderboard", "Leaderboard", _leaderboard(board)),
+        Section("pairs", "Families compared in pairs", _pairs(board)),
+        Section("search", "Search", _search(board, tried)),
+        Section("curves", "Learning curves", _curves(store, board, tried)),
+        *of_winner,
+        Section("cost", "Cost", words.cost(board, kept, seconds_spent(state) if state else None)),
+        Section("reproduce", "How to do it again", words.reproduction(board, kept, state)),
+    ]
+    text = page(f"Study {study}", top, sections)
+    write(output, text)
+    keep_page(store, study, text)
+    return Written(len(board.rows), notice)
+
+
+def _state(store: Store, study: str) -> Mapping[str, Any]:
+    """What the study's folder says of it; nothing where it is in another store's."""
+    try:
+        return store.read_state(study)
+    except StoreError:
+        return {}
+
+
+def _notice(board: Leaderboard, state: Mapping[str, Any]) -> str:
+    """What is to be known of a study that is not finished, with the mend."""
+    now = state.get("state", board.status)
+    if now == "finished":
+        return ""
+    if now == "running":
+        return f"The study is running: this is what it knows so far; `dmlstudy report {board.study}` when it has ended."
+    reason = f" ({state['reason']})" if state.get("reason") else ""
+    return (
+        f"The study is {now}{reason}: this is what it knows so far; `dmlstudy resume {board.study}` goes on, then make"
+        " the report again."
+    )
+
+
+def _leaderboard(board: Leaderboard) -> list[str | Plot]:
+    metric = f"test_{board.objective}"
+    further = [name for name in FURTHER if name != board.objective]
+    further = [name for name in further if any(f"test_{name}" in row.test for row in board.rows)]
+    of_folds = [f"{kind}_{board.objective}" for kind in ("separate", "concatenated")]
+    parts: list[str | Plot] = [words.leaderboard_table(board, [*further[:MOST_FURTHER], *of_folds])]
+    judged = [row for row in board.rows if metric in row.test]
+    if judged:
+        caption = (
+            f"Test {board.objective}: mean over seeds with its 95% t-interval, in the leaderboard’s order."
+        )
+        label = "; ".join(f"{row.family} {words.interval(row.test[metric])}" for row in judged)
+        parts.append(Plot(figures.scores(board.rows, metric), caption, label, 90 + 34 * len(board.rows)))
+    if board.front:
+        parts.append(words.front_table(board))
+    return parts
+
+
+def _pairs(board: Leaderboard) -> list[str | Plot]:
+    if not board.comparisons:
+        judged = any(row.num_judged for row in board.rows)
+        why = (
+            "only one was judged on the test classes" if judged else "none was judged on the test classes yet"
+        )
+        return [paragraph(f"There are no two families to compare: {why}.")]
+    return [words.comparison_table(board)]
+
+
+def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plot]:
+    order = {row.family: place for place, row in enumerate(board.rows)}
+    own = sorted(tried.values(), key=lambda each: order.get(each.family, len(order)))
+    order |= {each.family: order.get(each.family, len(order)) for each in own}
+    if not own:
+        return [paragraph("No trial of the search has ended, or the study’s search is not in this store.")]
+    parts: list[str | Plot] = []
+    if any(each.of("finished") or each.of("pruned") for each in own):
+        caption = (
+            f"Validation {board.objective} of each trial in the order of its family’s search; lines are the best"
+            " finished one so far. Open marks were stopped early, with what they had then."
+            f"{_thinned(own)}"
+        )
+        label = "; ".join(
+            f"{each.family}: best {best.score:.4f} by trial {best.number} of {len(each.trials)}"
+            for each in own
+            if (best := figures.best_of(each)) is not None
+        )
+        height = BASE_HEIGHT + OF_LEGEND * len(own)
+        parts.append(Plot(figures.history(own, order, board.objective), caption, label, height))
+    fixed = [each for each in own if not each.parameters and figures.best_of(each) is not None]
+    for each in own:
+        if each not in fixed:
+            parts += _family(each, board.objective)
+    return [*parts, *_without_parameters(fixed, board.objective)]
+
+
+def _thinned(families: Sequence[Searched]) -> str:
+    """What to know of the points where there are too many trials to draw each."""
+    if all(len(each.trials) <= figures.MOST_POINTS for each in families):
+        return ""
+    return f" Of a family with more than {figures.MOST_POINTS} trials some at equal distances are drawn."
+
+
+def _without_parameters(families: Sequence[Searched], objective: str) -> list[str | Plot]:
+    """Families of which there is nothing to draw, for every trial of theirs is the same."""
+    if not families:
+        return []
+    rows = []
+    for each in families:
+        best = figures.best_of(each)
+        assert best is not None
+        rows.append([each.family, str(len(each.trials)), f"{best.score:.4f} (#{best.number})"])
+    caption = "No parameter of these was searched, so there is no importance of any and nothing to draw."
+    title = element("h3", "Families without a searched parameter")
+    return [title, table(caption, ["family", "trials", f"validation {objective}"], rows, "lnn")]
+
+
+def _family(family: Searched, objective: str) -> list[str | Plot]:
+    """A family's parameters: lines through them, their importance, and each by itself, as far as there is enough."""
+    best, finished = figures.best_of(family), family.of("finished")
+    counts = f"{len(finished)} finished, {len(family.of('pruned'))} stopped early, {len(family.of('failed'))} failed"
+    parts: list[str | Plot] = [element("h3", family.family)]
+    if best is None:
+        reasons = [each.reason for each in family.of("failed") if each.reason]
+        why = f" The first failed with: {reasons[0]}" if reasons else ""
+        return [*parts, paragraph(f"No trial finished ({counts}), so there is nothing to draw.{why}")]
+    values = ", ".join(f"{name} = {figures.shown(value)}" for name, value in best.params.items())
+    parts.append(
+        paragraph(f"{counts}. Best: #{best.number}, {best.score:.4f}{f', with {values}' if values else ''}.")
+    )
+    if len(finished) < 2:
+        return [*parts, paragraph("One trial finished, so there is nothing to compare its parameters with.")]
+    rows = len(family.parameters)
+    label = f"{family.family}: {len(finished)} trials as lines through {rows} parameters"
+    parts.append(
+        Plot(
+            figures.parallel(family, objective),
+            f"Each line is a finished trial through its parameters; the stronger, the higher its {objective}."
+            + (f" The best {figures.MOST_LINES} are shown." if len(finished) > figures.MOST_LINES else ""),
+            label,
+            60 + 62 * (rows + 1),
+        )
+    )
+    known = [each for each in family.parameters if each.importance is not None]
+    if known:
+        told = ", ".join(f"{each.name} {each.importance:.2f}" for each in known)
+        caption = (
+            f"Importance (PED-ANOVA) from {len(finished)} finished trials; of few trials a hint, no more."
+        )
+        parts.append(Plot(figures.importance(family), caption, f"Importance: {told}", 90 + 30 * len(known)))
+    else:
+        parts.append(
+            paragraph(
+                f"Importance is not told: it takes {FEWEST} finished trials with different scores, and there are"
+                f" {len(finished)}."
+                if len(finished) < FEWEST
+                else "Importance is not told: all finished trials have the same score.",
+                kind="quiet",
+            )
+        )
+    caption = f"Each parameter by itself; the brighter, the later the trial.{_thinned([family])}"
+    label = f"{family.family}: {objective} against each of {rows} parameters"
+    parts.append(Plot(figures.slices(family, objective), caption, label, 60 + 190 * (-(-rows // 2))))
+    return parts
+
+
+def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plot]:
+    order = {row.family: place for place, row in enumerate(board.rows)}
+    order |= {name: order.get(name, len(order)) for name in tried}
+    own = sorted(tried.values(), key=lambda each: order[each.family])
+    parts: list[str | Plot] = []
+    if any((best := figures.best_of(each)) is not None and len(best.curve) > 1 for each in own):
+        parts.append(
+            Plot(
+                figures.validation_curves(own, order, board.objective),
+                f"Validation {board.objective} after each epoch of each family’s best trial of the search.",
+                f"Learning curves of the best trials of {len(own)} families",
+                BASE_HEIGHT + OF_LEGEND * len(own),
+            )
+        )
+    told = streams.of_streams(verdict_curves(store, board.study, streams.METRICS))
+    if told:
+        return [*parts, *streams.plots(told)]
+    losses = verdict_curves(store, board.study, "train_loss")
+    if any(len(curve.values["train_loss"]) > 1 for curve in losses):
+        parts.append(
+            Plot(
+                figures.training_loss(losses, order),
+                "Training loss of the verdict’s models, mean over seeds. Each family has a loss of its own: shapes can"
+                " be compared, heights cannot.",
+                "Training losses of the verdict's models by epoch",
+                BASE_HEIGHT + OF_LEGEND * len({curve.family for curve in losses}),
+            )
+        )
+    if not parts:
+        parts.append(paragraph("No trial has told of more than one epoch, so there is no curve."))
+    return parts

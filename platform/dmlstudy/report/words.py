@@ -1,0 +1,318 @@
+"""What a study's leaderboard, times and texts say, in a sentence and in tables."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dmlstudy.records import is_untrained
+from dmlstudy.registry.comparison import Comparison
+from dmlstudy.registry.history import History, TrialRun
+from dmlstudy.registry.leaderboard import Estimate, Leaderboard
+from dmlstudy.report.page import Html, element, facts, paragraph, table
+from dmlstudy.studies.duration import duration
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def verdict(board: Leaderboard) -> str:
+    """Which family wins, with its score on the test classes, and whether it differs from the runner-up.
+
+    The winner is that of the validation classes, the runner-up the next there that was judged; what the test classes
+    say against the winner is said too.
+    """
+    trained = [row for row in board.rows if not is_untrained(row.family) and row.validation is not None]
+    if not trained:
+        return "No trial has finished, so there is nothing to tell families by."
+    winner = next((row for row in trained if row.family == board.winner), trained[0])
+    metric = f"test_{board.objective}"
+    spread = "" if winner.validation_stderr is None else f" ± {winner.validation_stderr:.4f}"
+    wins = "leads so far" if board.winner is None else "wins"
+    chosen = f"{winner.family} {wins} by validation {board.objective} {winner.validation:.4f}{spread}"
+    if metric not in winner.test:
+        return f"{chosen}; it was not judged on the test classes yet."
+    sentence = f"{chosen}; on the test classes it has {interval(winner.test[metric])}"
+    others = [row.family for row in trained if row.family != winner.family and metric in row.test]
+    if not others:
+        rival, what = winner.untrained, "its embedder untrained"
+    else:
+        rival, what = others[0], f"the runner-up {others[0]}"
+    outcome, each = comparison_of(board, winner.family, rival) if rival else ("", None)
+    if each is None:
+        sentence += f", and there is nothing to compare it with{' yet' if board.status != 'finished' else ''}"
+    else:
+        preposition = "from" if outcome == "not distinguishable" else "than"
+        sentence += f" and is {outcome} {preposition} {what}:"
+        sentence += f" {difference(each, winner.family)}, {p_value(each)}"
+    stronger = [name for name in others if comparison_of(board, winner.family, name)[0] == "worse"]
+    if stronger and stronger != [rival]:
+        sentence += f"; {' and '.join(stronger)} did better there"
+    return f"{sentence}."
+
+
+def comparison_of(board: Leaderboard, family: str, rival: str) -> tuple[str, Comparison | None]:
+    """How a family did against another, from its side; an empty outcome where they were not compared."""
+    for each in board.comparisons:
+        if (each.first, each.second) == (family, rival):
+            return each.outcome, each
+        if (each.second, each.first) == (family, rival):
+            return each.opposite, each
+    return "", None
+
+
+def interval(estimate: Estimate | None) -> str:
+    """A mean with its 95% t-interval."""
+    if estimate is None:
+        return "–"
+    if estimate.half_width is None:
+        return f"{estimate.mean:.4f} (one seed, so no interval)"
+    low, high = estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
+    return f"{estimate.mean:.4f} [{low:.4f}, {high:.4f}]"
+
+
+def difference(each: Comparison, family: str) -> str:
+    """The mean difference from a family's side, with its interval."""
+    sign = 1 if family == each.first else -1
+    text = _signed(sign * each.effect)
+    if each.low is None or each.high is None:
+        return text
+    low, high = sorted((sign * each.low, sign * each.high))
+    return f"{text} [{_signed(low)}, {_signed(high)}]"
+
+
+def p_value(each: Comparison) -> str:
+    """Holm's p-value."""
+    return "p < 0.001" if each.adjusted_p_value < 0.001 else f"p = {each.adjusted_p_value:.3f}"
+
+
+def leaderboard_table(board: Leaderboard, further: Sequence[str]) -> Html:
+    """Families by validation; ``further`` are metrics of the test classes beside the objective."""
+    objective = f"test_{board.objective}"
+    names = [f"test_{name}" for name in further]
+    names = [name for name in (objective, *names) if any(name in row.test for row in board.rows)]
+    head = ["family", f"validation {board.objective}", *(name.replace("test_", "test ") for name in names)]
+    rows = []
+    for row in board.rows:
+        spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.4f}"
+        is_winner = row.family == board.winner
+        rows.append(
+            [
+                f"{row.family}{' (winner)' if is_winner else ''}",
+                "–" if row.validation is None else f"{row.validation:.4f}{spread}",
+                *(interval(row.test.get(name)) for name in names),
+                str(row.num_judged or "–"),
+                f"{row.num_finished} + {row.num_pruned} + {row.num_failed}" if row.num_tried else "–",
+            ]
+        )
+    judged = any(row.num_judged for row in board.rows)
+    caption = (
+        "Best on the validation classes first, mean over folds ± standard error."
+        f" Test: {'mean [95% t-interval] over seeds, each scored once' if judged else 'not judged yet'}."
+        " Trials: finished + stopped early + failed."
+    )
+    return table(caption, [*head, "seeds", "trials"], rows, "l" + "n" * (len(head) + 1))
+
+
+def front_table(board: Leaderboard) -> Html:
+    """With a second objective: the trials that none beats in both."""
+    rows = [[one.family, f"#{one.trial}", f"{one.validation:.4f}", f"{one.size:.4g}"] for one in board.front]
+    return table(
+        f"Trials that none beats in both {board.objective} and {board.second_objective}, smallest first.",
+        ["family", "trial", f"validation {board.objective}", str(board.second_objective)],
+        rows,
+        "lnnn",
+    )
+
+
+def comparison_table(board: Leaderboard) -> Html:
+    """Every pair of families that can be compared."""
+    rows = [
+        [
+            each.first,
+            f"{each.outcome} {each.preposition}",
+            each.second,
+            _signed(each.effect),
+            "–" if each.low is None or each.high is None else f"{_signed(each.low)} to {_signed(each.high)}",
+            p_value(each).removeprefix("p ").removeprefix("= "),
+            str(each.num_seeds),
+        ]
+        for each in board.comparisons
+    ]
+    caption = (
+        f"Test {board.objective}, first less second, paired by seed. Verdicts hold at p ≤ 0.05 adjusted for all"
+        f" {len(rows)} pairs (Holm). Intervals hold for all pairs at once with 95% (Bonferroni): they are wider than"
+        " the test, so one may reach past 0 beside a “better”."
+    )
+    head = ["first", "is", "second", "difference", "interval", "Holm’s p", "seeds"]
+    return table(caption, head, rows, "lllnnnn")
+
+
+def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Html]:
+    """Trials by state with the time they took, and what time passed in which none ran; ``seconds`` is all sittings'."""
+    rows = []
+    for row in board.rows:
+        own = [run for run in history.runs if run.family == row.family]
+        judged = [run for run in own if run.kind == "verdict"]
+        times = [_seconds([run for run in own if run.kind == kind]) for kind in ("search", "verdict")]
+        rows.append(
+            [
+                row.family,
+                *(str(number) for number in (row.num_finished, row.num_pruned, row.num_failed, len(judged))),
+                str(sum(run.status == "interrupted" for run in own)),
+                *(duration(each) for each in times),
+                duration(_worker_seconds(own)),
+            ]
+        )
+    head = ["family", "finished", "stopped early", "failed", "of the verdict", "broken off"]
+    trials = table(
+        "Trials, and their time from being begun to being recorded; of those on several workers, each worker's.",
+        [*head, "search", "verdict", "worker time"],
+        rows,
+        "lnnnnnnnn",
+    )
+    return [trials, facts("The study as a whole.", _times(history, seconds))]
+
+
+def _times(history: History, seconds: float | None) -> list[tuple[str, str]]:
+    runs = [run for run in history.runs if run.ended is not None]
+    total, busy = _worker_seconds(runs), busy_seconds(runs)
+    devices = sorted({f"{run.workers} × {run.device}" for run in runs})
+    known = [
+        ("wall time, all sittings", "not known: the study’s folder is not in this store"),
+        ("trials on", ", ".join(devices) or "–"),
+        ("worker time, all trials", duration(total)),
+        ("trials at once, on average", f"{_seconds(runs) / busy:.2f}" if busy else "–"),
+        ("time with a trial running", duration(busy)),
+    ]
+    if seconds is not None:
+        idle = max(0.0, seconds - busy)
+        share = f" ({idle / seconds:.1%} of the wall time)" if seconds else ""
+        known[0] = ("wall time, all sittings", duration(seconds))
+        known.append(("engine: time with no trial running", f"{duration(idle)}{share}"))
+    known.append(
+        (
+            "not known",
+            "how much of a trial’s time was training, and how much starting its workers, reading data and scoring",
+        )
+    )
+    return known
+
+
+def busy_seconds(runs: Sequence[TrialRun]) -> float:
+    """Seconds in which one trial or more ran."""
+    total, until = 0.0, 0.0
+    for started, ended in sorted((run.started, run.ended) for run in runs if run.ended is not None):
+        total += max(0.0, ended - max(started, until))
+        until = max(until, ended)
+    return total
+
+
+def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any]) -> list[Html]:
+    """The study's file, what it was of and computed with, and the commands that do it again."""
+    tags, texts = history.tags, history.texts
+    environments = {name: _json(text) for name, text in texts.items() if name.startswith("environment")}
+    first = environments.get("environment.json", {})
+    spec = texts.get("study.yaml")
+    seeds = sorted({run.seed for run in history.runs if run.kind == "verdict"})
+    search = sorted({run.seed for run in history.runs if run.kind == "search"})
+    data = state.get("spec", {}).get("data", {})
+    known = [
+        ("study file’s fingerprint", tags.get("spec_fingerprint", "not recorded")),
+        ("data", ", ".join(f"{key}: {value}" for key, value in data.items()) or "see the study’s file"),
+        ("development", _side(tags, "development")),
+        ("test", _side(tags, "test")),
+        ("images in both", tags.get("num_shared_images", "not counted")),
+        ("seeds", f"search {_listed(search)}; verdict {_listed(seeds)}"),
+        ("commit", str(first.get("code", {}).get("commit") or "not known")),
+        ("source, SHA-256", str(first.get("code", {}).get("source_sha256") or "not known")),
+        ("machine", _machine(first)),
+        ("sittings", tags.get("sittings", "1")),
+        ("started in", str(state.get("cwd", "not known"))),
+    ]
+    packages = first.get("packages", {})
+    commands = _commands(board, first, spec is not None)
+    parts = [
+        paragraph(
+            "The same file and seed on the same machine give the same leaderboard, unless the file says"
+            " deterministic: false. Save it as study.yaml; paths in it are relative to where the study was started."
+        ),
+        element("pre", element("code", "\n".join(commands))),
+        facts("Where the numbers come from.", known),
+        table(
+            f"Packages of the first sitting, with Python {first.get('python', '(not known)')}.",
+            ["package", "version"],
+            [(name, str(version)) for name, version in packages.items()] or [("not recorded", "")],
+        ),
+        element("h3", "study.yaml"),
+        element("pre", element("code", spec), tabindex="0", aria_label="The study’s file")
+        if spec is not None
+        else paragraph("The study’s file is not among the artifacts of its run any more."),
+    ]
+    changed = [
+        name
+        for name, each in environments.items()
+        if any(each.get(key) != first.get(key) for key in ("code", "packages", "hardware"))
+    ]
+    if changed:
+        parts.insert(
+            3,
+            paragraph(f"Another code, package or machine was there in later sittings: {', '.join(changed)}."),
+        )
+    return parts
+
+
+def _commands(board: Leaderboard, environment: Mapping[str, Any], has_spec: bool) -> list[str]:
+    commit = str(environment.get("code", {}).get("commit") or "")
+    name = shlex.quote(board.study)
+    lines = []
+    if commit:
+        dirty = "   # with changes that were not committed" if commit.endswith("(dirty)") else ""
+        lines.append(f"git checkout {commit.removesuffix(' (dirty)')}{dirty}")
+    if has_spec:
+        lines += [
+            "dmlstudy validate study.yaml",
+            f"dmlstudy run study.yaml --name {shlex.quote(f'{board.study}-again')}",
+        ]
+    lines += [f"dmlstudy leaderboard {name}", f"dmlstudy report {name} -o report.html"]
+    if board.model:
+        lines.append(f"dmlstudy pull {shlex.quote(board.model)} --to model")
+    return lines
+
+
+def _seconds(runs: Sequence[TrialRun]) -> float:
+    return sum(run.ended - run.started for run in runs if run.ended is not None)
+
+
+def _worker_seconds(runs: Sequence[TrialRun]) -> float:
+    return sum((run.ended - run.started) * run.workers for run in runs if run.ended is not None)
+
+
+def _side(tags: Mapping[str, str], side: str) -> str:
+    digest = tags.get(f"{side}_sha256")
+    return f"{tags.get(f'num_{side}_images', '?')} images, SHA-256 {digest}" if digest else "not recorded"
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    hardware = environment.get("hardware", {})
+    if not hardware:
+        return "not known"
+    gpus = ", ".join(hardware.get("gpus") or []) or "no GPU"
+    return f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {hardware.get('memory_gib')} GiB, {gpus}"
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds)) or "none yet"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", MINUS)

@@ -1,0 +1,80 @@
+"""Answer query files from a gallery: a table of the nearest items, and a contact sheet of their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dmlstudy.data import Inputs
+from dmlstudy.records import Record
+from dmlstudy.registry import kinds
+from dmlstudy.use.embedding import opened
+from dmlstudy.use.search import Found, Searcher
+from dmlstudy.use.sheet import Shown, write_sheet
+
+BATCH = 256
+
+
+class Hit(Record):
+    """An item found for a query; ``rank`` from 1, ``place`` in the gallery, ``distance`` as the index measures it."""
+
+    query: str
+    rank: int
+    place: int
+    id: str
+    label: str | None
+    distance: float
+
+
+def retrieve(searcher: Searcher, queries: Inputs, k: int) -> list[list[Hit]]:
+    """The k best items of each query. Raises ValueError as the searcher and the queries' files do."""
+    parts = [range(start, min(start + BATCH, len(queries))) for start in range(0, len(queries), BATCH)]
+    found = [each for part in parts for each in searcher(queries.read(part), k)]
+    return [_hits(searcher, name, each) for name, each in zip(queries.ids, found, strict=True)]
+
+
+def write_contact_sheet(
+    path: str | Path, model: str | Path, searcher: Searcher, queries: Inputs, hits: Sequence[Sequence[Hit]]
+) -> None:
+    """Write the hits of each query as pictures, seen as the model sees them.
+
+    A hit is marked right or wrong where labels of both are known. Raises ValueError for a model of vectors, and where
+    what the gallery was made of is not there any more.
+    """
+    if kinds.takes(model).image_size is None:
+        raise ValueError("the model takes vectors, of which there are no pictures; leave --sheet out")
+    gallery = searcher.gallery
+    items = opened(model, gallery.source)
+    if list(items.ids) != list(gallery.ids):
+        raise ValueError(
+            f"{gallery.source}: holds other items than the gallery was made of; make the gallery anew"
+        )
+    rows = []
+    for number, (name, own) in enumerate(zip(queries.ids, hits, strict=True)):
+        label = None if queries.labels is None else queries.labels[number]
+        shown = [
+            Shown(
+                items.read(range(hit.place, hit.place + 1))[0],
+                f"{hit.rank}. {hit.id} ({hit.distance:.3f})",
+                None if label is None or hit.label is None else hit.label == label,
+            )
+            for hit in own
+        ]
+        rows.append((Shown(queries.read(range(number, number + 1))[0], name), shown))
+    write_sheet(path, f"Nearest items of {len(queries)} queries", rows)
+
+
+def _hits(searcher: Searcher, query: str, found: Found) -> list[Hit]:
+    gallery = searcher.gallery
+    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), strict=True)
+    return [
+        Hit(
+            query=query,
+            rank=rank,
+            place=place,
+            id=gallery.ids[place],
+            label=None if gallery.labels is None else gallery.labels[place],
+            distance=distance,
+        )
+        for rank, (place, distance) in enumerate(ranked, 1)
+    ]

@@ -1,0 +1,118 @@
+"""A model's card: what it was trained on, how it was judged, its scores with intervals, and where that ends."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dmlstudy.registry.card import SHOWN, card
+from dmlstudy.registry.comparison import compare
+from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+
+SCORES = {
+    "red": {1: 0.6, 2: 0.61, 3: 0.62},
+    "blue": {1: 0.5, 2: 0.53, 3: 0.5},
+    "green": {1: 0.1, 2: 0.2, 3: 0.3},
+}
+ORIGIN = {
+    "num_development_images": "901",
+    "development_sha256": "d" * 64,
+    "num_test_images": "896",
+    "test_sha256": "t" * 64,
+    "num_shared_images": "3",
+}
+
+
+def made(family: str = "red", kind: str = "embedder", further: tuple[str, ...] = ()) -> str:
+    rows = [
+        Row(
+            family=name,
+            num_finished=3,
+            num_pruned=2,
+            num_failed=1,
+            num_judged=3,
+            validation=0.7,
+            validation_stderr=None,
+            params={},
+            untrained=None,
+            test={each: Estimate.of([0.25]) for each in further}
+            | {"test_map_at_r": Estimate.of(list(scores.values()))},
+        )
+        for name, scores in SCORES.items()
+    ]
+    board = Leaderboard(
+        study="s",
+        objective="map_at_r",
+        second_objective=None,
+        status="finished",
+        winner="red",
+        model=None,
+        rows=rows,
+        front=[],
+        comparisons=compare(SCORES, resolution=1e-3),
+    )
+    row = next(row for row in rows if row.family == family)
+    protocol = {"recall_at": (1, 2), "map_at": (), "clusters": False, "full_map": True, "num_folds": 4}
+    return card(
+        board, row, kind=kind, data="digits", origin=ORIGIN, protocol=protocol, name="digits-embedder"
+    )
+
+
+def table(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def test_it_says_what_the_model_is_of_and_how_it_was_judged() -> None:
+    text = made()
+    assert text.startswith("# digits-embedder: red\n")
+    for line in (
+        "Of the family **red** in the study **s**.",
+        "* data: digits",
+        "* development: 901 images, SHA-256 dddddddddddddddd",
+        "* test: 896 images, SHA-256 tttttttttttttttt",
+        "* images in both: 3",
+        "* recall at: 1, 2",
+        "* full map: yes",
+        "* num folds: 4",
+    ):
+        assert line in text.splitlines()
+    assert "The search tried 6 configurations (3 finished)" in text
+    assert "map at:" not in text, "what was not asked for is no part of the protocol"
+    assert "clusters" not in text
+
+
+def test_scores_have_intervals_and_the_objective_is_the_first() -> None:
+    further = ("test_recall_at_1", "test_concatenated_num_x", "test_num_queries", "test_separate_map_at_r")
+    rows = table(made(further=further))
+    assert [row[0] for row in rows] == ["map_at_r", "recall_at_1", "separate_map_at_r"]
+    low, high = map(float, re.findall(r"[\d.]+", rows[0][2]))
+    estimate = Estimate.of(list(SCORES["red"].values()))
+    assert float(rows[0][1]) == pytest.approx(estimate.mean, abs=5e-5)
+    assert (low, high) == pytest.approx((estimate.low, estimate.high), abs=5e-5)
+    assert rows[1][2] == "one seed"
+    assert len(table(made(further=tuple(f"test_recall_at_{k}" for k in range(1, 40))))) == SHOWN
+
+
+def test_its_comparisons_are_those_of_its_own_family() -> None:
+    own = [
+        line
+        for line in made("green").splitlines()
+        if " by " in line or "distinguishable" in line or "than" in line
+    ]
+    compared = [line for line in own if line.startswith("* ")]
+    assert len(compared) == 2
+    assert all("green" in line for line in compared)
+    assert any("red better than green" in line for line in compared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [
+        ("embedder", "classes of the same data set that were not trained on"),
+        ("online", "its constraints were of"),
+    ],
+)
+def test_it_says_where_its_scores_end(kind: str, limit: str) -> None:
+    assert limit in made(kind=kind)

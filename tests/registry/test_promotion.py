@@ -1,0 +1,199 @@
+"""Champion and challenger: a version takes the other's place only where the paired comparison says better."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+
+from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
+from dmlstudy.registry import models, promotion, tracking
+from dmlstudy.registry.models import RegisteredVersion
+from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.registry.tracking import StudyTracker
+
+NUMBERS = itertools.count()
+
+ORIGIN = {"objective": "map_at_r", "test_sha256": "ab", "num_test_images": "1000"}
+
+GOOD, SAME, BETTER = (0.50, 0.52, 0.51), (0.51, 0.52, 0.50), (0.60, 0.63, 0.62)
+
+
+def registered(store: Store, name: str, scores: Sequence[float], **origin: str) -> RegisteredVersion:
+    """A version of a study of its own, whose family has these scores by verdict seed."""
+    study = f"study-{next(NUMBERS)}"
+    tracker = StudyTracker(store, study, {}, origin={**ORIGIN, **origin})
+    run_id = ""
+    for seed, score in enumerate(scores, 1):
+        config = TrialConfig(
+            family="red",
+            phase="verdict",
+            data=DataConfig(name="digits"),
+            embedder=EmbedderConfig(),
+            batch=BatchConfig(),
+            training=TrainingConfig(),
+            loss=LossConfig(name="contrastive"),
+            seed=seed,
+        )
+        run_id = tracker.start_trial(f"red verdict seed {seed}", config, None)
+        tracker.end_trial(run_id, "finished", [], {f"test_{origin.get('objective', 'map_at_r')}": score})
+    client = tracking.connect(store)
+    if name not in {model.name for model in client.search_registered_models()}:
+        client.create_registered_model(name)
+    tags = {"study": study, "family": "red"}
+    version = client.create_model_version(name, f"runs:/{run_id}/embedder", run_id, tags=tags)
+    return models.resolve(store, f"{name}/{version.version}")
+
+
+def aliases(store: Store, name: str) -> dict[str, int]:
+    return {alias: v.version for v in models.versions(store) if v.name == name for alias in v.aliases}
+
+
+@pytest.fixture
+def name() -> str:
+    return f"model-{next(NUMBERS)}"
+
+
+def test_the_first_is_the_champion_and_the_second_of_its_study_the_challenger(
+    store: Store, name: str
+) -> None:
+    first, second = registered(store, name, GOOD), registered(store, name, SAME)
+    decision = promotion.offer(store, first, second)
+    assert decision.is_promoted
+    assert decision.before is None
+    assert aliases(store, name) == {"champion": 1, "challenger": 2}
+    assert promotion.history(store, name) == [decision]
+
+
+def test_a_better_one_takes_over_and_is_rolled_back(store: Store, name: str) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    decision = promotion.offer(store, registered(store, name, BETTER))
+    assert (decision.version, decision.champion, decision.before) == (2, 2, 1)
+    assert decision.reason.startswith(f"better than {name}/1 by +0.1067 [")
+    assert decision.reason.endswith(", 3 seeds")
+    assert aliases(store, name) == {"champion": 2, "challenger": 1}
+    comparison = promotion.compared(store, f"{name}@champion", f"{name}@challenger")
+    assert (comparison.outcome, comparison.num_seeds) == ("better", 3)
+    assert str(comparison).startswith(f"{name}/2 better than {name}/1: +0.1067")
+    assert promotion.rollback(store, name).reason == "rolled back from version 2"
+    assert aliases(store, name) == {"champion": 1, "challenger": 2}
+    promotion.rollback(store, name)
+    assert aliases(store, name) == {"champion": 2, "challenger": 1}
+    assert [each.champion for each in promotion.history(store, name)] == [1, 2, 1, 2]
+
+
+def test_one_that_is_no_better_stays_the_challenger_unless_someone_says_why(store: Store, name: str) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    decision = promotion.offer(store, registered(store, name, SAME))
+    assert not decision.is_promoted
+    assert decision.reason.startswith(f"not distinguishable from {name}/1 by +0.0000 [")
+    assert aliases(store, name) == {"champion": 1, "challenger": 2}
+    assert promotion.promote(store, f"{name}@challenger").champion == 1
+    forced = promotion.promote(store, f"{name}/2", "half the size")
+    assert forced.is_promoted
+    assert forced.reason == "without a comparison: half the size"
+    assert aliases(store, name) == {"champion": 2, "challenger": 1}
+    client = tracking.connect(store)
+    assert client.get_model_version(name, "2").tags["decision"] == forced.reason
+    with pytest.raises(StoreError, match=f"{name}/2 is the champion already"):
+        promotion.promote(store, name)
+
+
+@pytest.mark.parametrize(
+    ("scores", "origin", "reason"),
+    [
+        (BETTER, {"test_sha256": "cd"}, "judged by other test data: they cannot be compared"),
+        (BETTER, {"objective": "recall_at_1"}, r"other metrics \(test_recall_at_1, test_map_at_r\)"),
+        (BETTER[:1], {}, "fewer than 2 verdict seeds in common"),
+    ],
+)
+def test_what_cannot_be_compared_is_not_promoted(
+    store: Store, name: str, scores: Sequence[float], origin: dict[str, str], reason: str
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    decision = promotion.offer(store, registered(store, name, scores, **origin))
+    assert not decision.is_promoted
+    assert aliases(store, name) == {"champion": 1, "challenger": 2}
+    with pytest.raises(StoreError, match=reason) as raised:
+        promotion.compared(store, f"{name}/2", f"{name}/1")
+    assert decision.reason == str(raised.value)
+
+
+def test_offered_again_after_a_kill_it_is_decided_once(
+    store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    better = registered(store, name, BETTER)
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as kill:
+        kill.setattr(mlflow.MlflowClient, "set_registered_model_alias", killed)
+        with pytest.raises(KeyboardInterrupt):
+            promotion.offer(store, better)
+    assert aliases(store, name) == {"champion": 1}
+    for _ in range(2):
+        assert promotion.offer(store, better).is_promoted
+        assert aliases(store, name) == {"champion": 2, "challenger": 1}
+    assert len(promotion.history(store, name)) == 2
+
+
+def test_the_history_keeps_to_the_size_of_a_tag(store: Store, name: str) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    registered(store, name, SAME)
+    for number in range(25):
+        promotion.promote(store, f"{name}/{2 - number % 2}", "because " * 40 + str(number))
+    kept = promotion.history(store, name)
+    assert 5 < len(kept) <= promotion.MOST_KEPT
+    assert kept[-1].reason.endswith("24")
+
+
+def test_what_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(StoreError, match="no model"):
+        promotion.rollback(store, name)
+    promotion.offer(store, registered(store, name, GOOD))
+    with pytest.raises(StoreError, match="there is nothing before"):
+        promotion.rollback(store, name)
+    with pytest.raises(StoreError, match="no model"):
+        promotion.promote(store, f"{name}/9")
+    with pytest.raises(StoreError, match="same family of one study"):
+        promotion.compared(store, name, name)
+
+
+@pytest.mark.parametrize("call", ["get_registered_model", "set_registered_model_tag"])
+def test_what_the_store_refuses_is_one_line_and_nothing_of_before_is_lost(
+    call: str, store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    promotion.offer(store, registered(store, name, SAME))
+    before = promotion.history(store, name), aliases(store, name)
+
+    def refuses(*arguments: Any, **named: Any) -> None:
+        raise MlflowException("Permission denied", error_code=PERMISSION_DENIED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow.MlflowClient, call, refuses)
+        with pytest.raises(
+            StoreError, match=r"^the MLflow store .* refuses: Permission denied; see that you may"
+        ):
+            promotion.promote(store, f"{name}/2", "anyway")
+    assert (promotion.history(store, name), aliases(store, name)) == before
+
+
+def test_a_reference_that_may_not_be_read_is_not_called_unknown(
+    store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(store, name, GOOD)
+
+    def refuses(*arguments: Any, **named: Any) -> None:
+        raise MlflowException("Permission denied", error_code=PERMISSION_DENIED)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "get_model_version", refuses)
+    with pytest.raises(StoreError, match="refuses: Permission denied"):
+        models.resolve(store, f"{name}/1")

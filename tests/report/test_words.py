@@ -1,0 +1,195 @@
+"""The verdict in a sentence, and tables whose numbers are the leaderboard's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from made_study import Maker
+
+from dmlstudy.registry.comparison import compare
+from dmlstudy.registry.history import TrialRun, history
+from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row, leaderboard
+from dmlstudy.report import words
+
+
+def row(family: str, validation: float | None, scores: list[float], **known: Any) -> Row:
+    given: dict[str, Any] = {
+        "num_finished": 1,
+        "num_pruned": 0,
+        "num_failed": 0,
+        "num_judged": len(scores),
+        "validation_stderr": None,
+        "params": {},
+        "untrained": None,
+        "test": {"test_map_at_r": Estimate.of(scores)} if scores else {},
+    }
+    return Row(family=family, validation=validation, **(given | known))
+
+
+def board(scores: dict[str, list[float]], winner: str | None = "a", **known: Any) -> Leaderboard:
+    by_seed = {family: dict(enumerate(own, 1)) for family, own in scores.items()}
+    rows = [
+        row(
+            family,
+            None if family == "untrained" else 0.9 - number / 10,
+            own,
+            untrained=None if family == "untrained" or "untrained" not in scores else "untrained",
+        )
+        for number, (family, own) in enumerate(scores.items())
+    ]
+    judged = {family: own for family, own in by_seed.items() if own}
+    given: dict[str, Any] = {
+        "study": "s",
+        "objective": "map_at_r",
+        "second_objective": None,
+        "status": "finished",
+        "winner": winner,
+        "model": None,
+        "rows": rows,
+        "front": [],
+        "comparisons": compare(judged, resolution=1e-6) if len(judged) > 1 else [],
+    }
+    return Leaderboard(**(given | known))
+
+
+A, B, LIKE_A = [0.60, 0.62, 0.61], [0.50, 0.53, 0.50], [0.61, 0.60, 0.62]
+
+
+def test_a_winner_that_is_better() -> None:
+    found = board({"a": A, "b": B})
+    (comparison,) = found.comparisons
+    said = words.verdict(found)
+    assert said.startswith(
+        "a wins by validation map_at_r 0.9000; on the test classes it has 0.6100 [0.5852, 0.6348]"
+    )
+    assert " and is better than the runner-up b: +0.1000 [+0.0752, +0.1248], p = " in said
+    assert said.endswith(f"p = {comparison.adjusted_p_value:.3f}.")
+
+
+def test_a_winner_that_cannot_be_told_from_the_runner_up() -> None:
+    assert "is not distinguishable from the runner-up b: " in words.verdict(board({"a": A, "b": LIKE_A}))
+
+
+def test_a_winner_that_is_worse_on_the_test_classes_is_said_to_be() -> None:
+    said = words.verdict(board({"a": B, "b": A, "c": LIKE_A}))
+    assert "is worse than the runner-up b: \N{MINUS SIGN}0.1000" in said
+    assert said.endswith("; b and c did better there.")
+    (comparison,) = board({"b": A, "a": B}).comparisons
+    assert words.difference(comparison, "a").startswith("\N{MINUS SIGN}0.1000 [\N{MINUS SIGN}0.12")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (board({"a": A, "untrained": B}), "is better than its embedder untrained: +0.1000"),
+        (board({"a": A}), "and there is nothing to compare it with."),
+        (board({"a": A}, status="running"), "and there is nothing to compare it with yet."),
+        (
+            board({"a": [], "b": []}, None),
+            "a leads so far by validation map_at_r 0.9000; it was not judged",
+        ),
+        (board({"a": [0.5], "b": [0.4]}), "0.5000 (one seed, so no interval)"),
+        (board({}, None), "No trial has finished"),
+    ],
+)
+def test_verdicts_of_little(found: Leaderboard, expected: str) -> None:
+    assert expected in words.verdict(found)
+
+
+def cells(text: str) -> list[list[str]]:
+    """The body of a table, tags left out."""
+    body = text[text.index("<tbody>") :]
+    return [
+        [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[hd][^>]*>.*?</t[hd]>", each)]
+        for each in re.findall(r"<tr>.*?</tr>", body)
+    ]
+
+
+def test_the_leaderboards_numbers(small: Maker) -> None:
+    found = leaderboard(small.store, "small")
+    rows = cells(words.leaderboard_table(found, ["recall_at_1", "nmi"]))
+    assert rows[0] == [
+        "alpha (winner)",
+        "0.7000",
+        "0.6100 [0.5852, 0.6348]",
+        "0.7100 [0.6852, 0.7348]",
+        "3",
+        "5 + 1 + 0",
+    ]
+    assert [each[0] for each in rows][:2] == ["alpha (winner)", "beta"]
+    assert ["gamma", "–", "–", "–", "–", "0 + 0 + 1"] in rows
+
+
+def test_the_comparisons_numbers(small: Maker) -> None:
+    found = leaderboard(small.store, "small")
+    rows = cells(words.comparison_table(found))
+    assert len(rows) == len(found.comparisons) == 3
+    for shown, each in zip(rows, found.comparisons, strict=True):
+        assert shown[:3] == [each.first, f"{each.outcome} {each.preposition}", each.second]
+        assert float(shown[3].replace("\N{MINUS SIGN}", "-")) == pytest.approx(each.effect, abs=1e-4)
+        assert each.low is not None
+        assert float(shown[4].split()[0].replace("\N{MINUS SIGN}", "-")) == pytest.approx(each.low, abs=1e-4)
+        assert shown[5] == ("&lt; 0.001" if each.adjusted_p_value < 0.001 else f"{each.adjusted_p_value:.3f}")
+        assert shown[6] == "3"
+
+
+def test_what_can_be_had_at_each_size() -> None:
+    front = [FrontTrial(family="a", trial=4, validation=0.5, size=16)]
+    found = board({"a": A}, second_objective="embedding_dim", front=front)
+    assert cells(words.front_table(found)) == [["a", "#4", "0.5000", "16"]]
+
+
+def run(started: float, ended: float | None, workers: int = 1, kind: str = "search") -> TrialRun:
+    return TrialRun(
+        kind=kind,
+        family="a",
+        status="finished",
+        seed=0,
+        workers=workers,
+        device="cpu",
+        started=started,
+        ended=ended,
+        reason="",
+    )
+
+
+def test_time_with_a_trial_running_by_hand() -> None:
+    assert words.busy_seconds([]) == 0
+    runs = [run(100, 110), run(105, 120), run(106, 107), run(130, 140), run(150, None)]
+    assert words.busy_seconds(runs) == 30
+    assert words.busy_seconds(runs[::-1]) == 30
+
+
+def test_costs_add_up(small: Maker) -> None:
+    found = leaderboard(small.store, "small")
+    kept = history(small.store, "small").model_copy(
+        update={"runs": [run(0, 60, 2), run(30, 90, 2), run(120, 180, 2, "verdict")]}
+    )
+    trials, whole = words.cost(board({"a": A}), kept, 200.0)
+    assert cells(trials) == [["a", "1", "0", "0", "1", "0", "2:00 min", "1:00 min", "6:00 min"]]
+    facts = dict(cells(whole))
+    assert facts["wall time, all sittings"] == "3:20 min"
+    assert facts["worker time, all trials"] == "6:00 min"
+    assert facts["time with a trial running"] == "2:30 min"
+    assert facts["trials at once, on average"] == "1.20"
+    assert facts["engine: time with no trial running"] == "50 s (25.0% of the wall time)"
+    assert "how much of a trial" in facts["not known"]
+    assert "not known" in dict(cells(words.cost(found, kept, None)[1]))["wall time, all sittings"]
+
+
+def test_how_to_do_it_again_holds_the_file_and_what_it_was_of(small: Maker) -> None:
+    found = leaderboard(small.store, "small").model_copy(update={"model": "small; rm -rf/1"})
+    kept = history(small.store, "small")
+    text = "".join(words.reproduction(found, kept, small.store.read_state("small")))
+    assert "data: {name: digits}  # &lt;b&gt;not bold&lt;/b&gt;" in text
+    assert "dmlstudy run study.yaml --name small-again" in text
+    assert "git checkout abc" in text
+    assert "dmlstudy pull &#x27;small; rm -rf/1&#x27; --to model" in text
+    assert f"SHA-256 {kept.tags['test_sha256']}" in text
+    assert "search 0; verdict 1, 2, 3" in text
+    assert ">torch</th><td>9.9</td>" in text
+    lost = "".join(words.reproduction(found, kept.model_copy(update={"texts": {}}), {}))
+    assert "The study’s file is not among the artifacts of its run any more." in lost
+    assert "dmlstudy run" not in lost

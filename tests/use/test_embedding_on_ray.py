@@ -1,0 +1,65 @@
+"""Embedding on Ray: parts by several processes are those of one, and the Ray that was started here ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmlstudy import data
+from dmlstudy.records import ResourcesConfig
+from dmlstudy.registry import kinds
+from dmlstudy.use import embedding
+from dmlstudy.use.embedding import Job, embed_into, opened
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),  # those of Ray's own modules, which are imported in this process
+]
+
+
+def test_parts_by_two_processes_are_those_of_one(models: dict[str, Path], tmp_path: Path) -> None:
+    import ray
+
+    from dmlstudy.studies.embedding import on_cluster
+
+    num = 2 * embedding.PART + 1
+    x_NF = np.random.default_rng(0).normal(size=(num, 10)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x_NF, y=np.arange(num) % 7)
+    output = tmp_path / "z.parquet"
+    job = Job(str(models["codes"]), str(tmp_path / "x.npz"), str(output), device="cpu")
+    told: list[int] = []
+
+    def follow(parts: object, number: int) -> list[int]:
+        told.extend(parts)  # type: ignore[call-overload]
+        assert number == 3
+        return told
+
+    run = on_cluster(None, ResourcesConfig(workers=2, cpus_per_worker=0.5))
+    assert embed_into(job, run, follow) == (num, 16)
+    assert sorted(told) == [0, 1, 2]
+    assert not ray.is_initialized()
+    ids, labels, z_ND = data.read_embeddings(output)
+    items = opened(models["codes"], tmp_path / "x.npz")
+    assert (ids, labels) == (list(items.ids), items.labels)
+    np.testing.assert_array_equal(z_ND, kinds.verified(models["codes"])(x_NF))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npz", "z.parquet"]
+
+
+def test_what_a_process_refuses_is_told_and_the_parts_that_are_there_stay(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    import ray
+
+    from dmlstudy.studies.embedding import on_cluster
+
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"no picture")
+    job = Job(str(models["plain"]), str(tmp_path / "pictures"), str(tmp_path / "z.parquet"), device="cpu")
+    with pytest.raises(ValueError, match=r"a\.png: not a readable image") as caught:
+        embed_into(job, on_cluster(None, ResourcesConfig(workers=1, cpus_per_worker=0.5)))
+    assert "\n" not in str(caught.value)
+    assert not ray.is_initialized()
+    assert not (tmp_path / "z.parquet").exists()
