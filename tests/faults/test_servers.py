@@ -263,7 +263,13 @@ def test_a_study_waits_for_its_mlflow_server_on_postgresql(
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
         first = client.get_model_version("served-embedder", "1")
-        client.create_model_version("served-embedder", first.source, first.run_id, tags=first.tags)
+        client.create_model_version(
+            "served-embedder",
+            first.source,
+            first.run_id,
+            tags=first.tags,
+            model_id=first.source.removeprefix("models:/"),
+        )
         command = [
             *DMLSTUDY,
             "promote",
