@@ -14,7 +14,7 @@ import pytest
 from tune_simulator import Tune, study
 
 from dmlstudy import data, embedders
-from dmlstudy.registry import models
+from dmlstudy.registry import models, tracking
 from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.studies import study as studies
@@ -25,11 +25,16 @@ from dmlstudy.studies.study import _conclude, run_study
 
 @pytest.mark.parametrize(
     ("where", "call", "left"),
-    [(mlflow, "register_model", 0), (mlflow.MlflowClient, "set_registered_model_alias", 1)],
-    ids=["before the version", "before the alias"],
+    [
+        (mlflow, "register_model", []),
+        (mlflow.MlflowClient, "set_registered_model_alias", [[]]),
+        (studies, "publish", [["champion"]]),
+        (studies, "publish_folds", [["champion"]]),
+    ],
+    ids=["before the version", "before the alias", "before the rows", "before the folds"],
 )
 def test_a_kill_while_registering_leaves_a_champion_in_the_end(
-    where: Any, call: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: Any, call: str, left: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, store, search = study(), Store(tmp_path / "store"), SimpleNamespace(winner=lambda: "red")
     store.prepare()
@@ -49,7 +54,7 @@ def test_a_kill_while_registering_leaves_a_champion_in_the_end(
         kill.setattr(where, call, killed)
         with pytest.raises(KeyboardInterrupt):
             _conclude(spec, store, tracker, search)  # type: ignore[arg-type]
-    assert [version.aliases for version in models.versions(store)] == [[]] * left
+    assert [version.aliases for version in models.versions(store)] == left
 
     tracker = StudyTracker(store, spec.name, {})
     assert tracker.finished_verdicts() == {("red", 1)}
@@ -58,6 +63,9 @@ def test_a_kill_while_registering_leaves_a_champion_in_the_end(
     assert (version.version, version.aliases, version.metrics) == (1, ["champion"], {"test_map_at_r": 0.5})
     assert (board.status, board.model) == ("finished", f"{version.name}/1")
     assert tracker.client.get_run(run_id).info.status == "FINISHED"
+    (row,) = tracking.search_all(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'leaderboard'")
+    kept = [row.data.tags[name] for name in ("family", "comparison", "model")]
+    assert kept == ["red", "winner", f"{version.name}/1"]
 
 
 def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

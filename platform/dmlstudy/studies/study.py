@@ -278,16 +278,15 @@ def _conclude(
     }
     own, *others = versions.values()
     decision = promotion.offer(store, own, *others[:1])
-    tracker.end_study(
-        "finished", {"winner": winner, "model": f"{own.name}/{own.version}", "decision": decision.reason}
-    )
-    concluded = leaderboard(store, spec.name)
     named = {family: f"{version.name}/{version.version}" for family, version in versions.items()}
-    publish(tracker.client, tracker.experiment_id, tracker.parent_id, concluded, named)
+    with_winner = board.model_copy(update={"winner": winner})
+    publish(tracker.client, tracker.experiment_id, tracker.parent_id, with_winner, named)
     publish_folds(
         tracker.client, tracker.experiment_id, versions, spec.file.protocol.objective, tracker.of_each_trial
     )
-    return concluded
+    # Last of all, for a finished study is not gone on with.
+    tracker.end_study("finished", {"winner": winner, "model": named[own.family], "decision": decision.reason})
+    return leaderboard(store, spec.name)
 
 
 def _registered(
