@@ -12,7 +12,6 @@ set itself lies on the machine, ``dmlstudy validate`` says the same.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import tempfile
 from pathlib import Path
 
@@ -21,9 +20,9 @@ import torch
 from PIL import Image
 
 from dmlstudy.data import EXPECTED
-from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.records import TrialConfig
+from dmlstudy.studies.estimate import first_reports
 from dmlstudy.studies.spec import StudySpec, default_values, load
-from dmlstudy.training.trial import TrialStopped, run_trial
 
 STUDIES = [Path(f"search_spaces/studies/{name}.yaml") for name in ("cub200", "cars196", "sop", "inshop")]
 CLASSES, PICTURES = 384, 5
@@ -51,17 +50,16 @@ def images(spec: StudySpec) -> float:
     for family in spec.families.values():
         config = spec.trial_config(family, default_values(family))
         trial = config.training.epochs * development * (protocol.num_folds - 1 + 1 / 3)
-        models = 1 + (protocol.num_folds - 1) * config.fold_models
-        verdict = models * (config.training.epochs * development + test / 3)
+        of_folds = protocol.num_folds if config.fold_models else 0
+        trained_on = development * (1 + of_folds * (1 - 1 / protocol.num_folds))
+        verdict = config.training.epochs * trained_on + (1 + of_folds) * test / 3
         total += search.trials_per_family * trial + protocol.verdict_seeds * verdict
     return total
 
 
-def images_per_second(spec: StudySpec, family: str, folder: Path, batches: int) -> tuple[TrialConfig, float]:
-    """Of a little training at the family's default point; the first batch, which starts the threads, is not counted."""
-    own = spec.families[family]
-    config = spec.trial_config(own, default_values(own))
-    config = config.model_copy(
+def images_per_second(config: TrialConfig, folder: Path, batches: int) -> float:
+    """Of a second epoch of few batches, with the backbone learning; the first one starts the threads."""
+    few = config.model_copy(
         update={
             "data": config.data.model_copy(update={"name": "image_folder", "path": str(folder / "images")}),
             "embedder": config.embedder.model_copy(update={"weights": None}),
@@ -70,16 +68,7 @@ def images_per_second(spec: StudySpec, family: str, folder: Path, batches: int) 
             "num_folds": 1,
         }
     )
-    reports: list[TrialReport] = []
-
-    def listen(report: TrialReport) -> None:
-        reports.append(report)
-        if len(reports) == 2:
-            raise TrialStopped
-
-    with contextlib.suppress(TrialStopped):
-        run_trial(config, listen)
-    return config, reports[-1].metrics["images_per_second"]
+    return first_reports(few)[-1][1].metrics["images_per_second"]
 
 
 def main() -> None:
@@ -100,7 +89,7 @@ def main() -> None:
             config = spec.trial_config(own, default_values(own))
             key = repr((config.embedder, config.augmentation, config.batch, config.data.image_size))
             if key not in measured:
-                _, measured[key] = images_per_second(spec, arguments.family, Path(scratch), arguments.batches)
+                measured[key] = images_per_second(config, Path(scratch), arguments.batches)
         total, rate = images(spec), measured[key]
         print(
             f"{spec.name:8} {total / 1e6:8.1f} million images at most; {rate:5.1f} images/s of {arguments.family}"

@@ -81,21 +81,20 @@ def _publish(
     }
     history = client.get_metric_history(trial.info.run_id, objective)
     curves = fold_curves({point.step: point.value for point in history if point.step}, num_folds)
+    of_trial = {name: trial.data.tags[name] for name in TAKEN_OVER if name in trial.data.tags}
+    about = {
+        **tags,
+        **of_trial,
+        tracking.PARENT: trial.info.run_id,
+        "dmlstudy_kind": KIND,
+        "status": "finished",
+    }
     for fold, curve in enumerate(curves):
-        taken = {name: trial.data.tags[name] for name in TAKEN_OVER if name in trial.data.tags}
-        about = {
-            **tags,
-            **taken,
-            tracking.PARENT: trial.info.run_id,
-            "dmlstudy_kind": KIND,
-            "fold": str(fold),
-            "status": "finished",
-        }
-        run_id = there.get(str(fold)) or str(
-            client.create_run(
-                experiment_id, tags=about, run_name=f"{trial.info.run_name} fold {fold}"
-            ).info.run_id
-        )
+        run_id = there.get(str(fold))
+        if run_id is None:
+            name = f"{trial.info.run_name} fold {fold}"
+            made = client.create_run(experiment_id, tags={**about, "fold": str(fold)}, run_name=name)
+            run_id = str(made.info.run_id)
         now = int(time.time() * 1000)
         last = max(curve, default=0)
         curve[last] = trial.data.metrics[f"fold_{fold}_{objective}"]  # as the trial itself has told it

@@ -68,7 +68,9 @@ def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]
         try:
             folder = tracking.fetch_model(client, own[-1].info.run_id, Path(scratch))
         except (MlflowException, OSError, ValueError) as error:
-            raise StoreError(f"the model of {family} is not kept any more ({_first_line(error)})") from None
+            raise StoreError(
+                f"the model of {family} is not kept any more ({tracking.first_line(error)})"
+            ) from None
         yield folder
 
 
@@ -80,8 +82,8 @@ def keep_page(store: Store, study: str, text: str) -> None:
         client.log_text(run_id, text, PAGE)
     except (MlflowException, OSError) as error:
         raise StoreError(
-            f"the MLflow store {store.tracking_uri} did not take {PAGE} ({_first_line(error)}); mend that, and make"
-            " the report again"
+            f"the MLflow store {store.tracking_uri} did not take {PAGE} ({tracking.first_line(error)}); mend that, and"
+            " make the report again"
         ) from None
 
 
@@ -112,7 +114,3 @@ def _texts(client: Any, run_id: str) -> dict[str, str]:
             }
     except (MlflowException, OSError):
         return {}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -67,7 +67,7 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
             client.search_experiments(max_results=1)
     except Exception as error:
         raise StoreError(
-            f"the MLflow store {store.tracking_uri} does not answer ({_first_line(error)});"
+            f"the MLflow store {store.tracking_uri} does not answer ({first_line(error)});"
             " check --store or --tracking-uri"
         ) from None
     return client
@@ -84,7 +84,7 @@ def in_one_line(
             return call(store, *args, **named)
         except MlflowException as error:
             raise StoreError(
-                f"the MLflow store {store.tracking_uri} refuses: {_first_line(error)}; see that you may do that there,"
+                f"the MLflow store {store.tracking_uri} refuses: {first_line(error)}; see that you may do that there,"
                 " or name another with --store or --tracking-uri"
             ) from error
 
@@ -123,7 +123,7 @@ class Patience:
                     raise
                 raise StoreError(
                     f"the MLflow store {self._store.tracking_uri} did not take a record:"
-                    f" {_first_line(error)}; mend it and run the study again, it goes on from there"
+                    f" {first_line(error)}; mend it and run the study again, it goes on from there"
                 ) from error
 
     def _await_server(self, error: Exception) -> None:
@@ -164,7 +164,8 @@ def _is_outage(error: Exception) -> bool:
     return isinstance(error, StoreError | requests.exceptions.RequestException | ConnectionError)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error's message as far as one line holds it, or its type where it has none."""
     text = str(error).strip()
     return text.splitlines()[0][:200] if text else type(error).__name__
 

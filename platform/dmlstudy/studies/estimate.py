@@ -78,13 +78,12 @@ def _family_seconds(spec: StudySpec, dataset: StudyData, name: str) -> float:
 
 def _trial_of_embedder(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
     """Seconds of a search trial and of a verdict trial, from the images per second of a few batches."""
+    # Epochs with a frozen backbone are the first and the fast ones.
     few = {
         "batch": config.batch.model_copy(update={"per_epoch": 2}),
-        "training": config.training.model_copy(
-            update={"freeze_backbone_epochs": 0}
-        ),  # these are the fast ones
+        "training": config.training.model_copy(update={"freeze_backbone_epochs": 0}),
     }
-    rate = _first_reports(config.model_copy(update=few))[-1][1].metrics["images_per_second"]
+    rate = first_reports(config.model_copy(update=few))[-1][1].metrics["images_per_second"]
     folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)
     sizes = [(len(fold.train_indices), len(fold.validation_indices)) for fold in folds]
     # An epoch shows each training image about once; embedding an image costs a third of training on it.
@@ -98,7 +97,7 @@ def _trial_of_codes(config: TrialConfig, labels_N: Labels, num_test: int) -> tup
     """The same of codes, from whole epochs: what takes long is the ranking of a whole database after each."""
     assert config.hashing is not None
     started = time.perf_counter()
-    (first, report), *further = _first_reports(config)
+    (first, report), *further = first_reports(config)
     per_epoch = further[-1][0] - first if further else first - started
     rate = report.metrics["rows_per_second"]
     folds = row_folds(len(labels_N), config.num_folds, config.seed)
@@ -115,7 +114,7 @@ def _trial_of_stream(config: TrialConfig, labels_N: Labels, num_test: int) -> tu
     for epochs in (0, config.training.epochs):
         training = config.training.model_copy(update={"epochs": epochs})
         started = time.perf_counter()
-        parts.append(_first_reports(config.model_copy(update={"training": training}))[0][0] - started)
+        parts.append(first_reports(config.model_copy(update={"training": training}))[0][0] - started)
     judging, learning = parts[0], max(0.0, parts[1] - parts[0])
     folds, epochs = config.num_folds, config.training.epochs
     num_rows = len(labels_N) + num_test
@@ -126,7 +125,7 @@ def _trial_of_stream(config: TrialConfig, labels_N: Labels, num_test: int) -> tu
     return folds * epochs * (learning + judging), epochs * (learning + growth * judging)
 
 
-def _first_reports(config: TrialConfig) -> list[tuple[float, TrialReport]]:
+def first_reports(config: TrialConfig) -> list[tuple[float, TrialReport]]:
     """When a trial made its first reports, two at most, and what they were."""
     reports: list[tuple[float, TrialReport]] = []
 

@@ -110,9 +110,8 @@ def importances(finished: Sequence[FrozenTrial], names: Sequence[str]) -> dict[s
                 for trial in finished
             ]
         )
-        with (
-            warnings.catch_warnings()
-        ):  # of parameters that few trials have; the page says how many there are
+        # Warned is of parameters that few trials have; the page says how many trials there are.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return dict(get_param_importances(study, params=known))
     finally:
