@@ -11,6 +11,7 @@ from typing import Any
 
 import optuna
 import pytest
+import ray
 
 from dmlstudy.data import state_file
 from dmlstudy.data.state_file import FILE
@@ -19,6 +20,7 @@ from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import StudyTracker, search_all
 from dmlstudy.studies import recorder as recorders
 from dmlstudy.studies import spec
+from dmlstudy.studies.cluster import ClusterError
 from dmlstudy.studies.gang import checkpoint_name
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.recorder import Recorder, StudyEnds
@@ -94,7 +96,7 @@ class Sitting:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(recorders.ray, "get", lambda answer, timeout: answer)
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +222,7 @@ def test_what_cannot_be_recorded_ends_the_study_and_is_run_again(
         elif what == "optuna":
             broken.setattr(sitting.search, "commit", fail)
         else:
+            broken.setattr(recorders, "MOST_RETRAINED", 0)
             sitting.vault.held.clear()
         sitting.end("v")
         trial = SimpleNamespace(trial_id="v")
@@ -275,7 +278,7 @@ import optuna
 sys.path.insert(0, sys.argv[1])
 from test_recorder import Sitting, recorders, to_the_shipped_verdict
 from dmlstudy.registry.store import Store
-recorders.ray.get = lambda answer: answer
+recorders.ray.get = lambda answer, timeout: answer
 sitting = Sitting(Store(Path(sys.argv[2])), "killed", optuna.storages.RDBStorage(sys.argv[3]))
 to_the_shipped_verdict(sitting)
 sitting.tracker.end_trial = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -302,11 +305,79 @@ def test_a_driver_killed_before_the_end_is_recorded_finds_the_state_again(
 
 def test_a_study_that_gets_no_room_ends_and_can_be_resumed(sitting: Sitting, store: Store) -> None:
     sitting.begin("a")
-    sitting.end("a", failure="no room within resources.start_limit_s = 5", unstarted=True)
+    sitting.end("a", failure="no room within resources.start_limit_s = 5; make room", unstarted=True)
     assert str(sitting.recorder.failure) == (
-        "no room within resources.start_limit_s = 5; make room or raise it, and `dmlstudy resume` goes on"
+        "no room within resources.start_limit_s = 5; make room, and"
+        f" `dmlstudy resume {sitting.tracker.study}` goes on"
     )
     assert sitting.statuses() == ["interrupted"]
     resumed = again(sitting, store)
     resumed.begin("b")
     assert resumed.search.assignments["b"].number == 0
+
+
+def test_a_node_that_lacks_something_fails_no_configuration_and_ends_the_study(
+    sitting: Sitting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sitting.search, "has_progress", lambda: True)  # other trials may do well
+    sitting.begin("a")
+    sitting.end("a", failure="node 10.0.0.3 has no /data/birds", unstarted=True, unfit=True)
+    study = sitting.tracker.study
+    assert isinstance(sitting.recorder.failure, ClusterError)
+    assert (
+        str(sitting.recorder.failure)
+        == f"node 10.0.0.3 has no /data/birds; `dmlstudy resume {study}` goes on"
+    )
+    with pytest.raises(StudyEnds):
+        sitting.recorder.on_step_end(0, [])
+    assert sitting.statuses() == ["interrupted"]
+    assert not sitting.search.study.trials[0].state.is_finished()
+
+
+def test_a_cluster_that_has_died_ends_the_study(sitting: Sitting) -> None:
+    gone = ""
+    sitting.recorder._why_gone = lambda: gone
+    sitting.recorder.on_step_end(0, [])
+    gone = "Ray on this machine has died: its raylet is gone"
+    with pytest.raises(StudyEnds):
+        sitting.recorder.on_step_end(1, [])
+    assert str(sitting.recorder.failure) == f"{gone}; `dmlstudy resume {sitting.tracker.study}` goes on"
+
+
+@pytest.mark.parametrize("is_there_again", [True, False])
+def test_a_verdict_whose_embedder_was_lost_with_the_vault_is_run_again(
+    is_there_again: bool, sitting: Sitting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = to_the_shipped_verdict(sitting)
+
+    def dead(answer: object, timeout: float) -> object:
+        raise ray.exceptions.ActorDiedError
+
+    with monkeypatch.context() as killed:
+        if is_there_again:
+            sitting.vault.held.clear()
+        else:
+            killed.setattr(recorders.ray, "get", dead)
+        sitting.end("v")
+    assert sitting.recorder.failure is None
+    assert (sitting.folder(config) / FILE).exists(), "its state was removed, and it would be trained again"
+    assert "interrupted, goes on later: its trained embedder was lost with the vault" in sitting.told[-1]
+    assert sitting.search.num_left
+    assert sitting.begin("w") == config
+    sitting.end("w")
+    assert sitting.recorder.failure is None
+    assert sitting.statuses() == ["finished", "interrupted", "finished"]
+    assert sitting.tracker.verdict_run(config.family, config.seed) is not None
+
+
+def test_a_lost_actor_is_not_counted_against_a_trial_that_makes_progress(sitting: Sitting) -> None:
+    """``retries`` is 1: lost four times with an epoch in between each, it goes on; twice without one, it fails."""
+    for number in range(4):
+        sitting.begin(str(number))
+        sitting.search.observe(str(number), {"step": number + 1.0, "map_at_r": 0.1})
+        sitting.search.on_trial_complete(str(number), error=True)
+        assert sitting.search.assignments[str(number)].status == "interrupted"
+        sitting.recorder.on_trial_error(0, [], SimpleNamespace(trial_id=str(number)))
+    sitting.begin("again")
+    sitting.search.on_trial_complete("again", error=True)
+    assert sitting.search.assignments["again"].status == "failed"

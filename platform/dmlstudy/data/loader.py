@@ -18,6 +18,7 @@ import numpy as np
 
 from dmlstudy.data.augmentation import Augmentation, Look
 from dmlstudy.data.images import Indices, Inputs, LabelledImages, Looks
+from dmlstudy.heartbeat import beat
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -45,7 +46,11 @@ def in_threads(work: Callable[[T], U], items: Sequence[T]) -> list[U]:
         return [work(item) for item in piece]
 
     with ThreadPoolExecutor(num_threads()) as pool:
-        return [result for results in pool.map(on_piece, pieces) for result in results]
+        found: list[U] = []
+        for results in pool.map(on_piece, pieces):
+            found += results
+            beat()
+        return found
 
 
 class Rates(NamedTuple):

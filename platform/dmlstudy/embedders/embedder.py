@@ -20,6 +20,7 @@ from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
 from dmlstudy.embedders.levels import NO_FUSION, OWN_POOLING
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
+from dmlstudy.heartbeat import beat
 from dmlstudy.naming import nearest
 
 
@@ -257,6 +258,7 @@ def embed_with_structure(
         embedder.to(target).eval()
         with torch.inference_mode():
             for start in range(0, len(images_NHWC), batch_size):
+                beat()
                 rows = slice(start, start + batch_size)
                 z, omega = embedder.embed_with_structure(torch.tensor(images_NHWC[rows], device=target))
                 z_ND[rows] = z.cpu().numpy()

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dmlstudy.hashing.model import HashingModel, build, check_features
+from dmlstudy.heartbeat import beat
 from dmlstudy.records import HashingConfig, TrainingConfig, TrialReport
 
 
@@ -63,6 +64,7 @@ def train_hashing(
             rows = torch.from_numpy(order_N[start : start + batch_size]).to(x_all_NF.device)
             loss = model(x_all_NF[rows], generator)
             losses.append([value.item() for value in loss])
+            beat()
             if not math.isfinite(losses[-1][0]):
                 raise HashingFailed(f"epoch {epoch + 1}, batch {len(losses)}: the loss is {losses[-1][0]}")
             optimizer.zero_grad(set_to_none=True)

@@ -19,6 +19,7 @@ import safetensors
 from safetensors.numpy import save
 
 from dmlstudy.data.state_file import written_whole
+from dmlstudy.heartbeat import beat
 from dmlstudy.online.drift import CanReopen, Race, Score, Watch
 from dmlstudy.online.learner import Constraints, Floats, OnlineLearner
 
@@ -131,6 +132,7 @@ def _learn(
 
     for block in source(progress.position):
         losses = learner.partial_fit(block)
+        beat()
         progress.position += len(losses)
         since_report.append(losses)
         if watch is not None:

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import faiss
 import numpy as np
 
+from dmlstudy.heartbeat import beating_while_it_computes
 from dmlstudy.retrieval.neighbours import Floats, Ints, checked
 
 Mean: TypeAlias = Literal["arithmetic", "geometric"]
@@ -39,7 +40,8 @@ def k_means(
         min_points_per_centroid=1,
         max_points_per_centroid=math.ceil(num_items / num_clusters),  # never a sample
     )
-    means.train(unit_ND)
+    with beating_while_it_computes():
+        means.train(unit_ND)
     _, cluster_N1 = means.index.search(unit_ND, 1)
     return np.asarray(cluster_N1[:, 0], dtype=np.int64)
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dmlstudy.heartbeat import beat
 from dmlstudy.retrieval.neighbours import Ints, num_reachable
 
 Codes: TypeAlias = NDArray[np.uint8]
@@ -50,6 +51,7 @@ def hamming_neighbours(
     index_M = np.arange(num_items, dtype=np.uint64)
     rows_at_once = max(1, _CELLS_PER_CHUNK // num_items)
     for start in range(0, len(query_QP), rows_at_once):
+        beat()
         row_Q = np.arange(start, min(start + rows_at_once, len(query_QP)))
         key_QM = np.zeros((len(row_Q), num_items), np.uint64)
         for word in range(query_QW.shape[1]):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from dmlstudy.heartbeat import beat
 from dmlstudy.retrieval.codes import Codes
 from dmlstudy.retrieval.metrics import Denominator, Labels, Scores, count_relevant, num_ranks, tie_order
 from dmlstudy.retrieval.neighbours import Floats, Ints, checked, in_gallery, in_itself
@@ -207,6 +208,7 @@ def _reordered(
     reordered_QK = index_QK.copy()
     rows_at_once = max(1, _CELLS_PER_CHUNK // max(1, n * width))
     for start in range(0, len(index_QK), rows_at_once):
+        beat()
         rows = slice(start, min(start + rows_at_once, len(index_QK)))
         first_Qn = index_QK[rows, :n]
         distance_Qn = measured(rows, np.maximum(first_Qn, 0))
@@ -228,6 +230,7 @@ def _largest_squared_distances(z_ND: Floats) -> Floats:
     half_N = (z_ND.astype(np.float64) ** 2).sum(axis=1).astype(np.float32)
     largest_N = np.empty(len(z_ND), np.float32)
     for start in range(0, len(z_ND), 1024):
+        beat()
         rows = slice(start, start + 1024)
         least = np.full(len(half_N[rows]), -np.inf, np.float32)
         for column in range(0, len(z_ND), 8192):
@@ -244,6 +247,7 @@ def _encodings(z_ND: Floats, near_NK: Ints, largest_N: Floats, k1: int) -> spars
     half = _reciprocal(near_NK, round(k1 / 2))
     members: list[Ints] = []
     for i in range(len(z_ND)):
+        beat()
         own = whole[i]
         kept = [own]
         for j in own.tolist():

@@ -12,6 +12,8 @@ from typing import TypeVar
 import faiss
 import torch
 
+from dmlstudy.heartbeat import beat
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -25,7 +27,9 @@ class Threads:
     def map(self, function: Callable[[T], R], each: Iterable[T]) -> Iterator[R]:
         """The results in order. What is begun ahead of the reader just keeps every thread busy."""
         if self._pool is None:
-            yield from map(function, each)
+            for item in each:
+                yield function(item)
+                beat()
             return
         under_way: deque[Future[R]] = deque()
         try:
@@ -33,8 +37,10 @@ class Threads:
                 under_way.append(self._pool.submit(function, item))
                 if len(under_way) > 2 * self.count:
                     yield under_way.popleft().result()
+                    beat()
             while under_way:
                 yield under_way.popleft().result()
+                beat()
         finally:
             for future in under_way:
                 future.cancel()

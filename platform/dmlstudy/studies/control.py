@@ -116,7 +116,7 @@ def study_status(store: Store, name: str) -> StudyStatus:
     return StudyStatus(
         study=name,
         state=state["state"],
-        reason=str(state.get("reason", "")) if state["state"] == "failed" else "",
+        reason=str(state.get("reason", "")) if state["state"] in ("failed", "interrupted") else "",
         notes=notes,
         seconds_spent=seconds_spent(state),
         num_left=num_left,

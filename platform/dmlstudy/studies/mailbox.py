@@ -6,6 +6,7 @@ Metrics travel through it, since ``ray.train.report`` blocks to one report per h
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Literal, NamedTuple
 
 import ray
@@ -29,11 +30,11 @@ class Reply(NamedTuple):
     """What comes back: that the trial has begun, an epoch's report, the result with the files it left, or the
     reason of a failure.
 
-    After ``failed`` every rank has left the trial in good order; after ``broken``, the trial's own error, and
-    ``lost``, another rank's end, the gang is of no more use.
+    After ``failed`` every rank has left the trial in good order; after ``broken``, the trial's own error, ``lost``,
+    another rank's end, and ``unfit``, a node that lacks what every trial needs, the gang is of no more use.
     """
 
-    kind: Literal["begun", "report", "finished", "failed", "broken", "lost"]
+    kind: Literal["begun", "report", "finished", "failed", "broken", "lost", "unfit"]
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}
     reason: str = ""
@@ -50,6 +51,7 @@ class Mailbox:
         self._cancelled: set[str] = set()
         self._placement_group: Any = None
         self._resident_mib: dict[int, list[float]] = {}
+        self._last_sign = time.monotonic()
 
     async def enlist(self, placement_group: Any) -> None:
         """The workers are up, in this placement group."""
@@ -62,7 +64,6 @@ class Mailbox:
     async def post(self, command: Command) -> None:
         """Tell every rank, in order."""
         async with self._posted:
-            self._replies[command.trial] = asyncio.Queue(maxsize=REPORTS_AHEAD)
             self._commands.append(command)
             self._posted.notify_all()
 
@@ -79,21 +80,33 @@ class Mailbox:
         """By how much the workers' memory, summed, has grown since their first trial."""
         return sum(last - first for first, last in self._resident_mib.values())
 
+    async def beat(self) -> None:
+        """A worker has come further, with nothing to report yet."""
+        self._last_sign = time.monotonic()
+
+    async def silence_s(self) -> float:
+        """Seconds since the last sign of life of any worker."""
+        return time.monotonic() - self._last_sign
+
     async def reply(self, trial: str, reply: Reply) -> bool:
         """Deliver a reply; False if the trial was cancelled. Waits until the one before was read, so that
         training runs at most ``REPORTS_AHEAD`` epochs ahead of the scheduler's decision."""
+        self._last_sign = time.monotonic()
         while trial not in self._cancelled:
             try:
-                await asyncio.wait_for(self._replies[trial].put(reply), timeout=0.05)
+                await asyncio.wait_for(self._queue(trial).put(reply), timeout=0.05)
                 return trial not in self._cancelled
             except TimeoutError:
                 continue
         return False
 
     async def next_reply(self, trial: str) -> Reply:
-        """The trial's next reply, waited for."""
-        return await self._replies[trial].get()
+        """The trial's next reply, waited for; the trial may be posted later."""
+        return await self._queue(trial).get()
 
     async def cancel(self, trial: str) -> None:
         """The trial's replies are no longer wanted; its workers end it at their next report."""
         self._cancelled.add(trial)
+
+    def _queue(self, trial: str) -> asyncio.Queue[Reply]:
+        return self._replies.setdefault(trial, asyncio.Queue(maxsize=REPORTS_AHEAD))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,23 @@ REMOVAL_SHARE = 0.05
 is removed at the end of the study."""
 
 
+VAULT_PATIENCE_S = 120.0
+"""How long the driver waits for a vault that is being started again."""
+
+MOST_RETRAINED = 3
+"""How often a verdict trial is handed out again because its embedder was lost."""
+
+
 class StudyEnds(Exception):
     """Ends Tune's loop in good order."""
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class Vault:
-    """Holds trained embedders between the worker that trained one and the driver that files it."""
+    """Holds trained embedders between the worker that trained one and the driver that files it.
+
+    Its process is started again where it was killed; what it held is lost then, and its trials are handed out again.
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, dict[str, bytes]] = {}
@@ -55,7 +65,7 @@ class Recorder(tune.Callback):
 
     What a trial has left elsewhere, its embedder in the vault and its state below ``checkpoints`` (a folder or a URI),
     stays until all of it is recorded: a driver killed before that finds it again. ``is_stopped`` says whether the
-    study is to end early.
+    study is to end early, ``why_gone`` what has died of the cluster that it runs on.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class Recorder(tune.Callback):
         vault: Any,
         checkpoints: str,
         is_stopped: Callable[[], bool] = lambda: False,
+        why_gone: Callable[[], str] = lambda: "",
     ) -> None:
         self._search = search
         self._tracker = tracker
@@ -73,6 +84,8 @@ class Recorder(tune.Callback):
         self._vault = vault
         self._checkpoints = checkpoints
         self._is_stopped = is_stopped
+        self._why_gone = why_gone
+        self._num_retrained: Counter[str] = Counter()
         self._open: dict[str, tuple[str, float]] = {}
         self._stopped: deque[str] = deque()
         self._removes_again = 0.0
@@ -81,6 +94,8 @@ class Recorder(tune.Callback):
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         # Tune swallows what most callbacks raise, but not here.
+        if not self.failure and (reason := self._why_gone()):
+            self.failure = ClusterError(self._to_be_resumed(reason))
         if self.failure or self._is_stopped():
             raise StudyEnds
 
@@ -98,10 +113,14 @@ class Recorder(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._end(trial.trial_id)
         result = trial.last_result
-        if result.get("unstarted") and not self.failure and not self._search.has_progress():
-            self.failure = ClusterError(
-                f"{result['failure']}; make room or raise it, and `dmlstudy resume` goes on"
-            )
+        is_hopeless = result.get("unfit") or (result.get("unstarted") and not self._search.has_progress())
+        if is_hopeless and not self.failure:
+            self.failure = ClusterError(self._to_be_resumed(result["failure"]))
+
+    def _to_be_resumed(self, reason: str) -> str:
+        return (
+            f"{reason}{', and' if ';' in reason else ';'} `dmlstudy resume {self._search.spec.name}` goes on"
+        )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._open:  # it failed before it started
@@ -139,9 +158,13 @@ class Recorder(tune.Callback):
         run_id, started = self._open[trial_id]
         assert assignment.status != "running"
         if assignment.config.keep_embedder and assignment.status == "finished":
-            files: dict[str, bytes] = ray.get(self._vault.files.remote(trial_id))
-            if not files:
+            files = self._from_vault(trial_id)
+            if not files and self._num_retrained[assignment.label] < MOST_RETRAINED:
+                self._num_retrained[assignment.label] += 1
+                self._search.hand_out_again(trial_id, "its trained embedder was lost with the vault")
+            elif not files:
                 raise RuntimeError("its trained embedder is lost")
+        if assignment.config.keep_embedder and assignment.status == "finished":
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in files.items():
                     (Path(folder) / name).write_bytes(content)
@@ -156,6 +179,14 @@ class Recorder(tune.Callback):
         self._progress.ended(assignment, time.monotonic() - started, self._search.best())
         for line in self._search.take_notes():
             self._progress.tell(line)
+
+    def _from_vault(self, trial_id: str) -> dict[str, bytes]:
+        """A trial's files; none where the vault was killed after it got them."""
+        try:
+            files: dict[str, bytes] = ray.get(self._vault.files.remote(trial_id), timeout=VAULT_PATIENCE_S)
+        except ray.exceptions.RayError:
+            return {}
+        return files
 
     def _forget(self, trial_id: str, assignment: Assignment) -> None:
         """Remove what the trial has left elsewhere, for it is recorded; one that was interrupted goes on from it."""

@@ -127,6 +127,7 @@ class StudySearch(Searcher):
         """The trials whose end the sampler has not seen."""
         self._waiting: list[int] = []
         self._num_lost: Counter[str] = Counter()
+        self._step_at_loss: dict[str, float] = {}
         self._ledger = Ledger(spec, storage)
         self._lanes = self._ledger.lanes
         self.study = self._ledger.study
@@ -235,11 +236,23 @@ class StudySearch(Searcher):
             self._verdicts.end(assignment.config)
 
     def _hand_out_again(self, assignment: Assignment) -> None:
-        """Let a lost trial go on under its number, as often as a study's trials are tried again."""
+        """Let a lost trial go on under its number: as often as it has made progress since it was lost before, and
+        else as often as a study's trials are tried again."""
+        step = assignment.curve[-1]["step"] if assignment.curve else 0.0
+        if step > self._step_at_loss.get(assignment.label, 0.0):
+            self._num_lost[assignment.label] = 0
+            self._step_at_loss[assignment.label] = step
         self._num_lost[assignment.label] += 1
         if self._num_lost[assignment.label] <= self.spec.file.resources.retries:
             assignment.status = "interrupted"
             self._put_back(assignment)
+
+    def hand_out_again(self, trial_id: str, reason: str) -> None:
+        """Let a verdict trial that has ended run again, for what it has left is lost."""
+        assignment = self.assignments[trial_id]
+        assert assignment.number is None
+        assignment.status, assignment.reason = "interrupted", reason
+        self._verdicts.put_back(assignment.config)
 
     def _put_back(self, assignment: Assignment) -> None:
         if assignment.number is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+import ray
 from ray import tune
 
 from dmlstudy.data import state_file
@@ -23,8 +24,9 @@ from dmlstudy.registry.card import card
 from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
-from dmlstudy.studies import checks, provenance
-from dmlstudy.studies.cluster import busy, concurrency, connected, variables
+from dmlstudy.studies import checks, preflight, provenance
+from dmlstudy.studies.cluster import ClusterError, busy, concurrency, connected, variables
+from dmlstudy.studies.cluster_watch import ClusterWatch
 from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
@@ -86,11 +88,12 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             variables(ENGINE_SETTINGS),
             engine_noise_to(folder / "engine.log"),
             _kept(folder / "progress.log", tell) as said,
+            ClusterWatch(address, lambda reason: _end_at_once(spec, store, said, reason)) as watch,
             connected(address, spec.file.resources),
             Interruption() as interruption,
         ):
             try:
-                return _run_here(spec, store, said, interruption, origin, description)
+                return _run_here(spec, store, said, interruption, origin, description, watch)
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 
@@ -102,6 +105,7 @@ def _run_here(
     interruption: Interruption,
     origin: Mapping[str, str],
     description: Mapping[str, str],
+    watch: ClusterWatch,
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(
@@ -131,7 +135,9 @@ def _run_here(
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
-            _run_trials(spec, store, tell, tracker, search, interruption)
+            _run_trials(
+                spec, store, tell, tracker, search, interruption, watch, preflight.expectations(origin)
+            )
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(_checkpoints(spec, store), tell)
@@ -139,6 +145,9 @@ def _run_here(
     except (StudyInterrupted, KeyboardInterrupt):
         _record_end(spec, store, tracker, "interrupted")
         raise StudyInterrupted from None
+    except ClusterError as error:
+        _record_end(spec, store, tracker, "interrupted", reason=str(error)[:2000])
+        raise
     except BaseException as error:
         _record_end(spec, store, tracker, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
         raise
@@ -158,6 +167,22 @@ def _record_end(
         store.write_state(spec.name, state, **details)
     with suppress(StoreError):
         tracker.end_study(state, {})
+
+
+def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None:
+    """End this process, whose main thread waits for a Ray that has died; the study is to be resumed.
+
+    Ray itself would end it soon, without a word. What it has started here is ended first.
+    """
+    line = f"{reason}; `dmlstudy resume {spec.name}` goes on"
+    with suppress(OSError):
+        store.write_state(spec.name, "interrupted", reason=line)
+    tell(f"error: {line}")
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        with suppress(Exception):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+    os._exit(2)
 
 
 def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bool:
@@ -181,6 +206,8 @@ def _run_trials(
     tracker: tracking.StudyTracker,
     search: StudySearch,
     interruption: Interruption,
+    watch: ClusterWatch,
+    expected: Mapping[str, str],
 ) -> None:
     """Let Tune run what is left of the search and the verdict."""
     resources = spec.file.resources
@@ -201,7 +228,7 @@ def _run_trials(
     progress = Progress(tell, objective, num_total - search.num_left, num_total, width)
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = _checkpoints(spec, store)
-    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished)
+    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished, watch.why_gone)
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={
@@ -209,6 +236,7 @@ def _run_trials(
             "storage": ray_folder,
             "checkpoints": checkpoints,
             "vault": vault_name,
+            "expected": dict(expected),
         },
         tune_config=tune.TuneConfig(
             search_alg=search,

@@ -58,8 +58,9 @@ class Verdicts:
         return self._queue.pop(0) if self._queue else None
 
     def put_back(self, config: TrialConfig) -> None:
-        """Let one that was handed out be the next one again."""
+        """Let one that was handed out, or has ended, be the next one again."""
         assert self._queue is not None
+        self._judged.discard((config.family, config.seed))
         self._queue.insert(0, config)
 
     def end(self, config: TrialConfig) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dmlstudy import data, distributed, embedders
 from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
 from dmlstudy.data.images import Indices, Inputs, Labels
+from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum
 from dmlstudy.losses.memory import CrossBatchMemory
@@ -190,6 +191,7 @@ class Learner:
             self.scaler.update()
             losses.append(mean)
             num_images += len(batch)
+            beat()
         elapsed = time.perf_counter() - started
         metrics = {"train_loss": statistics.fmean(losses), "images_per_second": num_images / elapsed}
         weights = self.module.loss.layer_weights

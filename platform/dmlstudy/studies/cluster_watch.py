@@ -1,0 +1,100 @@
+"""Whether the Ray under a study still lives: what is left of a dead one neither answers nor fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import ray
+
+EVERY_S = 2.0
+DEAD_S = 10.0
+"""So long is a node to be dead in Ray's own table: it may be told so while it comes up."""
+
+SILENT_S = 40.0
+"""So long is Ray's control service not to answer. After 60 s Ray ends the driver's process without a word."""
+
+LAST_S = 52.0
+"""After so long without a sign of life the driver is ended from here, for its main thread may wait for Ray."""
+
+HEAD = "node:__internal_head__"
+
+
+class ClusterWatch:
+    """Asks Ray's table of nodes every few seconds, in a thread of its own, while the block lasts.
+
+    ``why_gone`` says what has died. Where the block has not ended long after that, ``at_last`` is called with it, in
+    another thread: the main one may be stuck in a call of Ray's that never returns.
+    """
+
+    def __init__(
+        self, address: str | None, at_last: Callable[[str], None], *, every_s: float = EVERY_S
+    ) -> None:
+        self._where = "Ray on this machine" if address is None else f"the Ray cluster at {address}"
+        self._at_last = at_last
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._begun: float | None = None
+        """When the question was asked that has not been answered yet."""
+        self._last_sign = time.monotonic()
+        self._dead = ""
+
+    def why_gone(self) -> str:
+        """What has died, in one line; nothing while Ray lives."""
+        now = time.monotonic()
+        if self._dead and now - self._last_sign > DEAD_S:
+            return f"{self._where} has died: {self._dead}"
+        if self._begun is not None and now - self._begun > SILENT_S:
+            return f"{self._where} has died: its control service does not answer"
+        return ""
+
+    def __enter__(self) -> ClusterWatch:
+        for target in (self._ask, self._judge):
+            threading.Thread(target=target, name=f"cluster-watch{target.__name__}", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _ask(self) -> None:
+        while not self._over.wait(self._every_s):
+            if not ray.is_initialized():  # not yet, or no longer
+                self._alive()
+                continue
+            self._begun = time.monotonic()
+            try:
+                dead = dead_node()
+            except Exception:  # it is being disconnected; a control service that is gone is waited for
+                dead = ""
+            self._begun = None
+            if dead:
+                self._dead = dead
+            else:
+                self._alive()
+
+    def _alive(self) -> None:
+        self._dead = ""
+        self._last_sign = time.monotonic()
+
+    def _judge(self) -> None:
+        while not self._over.wait(self._every_s):
+            reason = self.why_gone()
+            if reason and time.monotonic() - self._last_sign > LAST_S:
+                self._at_last(reason)
+                return
+
+
+def dead_node() -> str:
+    """The node that a study cannot do without and that has died: its driver's, or the head; nothing while both live."""
+    own = ray.get_runtime_context().get_node_id()
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = [node for node in nodes if node["Alive"]]
+    if all(node["NodeID"] != own for node in alive):
+        return "its raylet on the driver's node is gone"
+    if all(HEAD not in node["Resources"] for node in alive):
+        return "its head node is gone"
+    return ""
