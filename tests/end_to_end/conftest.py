@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,20 +28,37 @@ QUICKSTART = ROOT / "search_spaces" / "studies" / "digits.yaml"
 NUM_TRIALS = 4 * 4 + 5 * 2
 BIN = Path(sys.executable).parent
 DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
+SECRETS = {
+    name: f"{name.lower()}-{secrets.token_hex(16)}"
+    for name in (
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN"),
+        *("AZURE_STORAGE_KEY", "GOOGLE_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "DMLSTUDY_TOKEN"),
+        *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+    )
+}
+"""What is in the environment of those who run studies; it is to stay there."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A study that was run by the command line: where it lies and what was shown."""
+    """A study that was run by the command line: where it lies, what was shown, and where Ray kept its own files."""
 
     store: Path
     shown: str
+    ray: Path | None = None
 
 
-def command(*arguments: str | Path, timeout: float = 400) -> subprocess.CompletedProcess[str]:
-    """Run ``dmlstudy`` as a user would, in a process of its own."""
+def command(
+    *arguments: str | Path, timeout: float = 400, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``dmlstudy`` as a user would, in a process of its own, with ``more`` in its environment."""
     return subprocess.run(
-        [*DMLSTUDY, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False
+        [*DMLSTUDY, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=os.environ | dict(more or {}),
     )
 
 
@@ -109,12 +129,13 @@ def interrupted_run(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 @pytest.fixture(scope="session")
-def finished(spec: Path, interrupted_run: tuple[Path, int, float, str]) -> Finished:
-    """The same study after the same command was given again."""
+def finished(spec: Path, interrupted_run: tuple[Path, int, float, str]) -> Iterator[Finished]:
+    """The same study after the same command was given again, by somebody with secrets."""
     store = interrupted_run[0]
-    result = command("run", spec, "--store", store)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return Finished(store, result.stdout)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # paths of sockets must be short
+        result = command("run", spec, "--store", store, more={**SECRETS, "RAY_TMPDIR": folder})
+        assert result.returncode == 0, result.stdout + result.stderr
+        yield Finished(store, result.stdout, Path(folder))
 
 
 @pytest.fixture(scope="session")

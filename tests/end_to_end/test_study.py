@@ -13,7 +13,7 @@ import pytest
 
 from dmlstudy import data
 
-from .conftest import NUM_TRIALS, Finished, called, command
+from .conftest import NUM_TRIALS, SECRETS, Finished, called, command
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -58,6 +58,20 @@ def test_the_engines_noise_is_in_a_file(finished: Finished) -> None:
     log = called("logs", "digits", "--engine", "--store", finished.store).stdout
     assert "RayTrainWorker" in log
     assert f"{NUM_TRIALS}/{NUM_TRIALS}" in called("logs", "digits", "--store", finished.store).stdout
+
+
+def test_nothing_secret_leaves_the_environment(finished: Finished) -> None:
+    """Neither into the store nor into what Ray writes, which others on the machine may read and which stays."""
+    assert finished.ray is not None
+    read = [path for path in (*finished.ray.rglob("*"), *finished.store.rglob("*")) if path.is_file()]
+    assert "runtime_env_agent.log" in {path.name for path in read}
+    told = {
+        (name, path.name)
+        for path in read
+        for name, value in SECRETS.items()
+        if value.encode() in path.read_bytes()
+    }
+    assert told == set()
 
 
 def test_equal_budget_a_winner_by_validation_and_an_untrained_row(finished: Finished) -> None:

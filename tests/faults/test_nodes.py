@@ -1,4 +1,5 @@
-"""Three Ray nodes on one machine: a trial spans two of them, two studies share them, one is lost while it trains."""
+"""Three Ray nodes on one machine, where another Ray runs, too: a trial spans two of them, two studies share them, one
+is lost while it trains."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 from .conftest import DMLSTUDY, Record, board_of, runs_left_open, seconds_until_training, trials_of
+from .rays import ray_head
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -99,8 +101,9 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Three nodes that only a holder of the token can speak to."""
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # paths of sockets must be short
+    """Three nodes that only a holder of the token can speak to, on a machine where another Ray runs, too."""
+    # Paths of sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, ray_head(Path(folder) / "other"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -109,8 +112,7 @@ def cluster() -> Iterator[Cluster]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # Ray Train's cleaner asks there; it gives up looking where other Rays run on this machine.
-            env=ENVIRONMENT | {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"},
+            env=ENVIRONMENT,
         )
         assert nodes.stdin is not None
         assert nodes.stdout is not None

@@ -7,12 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jsonschema
+import psutil
 import pytest
 import ray
 import yaml
+from ray._private import ray_constants
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from dmlstudy.records import ResourcesConfig
+from dmlstudy.studies import cluster
 from dmlstudy.studies.cluster import (
     ClusterError,
     check_capacity,
@@ -20,6 +23,7 @@ from dmlstudy.studies.cluster import (
     concurrency,
     connected,
     num_workers_held,
+    own_address,
     unreachable,
     variables,
 )
@@ -222,6 +226,47 @@ def test_rayjob_yaml_says_what_kuberay_documents() -> None:
             assert {mount["name"] for mount in container["volumeMounts"]} == volumes
             assert container["resources"]["requests"] == container["resources"]["limits"]
     assert int(workers["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) > 0
+
+
+class Ancestor:
+    """A process as psutil tells of it."""
+
+    def __init__(self, *cmdline: str, gone: bool = False) -> None:
+        self._cmdline, self._gone = list(cmdline), gone
+
+    def cmdline(self) -> list[str]:
+        if self._gone:
+            raise psutil.NoSuchProcess(1)
+        return self._cmdline
+
+
+def test_a_job_finds_the_raylet_that_it_descends_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = "--python_worker_command=/usr/bin/python default_worker.py --gcs-address=10.0.0.9:1"
+    raylet = Ancestor("/ray/raylet", worker, "--gcs-address=10.0.0.1:6379", "--session-name=x")
+    above = [Ancestor("sh", "-c", "dmlstudy"), Ancestor(gone=True), Ancestor("ray::JobSupervisor"), raylet]
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: [*above, Ancestor("ray", "start")])
+    assert own_address() == "10.0.0.1:6379"
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: above[:3])
+    assert own_address() is None
+
+
+@pytest.mark.parametrize("own", ["10.0.0.1:6379", "127.0.0.1:6379", None])
+def test_auto_is_the_cluster_of_the_job_whatever_ray_has_told_it(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    monkeypatch.setattr(cluster, "own_address", lambda: own)
+    monkeypatch.setattr(cluster, "_knock", lambda address: None)
+    monkeypatch.setattr(cluster, "check_capacity", lambda resources: None)
+    seen: list[object] = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: seen.append(address))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with connected("auto", ResourcesConfig()):
+        assert seen == [own or "auto"]
+        assert os.environ["RAY_ADDRESS"] == (own or "10.0.0.2:6379")
+        # Ray takes an address on loopback as it is then, and not as the machine's.
+        assert ray_constants.ENABLE_RAY_CLUSTER is (own != "127.0.0.1:6379")
+    assert os.environ["RAY_ADDRESS"] == "10.0.0.2:6379"
 
 
 def test_variables_are_set_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from dmlstudy.embedders.backbones import BACKBONES, check_backbone, check_input
 from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed, embed_with_structure, latency_ms
 from dmlstudy.embedders.folder import add_program, extra, largest_deviation, load, save, verify
+from dmlstudy.embedders.precision import full_float32, full_products, in_force
 
 __all__ = [
     "BACKBONES",
@@ -15,6 +16,9 @@ __all__ = [
     "embed",
     "embed_with_structure",
     "extra",
+    "full_float32",
+    "full_products",
+    "in_force",
     "largest_deviation",
     "latency_ms",
     "load",

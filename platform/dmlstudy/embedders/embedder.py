@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
 from dmlstudy.embedders.levels import NO_FUSION, OWN_POOLING
+from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
 from dmlstudy.naming import nearest
@@ -235,7 +236,7 @@ def embed(
     batch_size: int = 256,
     device: str | torch.device | None = None,
 ) -> NDArray[np.float32]:
-    """Return ``z_ND`` of the images in eval mode, on ``device`` (default: where the embedder is).
+    """Return ``z_ND`` of the images in eval mode and full float32, on ``device`` (default: where the embedder is).
 
     The embedder's device and the mode of each of its modules are restored.
     """
@@ -256,7 +257,7 @@ def embed_with_structure(
     omega_ND = None if embedder.structure_head is None else np.empty_like(z_ND)
     try:
         embedder.to(target).eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), full_float32():
             for start in range(0, len(images_NHWC), batch_size):
                 beat()
                 rows = slice(start, start + batch_size)

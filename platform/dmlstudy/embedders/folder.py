@@ -46,14 +46,15 @@ def save(
 ) -> None:
     """Write the embedder to ``folder`` (made if missing); ``extra`` goes into the description as ``extra``.
 
-    ``example_NHWC`` are images that are kept with their embeddings as computed here and now, so that
+    ``example_NHWC`` are images that are kept with their embeddings as a CPU computes them here and now, so that
     ``largest_deviation`` can tell later, elsewhere, whether the embedder still does the same.
     Every file already in the folder is sealed too. A crash midway leaves no manifest, so nothing that
     ``load`` accepts.
     """
     folder = clear(folder, PROGRAM)
-    add_example(folder, example_NHWC, functools.partial(embed, embedder))
+    # Whoever compares may have no GPU: the example is a CPU's, in full float32, wherever the embedder was trained.
     original = copy.deepcopy(embedder).cpu().eval()
+    add_example(folder, example_NHWC, functools.partial(embed, original))
     save_file({k: v.contiguous() for k, v in original.state_dict().items()}, folder / WEIGHTS)
     describe(folder / DESCRIPTION, _describe(original), extra)
     seal(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def save(
     ``example_NF`` are features that are kept with their codes. A crash midway leaves nothing that ``load`` accepts.
     """
     folder = clear(folder)
-    add_example(folder, example_NF, model.codes)
+    add_example(folder, example_NF, copy.deepcopy(model).cpu().codes)  # on a GPU a bit may come out otherwise
     save_file({k: v.cpu().contiguous() for k, v in model.state_dict().items()}, folder / WEIGHTS)
     description: dict[str, JSON] = {
         "format_version": FORMAT_VERSION,

@@ -7,9 +7,10 @@ import math
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from unittest.mock import patch
 
+import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
@@ -25,9 +26,11 @@ class ClusterError(ValueError):
 def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]:
     """Connect to the cluster at ``address``, or start Ray here, until the end of the block.
 
-    A Ray started here listens on loopback only. Raises ClusterError where none answers, or where it can
-    never hold one trial.
+    A Ray started here listens on loopback only. ``auto`` is the cluster whose job this process is, or else the one
+    that Ray finds. Raises ClusterError where none answers, or where it can never hold one trial.
     """
+    own = own_address() if address == "auto" else None
+    address = own or address
     if address not in (None, "auto"):
         assert address is not None
         _knock(address)
@@ -35,6 +38,11 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
         present_token()
     told = ExitStack()
     try:
+        if own is not None:
+            told.enter_context(variables({"RAY_ADDRESS": own}))  # Ray may have told this job another's
+            if own.startswith("127."):
+                # Ray would look for it at the machine's own address.
+                told.enter_context(patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False))
         if address is None:
             # The State API frees the placement group of a gang that died. Its processes would look for it,
             # and give up where several Rays run on this machine; they inherit where it is.
@@ -61,6 +69,25 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
     finally:
         ray.shutdown()
         told.close()
+
+
+def own_address() -> str | None:
+    """The address of the cluster whose job this process is, or None where it is no job's.
+
+    A job's process descends from the raylet of its node, which was told where its cluster is. What Ray tells the job
+    itself (RAY_ADDRESS) is the address of any cluster on the machine where there are several.
+    """
+    try:
+        ancestors = psutil.Process().parents()
+    except psutil.Error:
+        return None
+    for ancestor in ancestors:
+        with suppress(psutil.Error):
+            for argument in ancestor.cmdline():
+                flag, _, address = argument.partition("=")
+                if flag == "--gcs-address" and address:
+                    return address
+    return None
 
 
 @contextmanager

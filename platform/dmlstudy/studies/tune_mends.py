@@ -9,14 +9,18 @@ from unittest.mock import patch
 
 import ray
 from ray.air.execution._internal import RayActorManager
-from ray.tune.execution import tune_controller
+from ray.tune.execution import class_cache, tune_controller
 from ray.tune.utils.object_cache import _ObjectCache
 
 
 @contextmanager
 def tune_mended() -> Iterator[None]:
-    """Let Tune keep every gang, and survive an actor that is lost for another reason than its own death."""
+    """Let Tune keep every gang, survive an actor that is lost for another reason than its own death, and keep the
+    driver's cloud keys to itself."""
+    told = {name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")}
     with (
+        # Tune's own list puts them into every actor's runtime environment, which Ray writes into a log for all to read.
+        patch.object(class_cache, "ENV_VARS_TO_PROPAGATE", told),
         patch.object(tune_controller, "_ObjectCache", AllActors),
         patch.object(RayActorManager, "_actor_task_failed", _as_lost_actor),
     ):
