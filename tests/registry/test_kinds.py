@@ -80,7 +80,7 @@ def registered(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> 
     name = request.param.replace(" ", "-")
     tags = {"study": "kinds", "family": "any"}
     version = models.register(
-        store, name, tmp_path / "model", run_id=run_id, metrics={"test_map": 0.5}, tags=tags, card="# card"
+        store, name, lambda _: tmp_path / "model", run_id=run_id, tags=tags, card="# card"
     )
     tracker.client.set_registered_model_alias(name, models.CHAMPION, str(version.version))
     version = models.resolve(store, name)
@@ -114,7 +114,7 @@ def test_what_cannot_be_registered_or_pulled(store: Store, tmp_path: Path) -> No
     made = hashing.build("ssdh", 16, 10, {"hidden": 8})
     hashing.save(made, tmp_path / "model")
     with pytest.raises(ValueError, match="has no example; save the model with one"):
-        models.register(store, "x", tmp_path / "model", run_id="0", metrics={}, tags={}, card="")
+        models.register(store, "x", lambda _: tmp_path / "model", run_id="0", tags={}, card="")
     with pytest.raises(StoreError, match="no model 'nothing'"):
         models.pull(store, "nothing", tmp_path / "pulled")
 
