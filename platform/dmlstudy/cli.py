@@ -485,7 +485,9 @@ def promote(
 
     decision = promotion.promote(_store(store, tracking_uri), model, anyway)
     console.print(
-        escape(promotion.said(decision, model.partition("@")[0].partition("/")[0])), highlight=False, soft_wrap=True
+        escape(promotion.said(decision, model.partition("@")[0].partition("/")[0])),
+        highlight=False,
+        soft_wrap=True,
     )
     if not decision.is_promoted:
         raise typer.Exit(1)

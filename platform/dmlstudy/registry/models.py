@@ -135,7 +135,13 @@ def _log(
         client.set_logged_model_tags(begun.model_id, {"sha256": digest})
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / LOGGED
-        _save(path, folder, signature, example_N, Model(run_id=run_id, model_id=begun.model_id))
+        _save(
+            path,
+            folder,
+            signature,
+            example_N,
+            Model(run_id=run_id, model_id=begun.model_id, model_uuid=begun.model_id),
+        )
         client.log_model_artifacts(begun.model_id, str(path))
     outputs = client.get_run(run_id).outputs
     if begun.model_id not in [each.model_id for each in (outputs.model_outputs if outputs else [])]:
@@ -178,13 +184,25 @@ def _of_run(client: mlflow.MlflowClient, name: str, run_id: str) -> Any | None:
 
 
 @tracking.in_one_line
-def versions(store: Store) -> list[RegisteredVersion]:
-    """Every version of every registered embedder in the store, newest last."""
+def versions(store: Store, only: str | None = None) -> list[RegisteredVersion]:
+    """Every version of every registered embedder in the store, or of the ``only`` one named, newest last."""
     client = tracking.connect(store)
-    names = sorted(model.name for model in client.search_registered_models())
+    names = [only] if only else sorted(model.name for model in client.search_registered_models())
     found = [v for name in names for v in client.search_model_versions(f"name = '{name}'")]
     detailed = [client.get_model_version(v.name, v.version) for v in found]
     return sorted((_version(client, v) for v in detailed), key=lambda v: (v.name, v.version))
+
+
+@tracking.in_one_line
+def with_alias(store: Store, name: str, alias: str) -> RegisteredVersion | None:
+    """The version of ``name`` that has the alias, if there is one."""
+    client = tracking.connect(store)
+    try:
+        return _version(client, client.get_model_version_by_alias(name, alias))
+    except MlflowException as error:
+        if error.get_http_status_code() not in UNKNOWN:  # type: ignore[no-untyped-call]
+            raise
+        return None
 
 
 @tracking.in_one_line

@@ -122,7 +122,7 @@ def rollback(store: Store, name: str) -> Decision:
     champion = _champion(store, name)
     if champion is None:
         raise StoreError(f"no model {name!r} with a champion in the store {store.tracking_uri}")
-    there = {each.version: each for each in models.versions(store) if each.name == name}
+    there = {each.version: each for each in models.versions(store, name)}
     earlier = [each for each in _in_use_before(decisions, champion.version) if each in there]
     if not earlier:
         raise StoreError(
@@ -205,9 +205,7 @@ def _compared(store: Store, a: RegisteredVersion, b: RegisteredVersion) -> Compa
 
 
 def _champion(store: Store, name: str) -> RegisteredVersion | None:
-    return next(
-        (each for each in models.versions(store) if each.name == name and CHAMPION in each.aliases), None
-    )
+    return models.with_alias(store, name, CHAMPION)
 
 
 def _decided(
@@ -256,7 +254,7 @@ def _completed(store: Store, name: str) -> list[Decision]:
     decisions, broken_off = history(store, name), _open(store, name)
     if broken_off is None:
         return decisions
-    there = {version.version for version in models.versions(store) if version.name == name}
+    there = {version.version for version in models.versions(store, name)}
     if {broken_off.version, broken_off.champion} <= there:
         _apply(store, name, broken_off)
         describe(store, name)
@@ -298,8 +296,9 @@ def describe(store: Store, name: str) -> None:
     written = client.get_registered_model(name).description or ""
     if written and not written.endswith(model_page.WRITTEN):
         return
-    own = [each for each in models.versions(store) if each.name == name]
-    text = model_page.text(name, own, [(each.at, said(each, name)) for each in history(store, name)])
+    text = model_page.text(
+        name, models.versions(store, name), [(each.at, said(each, name)) for each in history(store, name)]
+    )
     if text != written:
         client.update_registered_model(name, text)
 
