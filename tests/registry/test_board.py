@@ -17,8 +17,13 @@ import pytest
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import board, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
+from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
+
+VERSION = RegisteredVersion(
+    name="m", version=1, aliases=[], study="s", family="modest", metrics={}, sha256="", run_id=""
+)
 
 SCORES = {
     "modest": (0.7, (0.41, 0.43, 0.45)),
@@ -53,7 +58,7 @@ def published(store: Store) -> tuple[StudyTracker, Leaderboard]:
     found_board = leaderboard(store, "<b>page</b>")
     for _ in range(2):
         board.publish(
-            tracker.client, tracker.experiment_id, tracker.parent_id, found_board, {"modest": "m/1"}
+            tracker.client, tracker.experiment_id, tracker.parent_id, found_board, {"modest": VERSION}
         )
     return tracker, found_board
 
