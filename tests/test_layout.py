@@ -30,7 +30,7 @@ FLOORS = (  # top to bottom
     ("distributed",),
     ("losses",),
     ("records",),
-    ("naming", "model_folder", "heartbeat"),
+    ("naming", "model_folder", "heartbeat", "markup"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}

@@ -711,28 +711,61 @@ def serve(
     among: Annotated[
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
-    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too.")
+    ] = "auto",
+    name: Annotated[
+        Optional[str],
+        typer.Option(help="What answers call the model; default: NAME/VERSION, of a folder its name."),
+    ] = None,
+    allowed_host: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--allowed-host", help="A further name to be asked under; on loopback only its own are. Repeatable."
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        Optional[list[str]],
+        typer.Option("--cors-origin", help="Web pages that may ask, as https://example.org. Repeatable."),
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="A line on standard error for each request.")
+    ] = True,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve, GET /health and /ready."""
-    from dmlstudy.use import server
+    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs tells the bodies."""
+    from dmlstudy.registry import kinds
+    from dmlstudy.use import guards, server
 
     token = os.environ.get("DMLSTUDY_TOKEN") or None
     if token_file is not None:
-        token = server.read_token(token_file)
-    server.check_token(host, token)
+        token = guards.read_token(token_file)
+    access = guards.Access.of(host, token, allowed_host or (), cors_origin or ())
+    if not kinds.is_model(model):
+        from dmlstudy.registry.models import resolve
+
+        found = resolve(_store(store, tracking_uri), model)  # what an alias means may change meanwhile
+        model = f"{found.name}/{found.version}"
+        name = name or model
     with server.bound(host, port) as place, _model(model, store, tracking_uri) as folder:
         service = server.Service(
             folder,
             gallery,
-            server.Limits(),
+            guards.Limits(),
+            name=name,
             rerank=rerank,
             among=among,
             device=device,
         )
-        console.print(f"{model} on http://{host}:{port} (Ctrl-C ends it)", highlight=False)
-        server.serve(service, place, token)
+        if service.note:
+            print(f"note: {service.note}", file=sys.stderr)
+        console.print(
+            f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)",
+            highlight=False,
+            soft_wrap=True,
+        )
+        server.serve(service, place, access, is_logged=access_log)
 
 
 @app.command(epilog="Example: `dmlstudy ui --port 5000`")

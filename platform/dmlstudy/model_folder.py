@@ -13,16 +13,23 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 """What a model does: inputs, first axis the items, to embeddings or codes."""
+
+MOST_SIDE = 1 << 14
+"""Pixels of a side that a picture is made to have: beyond it no memory is enough."""
+
+MOST_TEXT = 300
+"""Characters of a reason in an error's line."""
 
 WEIGHTS, EXAMPLE, MANIFEST = "weights.safetensors", "example.safetensors", "manifest.json"
 
@@ -70,7 +77,15 @@ def _example(folder: str | Path) -> tuple[NDArray[Any], NDArray[Any]] | None:
     if not path.is_file():
         return None
     kept = read_arrays(path)
-    return kept["x" if "x" in kept else "images"], kept["z"]  # images: as long as there were only embedders
+    name = "x" if "x" in kept else "images"  # images: as long as there were only embedders
+    for each in (name, "z"):
+        if each not in kept or kept[each].ndim == 0:
+            raise ValueError(f"{path}: holds no array {each}; save the model again")
+    if len(kept[name]) != len(kept["z"]):
+        raise ValueError(
+            f"{path}: {len(kept[name])} inputs and {len(kept['z'])} outputs; save the model again"
+        )
+    return kept[name], kept["z"]
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -140,7 +155,43 @@ def read_description(path: Path, format_version: int, mend: str) -> dict[str, An
 
 def read_extra(path: Path) -> dict[str, Any]:
     """What was given to ``describe`` beside the description; empty if nothing was."""
-    return dict(read_json(path).get("extra", {}))
+    content = read_json(path).get("extra", {})
+    try:
+        _Extra.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{path}: extra.{one_line(error)}; save the model again") from None
+    return dict(content)
+
+
+class _Seen(BaseModel):
+    """How pictures were seen in training, as far as it is used again."""
+
+    model_config = ConfigDict(strict=True)
+
+    resize_to: Annotated[int, Field(ge=1, le=MOST_SIDE)] | None = None
+    keep_aspect: bool = True
+
+
+class _Config(BaseModel):
+    data: _Seen = _Seen()
+
+
+class _Extra(BaseModel):
+    """What is noted with a model, as far as it is used again; the rest may be anything."""
+
+    config: _Config = _Config()
+
+
+def one_line(error: BaseException) -> str:
+    """What is wrong, in one line that is not long: of several fields the first, by its name."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(each) for each in first["loc"])
+        text = f"{field}: {first['msg']}" if field else first["msg"]
+    else:
+        text = str(error) or type(error).__name__
+    text = " ".join(text.split())
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
 
 
 def _sha256(path: Path) -> str:
@@ -153,9 +204,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; is this the folder of a saved model?")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path}: not valid JSON (nested too deeply)") from None
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
+        raise ValueError(f"{path}: not valid JSON ({one_line(error)})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object")
     return content

@@ -124,6 +124,7 @@ def png(seed: int) -> bytes:
 
 
 AS_PNG, AS_JSON = {"content-type": "image/png"}, {"content-type": "application/json"}
+AS_FORM = {"content-type": "multipart/form-data; boundary=b"}
 
 
 def valid() -> list[Case]:
@@ -137,7 +138,7 @@ def valid() -> list[Case]:
 
 def bad() -> list[Case]:
     return [
-        Case("of another type", 415, "POST", "/embed", {"content-type": "text/html"}, b"<p>"),
+        Case("a form without a file", 400, "POST", "/embed", AS_FORM, b"--b\r\n\r\n\r\n--b--\r\n"),
         Case("too many items", 413, "POST", "/embed", AS_JSON, json.dumps({"images": [""] * 257}).encode()),
         Case("no JSON", 400, "POST", "/retrieve", AS_JSON, b'{"images": ['),
         Case("no image", 422, "POST", "/embed", AS_PNG, b"\x89PNG but no more of it"),

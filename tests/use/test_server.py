@@ -23,15 +23,18 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from dmlstudy.registry import kinds
-from dmlstudy.use import server
+from dmlstudy.use import guards
 from dmlstudy.use.embedding import Job, embed_into, opened
 from dmlstudy.use.gallery import build
+from dmlstudy.use.guards import Access, Limits
 from dmlstudy.use.retrieving import retrieve
 from dmlstudy.use.search import Searcher
-from dmlstudy.use.server import Limits, Service, app
+from dmlstudy.use.server import Service, app
 
 TOKEN = "0123456789abcdef-a-token"
 AS_PNG = {"content-type": "image/png"}
+AS_FORM = {"content-type": "multipart/form-data"}
+AS_JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +47,8 @@ def gallery(models: dict[str, Path], pictures: Path, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def client(models: dict[str, Path], gallery: Path) -> TestClient:
-    limits = Limits(max_bytes=200_000, max_items=4, max_pixels=10_000, max_k=50)
-    with TestClient(app(Service(models["structure"], gallery, limits, device="cpu"), None)) as client:
+    limits = Limits(max_bytes=200_000, max_items=4, max_pixels=10_000, max_pixels_in_all=15_000, max_k=50)
+    with TestClient(app(Service(models["structure"], gallery, limits, device="cpu"))) as client:
         yield client  # type: ignore[misc]
 
 
@@ -67,7 +70,8 @@ def test_embed_is_what_the_model_computes(
     items = opened(models["structure"], pictures)
     expected = kinds.verified(models["structure"])(items.read(range(3)))
     answer = client.post("/embed", json=as_json(*(file.read_bytes() for file in files))).json()
-    assert (answer["model"], answer["dim"]) == (kinds.fingerprint(models["structure"]), 6)
+    assert (answer["model"], answer["digest"]) == ("structure", kinds.fingerprint(models["structure"]))
+    assert answer["dim"] == 6
     np.testing.assert_allclose(answer["embeddings"], expected, atol=1e-6)
     alone = client.post("/embed", content=files[0].read_bytes(), headers=AS_PNG).json()
     np.testing.assert_allclose(alone["embeddings"], expected[:1], atol=1e-6)
@@ -90,6 +94,12 @@ def test_retrieve_is_what_the_searcher_finds(
         "id": queries.ids[4],
         "label": "class0",
         "distance": pytest.approx(0, abs=1e-5),
+        "score": pytest.approx(1, abs=1e-5),
+    }
+    assert answer["order"] == {
+        "by": "structure",
+        "distance": "euclidean; smaller is nearer",
+        "score": "cosine, 1 - distance^2 / 2; larger is nearer",
     }
     assert len(client.post("/retrieve", json=as_json(png())).json()["results"][0]) == 10
 
@@ -122,28 +132,41 @@ def bomb() -> bytes:
             422,
             "120 x 120 pixels; at most 10000",
         ),
+        ("/embed", {"content": b"", "headers": AS_PNG}, 400, "the body is empty; send"),
         (
             "/embed",
-            {"content": b"", "headers": AS_PNG},
+            {"content": b"<p>", "headers": {"content-type": "text/html"}},
             422,
             "image 0: not a readable image",
         ),
-        ("/embed", {"content": png()}, 415, "content type none"),
+        ("/embed", {"content": png(90) + b" ", "headers": AS_JSON}, 400, "not valid JSON"),
+        ("/embed", {"content": b"{", "headers": AS_JSON}, 400, "not valid JSON"),
         (
             "/embed",
-            {"content": png(), "headers": {"content-type": "text/html"}},
-            415,
-            "content type text/html",
-        ),
-        ("/embed", {"content": b"{", "headers": {"content-type": "application/json"}}, 400, "not valid JSON"),
-        (
-            "/embed",
-            {"content": b"[" * 100_000, "headers": {"content-type": "application/json"}},
+            {"content": b"[" * 100_000, "headers": AS_JSON},
             400,
             "not valid JSON",
         ),
-        ("/embed", {"json": {"vectors": [[1.0]]}}, 400, 'expected {"images": [...]}'),
+        ("/embed", {"json": {"vectors": [[1.0]]}}, 400, 'expected {"images": ["<base64>", ...]}'),
         ("/embed", {"json": {"images": []}}, 400, "with one item at least"),
+        ("/embed", {"json": {"images": [], "image": ""}}, 400, 'expected {"images": ["<base64>"'),
+        ("/embed", {"json": {"image": "data:image/png,x"}}, 400, "a data URI must be"),
+        ("/embed", {"json": as_json(*[png(80)] * 3)}, 422, "3 images of 19200 pixels together; at most 15000"),
+        ("/embed", {"files": [("image", png())] * 5}, 413, "more than 4 items"),
+        ("/embed", {"data": {"k": "3"}, "files": {"image": png()}}, 400, "field 'k' is no file"),
+        ("/embed", {"content": b"--x", "headers": AS_FORM}, 400, "the form's content type has no boundary"),
+        (
+            "/embed",
+            {"content": b"--b\r\n\r\n", "headers": {"content-type": "multipart/form-data; boundary=b"}},
+            400,
+            "is no file",
+        ),
+        (
+            "/embed",
+            {"content": b"--b--\r\n", "headers": {"content-type": "multipart/form-data; boundary=b"}},
+            400,
+            "the form",
+        ),
         ("/embed", {"json": {"images": [7]}}, 400, "must be base64 strings"),
         ("/embed", {"json": {"images": ["?"]}}, 400, "must be base64 strings"),
         ("/embed", {"json": as_json(*[png()] * 5)}, 413, "5 items; at most 4"),
@@ -156,6 +179,8 @@ def bomb() -> bytes:
         ("/retrieve?k=0", {"json": as_json(png())}, 400, "k='0': a number from 1 to 50"),
         ("/retrieve?k=51", {"json": as_json(png())}, 400, "a number from 1 to 50"),
         ("/retrieve?k=x", {"json": as_json(png())}, 400, "a number from 1 to 50"),
+        ("/retrieve?k=%C2%B2", {"json": as_json(png())}, 400, "a number from 1 to 50"),
+        ("/retrieve?k=" + "9" * 5000, {"json": as_json(png())}, 400, "a number from 1 to 50"),
         ("/nothing", {"json": {}}, 404, "Not Found"),
     ],
 )
@@ -178,12 +203,12 @@ def test_a_body_of_unknown_length_is_cut_off(client: TestClient) -> None:
 
 def test_models_of_vectors(models: dict[str, Path]) -> None:
     x = np.random.default_rng(0).normal(size=(2, 10)).astype(np.float32)
-    with TestClient(app(Service(models["learner"], None, Limits()), None)) as client:
+    with TestClient(app(Service(models["learner"], None, Limits()))) as client:
         answer = client.post("/embed", json={"vectors": x.tolist()}).json()
         np.testing.assert_allclose(answer["embeddings"], kinds.verified(models["learner"])(x), atol=1e-6)
         for vectors in ([[1.0]], [["a"]], [[1.0] * 10, [1.0]], [[1e300] * 10], [[float("nan")] * 10]):
             content = str({"vectors": vectors}).replace("'", '"').replace("nan", "NaN")
-            answer = client.post("/embed", content=content, headers={"content-type": "application/json"})
+            answer = client.post("/embed", content=content, headers=AS_JSON)
             assert answer.status_code == 422, vectors
         answer = client.post("/embed", content=png(), headers=AS_PNG)
         assert (answer.status_code, "takes vectors" in answer.json()["error"]) == (415, True)
@@ -192,7 +217,7 @@ def test_models_of_vectors(models: dict[str, Path]) -> None:
 
 
 def test_a_token_is_asked_for(models: dict[str, Path]) -> None:
-    with TestClient(app(Service(models["plain"], None, Limits(), device="cpu"), TOKEN)) as client:
+    with TestClient(app(Service(models["plain"], None, Limits(), device="cpu"), Access(TOKEN))) as client:
         assert client.get("/health").status_code == 200
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"}):
             answer = client.post("/embed", json=as_json(png()), headers=headers)
@@ -203,27 +228,27 @@ def test_a_token_is_asked_for(models: dict[str, Path]) -> None:
 
 def test_beyond_loopback_a_token_is_needed() -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
-        server.check_token(host, None)
+        guards.check_token(host, None)
     for host in ("0.0.0.0", "192.0.2.1", "example.org"):
         with pytest.raises(ValueError, match="is open to others: set a token"):
-            server.check_token(host, None)
-        server.check_token(host, TOKEN)
+            guards.check_token(host, None)
+        guards.check_token(host, TOKEN)
     with pytest.raises(ValueError, match="the token has 5 characters; take 16 or more"):
-        server.check_token("127.0.0.1", "short")
+        guards.check_token("127.0.0.1", "short")
 
 
 def test_too_many_waiting_are_sent_away(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(models["plain"], None, Limits(max_waiting=2), device="cpu")
     begun, go_on = threading.Barrier(3), threading.Event()
-    real = service.embed
+    real = service.items
 
-    def slow(items: np.ndarray) -> dict[str, Any]:
+    def slow(*arguments: Any) -> np.ndarray:
         begun.wait(10)
         go_on.wait(10)
-        return real(items)
+        return real(*arguments)
 
-    monkeypatch.setattr(service, "embed", slow)
-    with TestClient(app(service, None)) as client, ThreadPoolExecutor(2) as pool:
+    monkeypatch.setattr(service, "items", slow)
+    with TestClient(app(service)) as client, ThreadPoolExecutor(2) as pool:
         under_way = [pool.submit(client.post, "/embed", json=as_json(png())) for _ in range(2)]
         begun.wait(10)
         answer = client.post("/embed", json=as_json(png()))

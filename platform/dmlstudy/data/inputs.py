@@ -90,19 +90,35 @@ def open_vectors(path: str | Path, num_features: int) -> Inputs:
     return Inputs(ids, named.get("label"), lambda part: x_NF[part.start : part.stop], _stamp(path))
 
 
-def decode_images(encoded: Sequence[bytes], fit: Fit, channels: int, max_pixels: int) -> NDArray[np.uint8]:
+def decode_images(
+    encoded: Sequence[bytes],
+    fit: Fit,
+    channels: int,
+    max_pixels: int,
+    *,
+    max_in_all: int | None = None,
+    before_each: Callable[[], None] = lambda: None,
+) -> NDArray[np.uint8]:
     """Pictures that are no files, as ``open_images`` reads them; none of more than ``max_pixels`` is decoded.
 
-    Raises ValueError naming the picture, by its number from 0, that is none or too large.
+    Nor is any where all together have more than ``max_in_all``. ``before_each`` is called before each is decoded, and
+    ends it all by what it raises. Raises ValueError naming the picture, by its number from 0, that is none or too
+    large.
     """
     places = [f"image {number}" for number in range(len(encoded))]
-    for place, each in zip(places, encoded, strict=True):
-        check_pixels(each, place, max_pixels)
-    seen = (
-        with_channels(decode(each, place, fit)[None], channels)[0]
-        for place, each in zip(places, encoded, strict=True)
-    )
-    return stack(zip(places, seen, strict=True), len(encoded))
+    in_all = sum(check_pixels(each, place, max_pixels) for place, each in zip(places, encoded, strict=True))
+    if max_in_all is not None and in_all > max_in_all:
+        raise ValueError(
+            f"{len(encoded)} images of {in_all} pixels together; at most {max_in_all}: send fewer at once, or smaller"
+        )
+
+    def seen(place: str, each: bytes) -> NDArray[np.uint8]:
+        before_each()
+        image_HWC: NDArray[np.uint8] = with_channels(decode(each, place, fit)[None], channels)[0]
+        return image_HWC
+
+    pictures = ((place, seen(place, each)) for place, each in zip(places, encoded, strict=True))
+    return stack(pictures, len(encoded))
 
 
 def _existing(path: str | Path) -> Path:

@@ -124,6 +124,11 @@ def takes(folder: str | Path) -> Takes:
     )
 
 
+def gives_unit_vectors(folder: str | Path) -> bool:
+    """Whether the embeddings of the model in a folder have norm 1. Raises ValueError for a folder of none."""
+    return kind_of(folder).name == "embedder"
+
+
 def verified(folder: str | Path, *, device: str = "cpu", batch_size: int = 256) -> Compute:
     """The model in a folder, after each file was checked.
 

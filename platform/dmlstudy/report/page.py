@@ -18,8 +18,9 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from dmlstudy.data.state_file import written_whole
-
-VOID = ("img", "br")
+from dmlstudy.markup import Html as Html
+from dmlstudy.markup import element as element
+from dmlstudy.markup import joined, policy
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--quiet:#5b6470;--line:#d9dde2;--soft:#f4f6f8;
@@ -76,10 +77,6 @@ DRAW = (
 )
 
 
-class Html(str):
-    """Text that is markup already; any other is escaped where it becomes part of a page."""
-
-
 class Plot(NamedTuple):
     """A figure with the sentence below it; ``label`` is what is read out in its place."""
 
@@ -95,19 +92,6 @@ class Section(NamedTuple):
     id: str
     title: str
     content: Sequence[str | Plot]
-
-
-def element(name: str, *content: str, **attributes: str) -> Html:
-    """An element; an attribute's name loses its last ``_``, other ones become ``-``."""
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items()
-    )
-    return Html(f"<{name}{given}>" if name in VOID else f"<{name}{given}>{joined(content)}</{name}>")
-
-
-def joined(parts: Iterable[str]) -> Html:
-    """Parts behind each other, escaped unless they are markup."""
-    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in parts))
 
 
 def paragraph(*content: str, kind: str = "") -> Html:
@@ -184,11 +168,9 @@ def page(title: str, top: Sequence[str], sections: Sequence[Section]) -> str:
     contents = [element("nav", element("ol", *links), aria_label="Contents")] if len(sections) > 1 else []
     scripts = [get_plotlyjs(), f"const PLOTS={_as_json(plots)};{DRAW}"] if plots else []
     scripts = [f"{script.strip()}\n" for script in scripts]
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"
     head = [
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy(map(_digest, scripts))}">'),
         element("title", title),
         element("style", Html(STYLE)),
     ]

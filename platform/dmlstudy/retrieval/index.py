@@ -1,4 +1,4 @@
-"""Indexes for serving: one interface over faiss, in memory or in one file, on a GPU where there is one.
+"""Indexes for serving: one interface over faiss, in memory or in one file, on one GPU where there is one.
 
 An ``EmbeddingIndex`` holds float vectors, a ``CodeIndex`` binary codes packed in bytes; both are trained, added to,
 searched, saved and loaded alike. For numbers that must be exact, ties included, use ``retrieve``: an index
@@ -9,32 +9,28 @@ K neighbours.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
+import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, Self, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.data.state_file import written_whole
+from dmlstudy.retrieval import index_file
 from dmlstudy.retrieval.codes import Codes
 from dmlstudy.retrieval.neighbours import Floats, Ints
 
 EmbeddingKind: TypeAlias = Literal["flat", "ivf", "ivf_pq", "hnsw"]
 CodeKind: TypeAlias = Literal["flat", "ivf", "hnsw"]
 Metric: TypeAlias = Literal["l2", "inner_product"]
-Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 
-_MAGIC = b"dmlstudy index 1\n"
-_DIGEST_BYTES = hashlib.sha256().digest_size
 _ROWS_AT_ONCE = 1 << 14  # vectors added, or queries searched, at once
 _HITS_AT_ONCE = 1 << 23  # neighbours found at once
 _MEANS_PER_CELL = 256  # training vectors per cell: faiss's own recommendation
@@ -72,17 +68,21 @@ class Tuning:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}: needs at least 1")
+            if value is None and name == "num_cells":
+                continue
+            if type(value) is not int or not 1 <= value < 1 << 31:
+                raise ValueError(f"{name} = {value!r}: needs at least 1")
 
 
 class Index(ABC):
     """Vectors with int64 ids, searched by their nearest; see the module."""
 
+    _is_binary: ClassVar[bool] = False
+
     def __init__(self, identity: Identity, tuning: Tuning) -> None:
         self.identity = identity
         self.tuning = tuning
-        self._on_gpu = False
+        self._gpu: int | None = None
         self._engine: Any = None
         self._id_N: Ints = np.empty(0, np.int64)
 
@@ -96,7 +96,11 @@ class Index(ABC):
     @property
     def device(self) -> Literal["cpu", "gpu"]:
         """Where the vectors are, or will be."""
-        return "gpu" if self._on_gpu else "cpu"
+        return "cpu" if self._gpu is None else "gpu"
+
+    def has_ids_below(self, count: int) -> bool:
+        """Whether all ids are from 0 and below a number, as places in a list of so many are."""
+        return len(self) == 0 or bool(self._id_N.min() >= 0 and self._id_N.max() < count)
 
     def train(self, vectors: NDArray[Any], *, seed: int = 0) -> Self:
         """Learn cells (and code books) from a sample; flat and HNSW indexes need none, but may be asked.
@@ -162,7 +166,7 @@ class Index(ABC):
         if effort is not None and effort < 1:
             raise ValueError(f"effort = {effort}: needs at least 1")
         found_K = min(k, len(self))
-        if self._on_gpu:
+        if self._gpu is not None:
             num_probes = effort or self.tuning.num_probes if self.identity.kind.startswith("ivf") else 1
             for name, asked in (("k", found_K), ("effort", num_probes)):
                 if asked > _MOST_ON_GPU:
@@ -185,8 +189,8 @@ class Index(ABC):
     def save(self, path: str | Path) -> None:
         """Write the index to one file, whole or not at all, also where the machine loses power.
 
-        The file: a magic line, a line of JSON (identity, tuning, number of vectors), the ids, faiss's own bytes
-        and the SHA-256 of all that. Raises ValueError for an index without vectors, or with some without an id.
+        faiss itself opens the file (``index_file``). Raises ValueError for an index without vectors, or with some
+        without an id.
         """
         self._check_whole()
         if len(self) == 0:
@@ -194,35 +198,23 @@ class Index(ABC):
         path = Path(path)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
         head = {"identity": asdict(self.identity), "tuning": asdict(self.tuning), "num_vectors": len(self)}
+        engine = self._engine if self._gpu is None else faiss.index_gpu_to_cpu(self._engine)
         with written_whole(path, draft) as file:
-            digest = hashlib.sha256()
-
-            def write(content: bytes) -> int:
-                digest.update(content)
-                return file.write(content)
-
-            write(_MAGIC)
-            write(json.dumps(head).encode() + b"\n")
-            write(self._id_N.astype("<i8").tobytes())
-            self._write_engine(faiss.PyCallbackIOWriter(write))  # type: ignore[attr-defined]
-            file.write(digest.digest())
+            index_file.write(file, head, engine, self._id_N)
 
     @classmethod
     def load(
-        cls, path: str | Path, *, model_version: str, dim: int, metric: str, device: Device = "auto"
+        cls, path: str | Path, *, model_version: str, dim: int, metric: str, device: str = "auto"
     ) -> Self:
         """The index in a file, for the model, size and metric with which it will be asked.
 
-        Raises ValueError for another model's index, a damaged or half-written file and a GPU that is not there;
-        FileNotFoundError where there is no file.
+        Raises ValueError for another model's index, a damaged, half-written or dishonest file and a GPU that is not
+        there; FileNotFoundError where there is no file.
         """
         path = Path(path)
         with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC or not _is_whole(file):
-                raise ValueError(f"{path} is not an index, or is damaged or half-written: build it anew")
-            file.seek(len(_MAGIC))
-            head = json.loads(file.readline())
-            identity = Identity(**head["identity"])
+            head = index_file.read_head(file, path)
+            identity, tuning = _described(head, path)
             wanted = {"model_version": model_version, "dim": dim, "metric": metric}
             for name, value in wanted.items():
                 if getattr(identity, name) != value:
@@ -230,17 +222,16 @@ class Index(ABC):
                         f"{path} has {name} {getattr(identity, name)!r}, asked for is {value!r}: "
                         "build the index anew, or use the model it was built with"
                     )
-            index = cls._from_identity(identity, Tuning(**head["tuning"]), device)
-            index._id_N = np.frombuffer(file.read(8 * head["num_vectors"]), "<i8").astype(np.int64)
-            index._engine = index._read_engine(
-                faiss.PyCallbackIOReader(file.read)  # type: ignore[attr-defined]
-            )
-        assert index._engine.ntotal == len(index)
+            index = cls._from_identity(identity, tuning, device)
+            content = index_file.read(file, path, head, is_binary=cls._is_binary)
+        index._check_engine(content.engine, path)
+        index._id_N = content.id_N
+        index._engine = index._placed(content.engine)
         return index
 
     @classmethod
     @abstractmethod
-    def _from_identity(cls, identity: Identity, tuning: Tuning, device: Device) -> Self: ...
+    def _from_identity(cls, identity: Identity, tuning: Tuning, device: str) -> Self: ...
 
     @abstractmethod
     def _checked(self, vectors: NDArray[Any]) -> NDArray[Any]: ...
@@ -252,28 +243,26 @@ class Index(ABC):
     def _distance(self, score_QK: NDArray[Any]) -> NDArray[Any]: ...
 
     @abstractmethod
-    def _write_engine(self, writer: Any) -> None: ...
+    def _check_engine(self, engine: Any, path: Path) -> None: ...
 
-    @abstractmethod
-    def _read_engine(self, reader: Any) -> Any: ...
+    def _placed(self, engine: Any) -> Any:
+        """The engine where the index is to be."""
+        return engine
 
     def _check_whole(self) -> None:
-        """Raise ValueError where the engine, or a GPU's replica of it, has another number of vectors than of ids."""
+        """Raise ValueError where the engine has another number of vectors than of ids."""
         if self._engine is None:
             return
-        is_many = isinstance(self._engine, faiss.IndexReplicas)
-        replicas = [self._engine.at(number) for number in range(self._engine.count())] if is_many else []
-        for engine in (self._engine, *replicas):
-            if engine.ntotal != len(self):
-                raise ValueError(
-                    f"the index holds {engine.ntotal} vectors and {len(self)} ids: an add() was broken off; build it "
-                    "anew, or load the last file saved"
-                )
+        if self._engine.ntotal != len(self):
+            raise ValueError(
+                f"the index holds {self._engine.ntotal} vectors and {len(self)} ids: an add() was broken off; build it "
+                "anew, or load the last file saved"
+            )
 
     def _set_effort(self, effort: int | None) -> None:
         if self.identity.kind.startswith("ivf"):
             num_probes = effort or self.tuning.num_probes
-            if self._on_gpu:  # replicas, one for each GPU, have no nprobe of their own
+            if self._gpu is not None:
                 faiss.GpuParameterSpace().set_index_parameter(self._engine, "nprobe", num_probes)
             else:
                 self._engine.nprobe = num_probes
@@ -284,10 +273,11 @@ class Index(ABC):
 class EmbeddingIndex(Index):
     """Float vectors of size ``dim``: 'flat' (exact), 'ivf', 'ivf_pq' or 'hnsw', by 'l2' or 'inner_product'.
 
-    An inner product ranks unit vectors only, as L2 would; others are refused. ``device='auto'`` takes the GPUs
-    there are for all that has a form there and stays on the CPU with the rest; 'gpu' insists, with a ValueError
-    that says what has none: 'hnsw', more than 2048 probes, and some sizes of ``code_bytes``. Above 48 of them a GPU
-    looks distances up in float16, which ends at 65504: scale embeddings of large norm down, or take 'cpu'.
+    An inner product ranks unit vectors only, as L2 would; others are refused. ``device='auto'`` takes the first GPU,
+    'auto:1' the second, for all that has a form there, and the CPU for the rest or where there is none; 'gpu' or
+    'gpu:1' insists, with a ValueError that says what has none: 'hnsw', more than 2048 probes, and some sizes of
+    ``code_bytes``. Above 48 of them a GPU looks distances up in float16, which ends at 65504: scale embeddings of
+    large norm down, or take 'cpu'.
     ``.device`` says where the index is.
     """
 
@@ -299,7 +289,7 @@ class EmbeddingIndex(Index):
         model_version: str,
         metric: Metric = "l2",
         tuning: Tuning | None = None,
-        device: Device = "auto",
+        device: str = "auto",
     ) -> None:
         if kind not in _EMBEDDING_ENGINES:
             raise ValueError(f"index {kind!r}: choose from {', '.join(_EMBEDDING_ENGINES)}")
@@ -309,10 +299,10 @@ class EmbeddingIndex(Index):
         if kind == "ivf_pq" and dim % tuning.code_bytes:
             raise ValueError(f"code_bytes = {tuning.code_bytes} does not divide dim = {dim}")
         super().__init__(Identity(model_version, dim, metric, kind), tuning)
-        self._on_gpu = _use_gpu(device, kind, tuning)
+        self._gpu = _gpu(device, kind, tuning)
 
     @classmethod
-    def _from_identity(cls, identity: Identity, tuning: Tuning, device: Device) -> Self:
+    def _from_identity(cls, identity: Identity, tuning: Tuning, device: str) -> Self:
         return cls(
             identity.kind,  # type: ignore[arg-type]
             identity.dim,
@@ -357,29 +347,28 @@ class EmbeddingIndex(Index):
             return 1 - score_QK
         return np.asarray(np.sqrt(np.maximum(score_QK, 0)))
 
-    def _write_engine(self, writer: Any) -> None:
-        faiss.write_index(faiss.index_gpu_to_cpu(self._engine) if self._on_gpu else self._engine, writer)
-
-    def _read_engine(self, reader: Any) -> Any:
-        return self._placed(faiss.read_index(reader))
+    def _check_engine(self, engine: Any, path: Path) -> None:
+        metric = faiss.METRIC_L2 if self.identity.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        index_file.check(engine, path, kind=self.identity.kind, dim=self.identity.dim, metric=metric)
 
     def _placed(self, engine: Any) -> Any:
-        """The engine, on the GPUs if that is where the index is: each has a replica of it."""
-        if not self._on_gpu:
+        if self._gpu is None:
             return engine
         if self.identity.kind.startswith("ivf"):
             engine.nprobe = 1  # a file's may be beyond what a GPU takes; each search sets its own
-        options = faiss.GpuMultipleClonerOptions()
+        options = faiss.GpuClonerOptions()
         options.useFloat16 = (
             self.identity.kind == "ivf_pq" and self.tuning.code_bytes > _CODE_BYTES_IN_FLOAT32
         )
-        return faiss.index_cpu_to_all_gpus(engine, options)
+        return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), self._gpu, engine, options)
 
 
 class CodeIndex(Index):
     """Binary codes of ``num_bits``, packed in bytes by ``pack_codes``, by Hamming distance: 'flat' (exact), 'ivf',
     'hnsw'. On the CPU only.
     """
+
+    _is_binary = True
 
     def __init__(
         self, kind: CodeKind, num_bits: int, *, model_version: str, tuning: Tuning | None = None
@@ -389,7 +378,7 @@ class CodeIndex(Index):
         super().__init__(Identity(model_version, num_bits, "hamming", kind), tuning or Tuning())
 
     @classmethod
-    def _from_identity(cls, identity: Identity, tuning: Tuning, device: Device) -> Self:
+    def _from_identity(cls, identity: Identity, tuning: Tuning, device: str) -> Self:
         if device == "gpu":
             raise ValueError("an index of codes has no GPU form: take device cpu")
         kind: Any = identity.kind
@@ -415,11 +404,9 @@ class CodeIndex(Index):
     def _distance(self, score_QK: NDArray[Any]) -> NDArray[Any]:
         return score_QK.astype(np.float32)
 
-    def _write_engine(self, writer: Any) -> None:
-        faiss.write_index_binary(self._engine, writer)
-
-    def _read_engine(self, reader: Any) -> Any:
-        return faiss.read_index_binary(reader)
+    def _check_engine(self, engine: Any, path: Path) -> None:
+        num_bits = 8 * -(-self.identity.dim // 8)
+        index_file.check(engine, path, kind=self.identity.kind, dim=num_bits, metric=None)
 
 
 def _ivf(dim: int, metric: int, num_cells: int, tuning: Tuning) -> Any:
@@ -473,16 +460,21 @@ def _owned(quantiser: Any) -> Any:
     return quantiser
 
 
-def _use_gpu(device: Device, kind: str, tuning: Tuning) -> bool:
-    if device not in get_args(Device):
-        raise ValueError(f"device {device!r}: choose from {', '.join(get_args(Device))}")
+def _gpu(device: str, kind: str, tuning: Tuning) -> int | None:
+    """The number of the GPU that an index is put on; None for the CPU."""
+    asked = re.fullmatch(r"cpu|(auto|gpu|cuda)(?::([0-9]{1,3}))?", device)
+    if asked is None:
+        raise ValueError(f"device {device!r}: choose from auto, cpu, gpu (or cuda) and, of several, gpu:1")
     if device == "cpu":
-        return False
-    there = faiss.get_num_gpus() if hasattr(faiss, "index_cpu_to_all_gpus") else 0
+        return None
+    there = faiss.get_num_gpus() if hasattr(faiss, "index_cpu_to_gpu") else 0
+    number = int(asked[2] or 0)
     hindrance = _why_not_on_gpu(kind, tuning) if there else "faiss sees no GPU; take device cpu or auto"
-    if device == "gpu" and hindrance:
-        raise ValueError(f"device gpu: {hindrance}")
-    return not hindrance
+    if there and number >= there:
+        hindrance = f"faiss sees {there} GPU, numbered from 0; take device gpu:0 or cpu"
+    if asked[1] != "auto" and hindrance:
+        raise ValueError(f"device {device}: {hindrance}")
+    return None if hindrance else number
 
 
 def _why_not_on_gpu(kind: str, tuning: Tuning) -> str:
@@ -497,17 +489,13 @@ def _why_not_on_gpu(kind: str, tuning: Tuning) -> str:
     return ""
 
 
-def _is_whole(file: IO[bytes]) -> bool:
-    """Whether the file ends in the SHA-256 of what stands before."""
-    size = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
-    if size < len(_MAGIC):
-        return False
-    file.seek(0)
-    digest = hashlib.sha256()
-    while size:
-        content = file.read(min(size, 1 << 24))
-        if not content:
-            return False
-        digest.update(content)
-        size -= len(content)
-    return file.read() == digest.digest()
+def _described(head: Mapping[str, Any], path: Path) -> tuple[Identity, Tuning]:
+    """Identity and tuning as a file has them. Raises ValueError for what is neither."""
+    try:
+        identity, tuning = Identity(**head["identity"]), Tuning(**head["tuning"])
+        texts = (identity.model_version, identity.metric, identity.kind)
+        if not all(isinstance(each, str) for each in texts):
+            raise TypeError("identity")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: its header is not understood ({error}): build it anew") from None
+    return identity, tuning

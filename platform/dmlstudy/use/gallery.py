@@ -1,35 +1,64 @@
 """A gallery to search: an index of embeddings with what each of its items is called, in one folder.
 
-``index.faiss``    the index, with the model's fingerprint inside
+``index.faiss``    the index, which faiss itself opens too; its numbers are rows of the other two
 ``vectors.npy``    the embeddings themselves, in the items' order, read from disk as far as they are needed
-``items.parquet``  id and label of each item
-``gallery.json``   what it is of, written last
+``items.parquet``  id and label of each item; labels are texts, or null where none is known
+``gallery.json``   what it is of, with the SHA-256 of the other files, written last
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import shutil
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from dmlstudy import data, retrieval
+from dmlstudy.data.state_file import written_whole
+from dmlstudy.model_folder import one_line
 from dmlstudy.retrieval import CodeIndex, EmbeddingIndex, Index, Tuning
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+UNSEALED = 1
+"""The format of galleries whose files have no digests."""
+
 INDEX, VECTORS, ITEMS, ABOUT = "index.faiss", "vectors.npy", "items.parquet", "gallery.json"
+FILES = (INDEX, VECTORS, ITEMS)
+"""What has a digest."""
 
 Kind: TypeAlias = Literal["flat", "ivf", "ivf_pq", "hnsw"]
 
 
+class About(BaseModel):
+    """What a gallery says of itself; what later versions add is not looked at."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    format_version: int
+    model: str
+    source: str = ""
+    items: Annotated[int, Field(ge=1)]
+    dim: Annotated[int, Field(ge=1)]
+    kind: str = ""
+    files: dict[str, str] = {}
+
+
 @dataclass(frozen=True)
 class Gallery:
-    """An opened gallery; places are rows of ``vectors_MD``. ``source`` is what the embeddings were made of."""
+    """An opened gallery; places are rows of ``vectors_MD``. ``source`` is what the embeddings were made of.
+
+    ``note`` is what is to be said of it, if anything.
+    """
 
     index: Index
     vectors_MD: NDArray[Any]
@@ -37,6 +66,7 @@ class Gallery:
     labels: Sequence[str] | None
     model: str
     source: str
+    note: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,59 +108,108 @@ def build(
     if not about.get("model"):
         raise ValueError(f"{embeddings}: does not say which model made it; make it with `dmlstudy embed`")
     index = _index(kind, z_MD, about["model"], tuning)
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.draft")
     draft.mkdir()
     try:
         index.save(draft / INDEX)
-        np.save(draft / VECTORS, z_MD)
+        with written_whole(draft / VECTORS, draft / f"{VECTORS}.draft") as file:
+            np.save(file, z_MD)
         data.write_items(draft / ITEMS, ids, labels)
-        described = {
-            "format_version": FORMAT_VERSION,
-            **about,
-            "items": len(ids),
-            "dim": z_MD.shape[1],
-            "kind": kind,
-        }
-        (draft / ABOUT).write_text(json.dumps(described, indent=1) + "\n")
-        draft.rename(folder)
+        described = About(
+            format_version=FORMAT_VERSION,
+            model=about["model"],
+            source=about.get("source", ""),
+            items=len(ids),
+            dim=z_MD.shape[1],
+            kind=kind,
+            files={name: _sha256(draft / name) for name in FILES},
+        )
+        with written_whole(draft / ABOUT, draft / f"{ABOUT}.draft") as file:
+            file.write(described.model_dump_json(indent=1).encode() + b"\n")
+        _take_place(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return open_gallery(folder)
+    return open_gallery(folder, device="cpu")
 
 
-def open_gallery(folder: str | Path) -> Gallery:
-    """Open a gallery. Raises ValueError naming the file that is missing, damaged or not understood."""
+def _take_place(draft: Path, folder: Path) -> None:
+    """Give a folder its name. Raises ValueError where another has taken it meanwhile."""
+    try:
+        draft.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        raise ValueError(f"{folder}: exists already; name a new folder") from None
+    place = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
+
+
+def open_gallery(folder: str | Path, *, device: str = "auto") -> Gallery:
+    """Open a gallery, each of its files checked by its digest; its index is put on ``device``, if it has a form there.
+
+    A gallery of the format before has no digests, and says so in its note. Raises ValueError naming the file that is
+    missing, altered, damaged or not understood.
+    """
     folder = Path(folder)
-    path = folder / ABOUT
+    about = _about(folder / ABOUT)
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name}: no such file; make the gallery anew")
+        if about.format_version != UNSEALED and _sha256(folder / name) != about.files.get(name):
+            raise ValueError(
+                f"{folder / name}: altered since the gallery was made, by its SHA-256 in {ABOUT}; make the gallery anew"
+            )
+    note = ""
+    if about.format_version == UNSEALED:
+        note = f"{folder}: made by an earlier version, without digests of its files; `dmlstudy index` makes it anew"
+    try:
+        vectors_MD = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, OverflowError, MemoryError, SyntaxError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{folder / VECTORS}: cannot be read ({reason}); make the gallery anew") from None
+    ids, labels = data.read_items(folder / ITEMS)
+    if vectors_MD.ndim != 2 or vectors_MD.dtype not in (np.int8, np.float32):
+        raise ValueError(
+            f"{folder / VECTORS}: {vectors_MD.dtype} of shape {vectors_MD.shape}, expected rows of float32, or of int8"
+            " for codes; make the gallery anew"
+        )
+    if not len(ids) == len(vectors_MD) == about.items or vectors_MD.shape[1] != about.dim:
+        raise ValueError(
+            f"{folder}: {about.items} items of size {about.dim}, but {len(ids)} names and vectors of shape"
+            f" {vectors_MD.shape}; make the gallery anew"
+        )
+    is_code = vectors_MD.dtype == np.int8
+    kind = CodeIndex if is_code else EmbeddingIndex
+    metric = "hamming" if is_code else "l2"
+    place = re.sub("^(cuda|gpu)", "auto", device)  # what has no form on a GPU stays on the CPU
+    index = kind.load(folder / INDEX, model_version=about.model, dim=about.dim, metric=metric, device=place)
+    if not index.has_ids_below(about.items):
+        raise ValueError(f"{folder / INDEX}: numbers items that are not there; make the gallery anew")
+    return Gallery(index, vectors_MD, ids, labels, about.model, about.source, note)
+
+
+def _about(path: Path) -> About:
+    """What a gallery says of itself. Raises ValueError for a file that is missing or not understood."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; is this a folder that `dmlstudy index` made?")
     try:
-        about = json.loads(path.read_text())
-        version, model, dim = about["format_version"], about["model"], about["dim"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not understood ({error}); make the gallery anew") from None
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format {version}, this version reads {FORMAT_VERSION}; make the gallery anew"
-        )
-    try:
-        vectors_MD = np.load(folder / VECTORS, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder / VECTORS}: cannot be read ({error}); make the gallery anew") from None
-    ids, labels = data.read_items(folder / ITEMS)
-    if not len(ids) == len(vectors_MD) == about["items"] or vectors_MD.shape[1] != dim:
-        raise ValueError(
-            f"{folder}: {about['items']} items of size {dim}, but {len(ids)} names and vectors of shape"
-            f" {vectors_MD.shape}; make the gallery anew"
-        )
-    kind = CodeIndex if vectors_MD.dtype == np.int8 else EmbeddingIndex
-    metric = "hamming" if vectors_MD.dtype == np.int8 else "l2"
-    try:
-        index = kind.load(folder / INDEX, model_version=model, dim=dim, metric=metric)
-    except FileNotFoundError:
-        raise ValueError(f"{folder / INDEX}: no such file; make the gallery anew") from None
-    return Gallery(index, vectors_MD, ids, labels, model, about.get("source", ""))
+        content = json.loads(path.read_text())
+        version = content["format_version"]
+        if version in (UNSEALED, FORMAT_VERSION):
+            return About.model_validate(content)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: not understood ({one_line(error)}); make the gallery anew") from None
+    raise ValueError(
+        f"{path}: format {version!r}, this version reads {FORMAT_VERSION}; make the gallery anew"
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _index(kind: Kind, z_MD: NDArray[Any], model: str, tuning: Tuning | None) -> Index:
@@ -144,5 +223,5 @@ def _index(kind: Kind, z_MD: NDArray[Any], model: str, tuning: Tuning | None) ->
             .train(packed_MP)
             .add(packed_MP, place_M)
         )
-    index = EmbeddingIndex(kind, z_MD.shape[1], model_version=model, tuning=tuning)
+    index = EmbeddingIndex(kind, z_MD.shape[1], model_version=model, tuning=tuning, device="cpu")
     return index.train(z_MD).add(z_MD, place_M)

@@ -5,7 +5,7 @@ Shapes: Q queries, M items, D embedding size, K results, l = 0..L layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -34,6 +34,28 @@ class Layers(NamedTuple):
 
     sizes: Sequence[int]
     alpha_L: Floats
+
+
+class Measure(NamedTuple):
+    """How far two items are apart, in words, and how similar that makes them: a score is larger for what is nearer."""
+
+    distance: str
+    score: str
+    score_of: Callable[[NDArray[np.float32]], NDArray[np.float64]]
+
+
+def _measure(is_unit: bool, num_bits: int | None) -> Measure:
+    if num_bits is not None:
+        return Measure(
+            "bits that differ",
+            "cosine, 1 - 2 distance / bits",
+            lambda d_K: 1 - 2 * d_K / np.float64(num_bits),
+        )
+    if is_unit:
+        return Measure(
+            "euclidean", "cosine, 1 - distance^2 / 2", lambda d_K: 1 - d_K.astype(np.float64) ** 2 / 2
+        )
+    return Measure("euclidean", "1 / (1 + distance)", lambda d_K: 1 / (1 + d_K.astype(np.float64)))
 
 
 class Searcher:
@@ -66,7 +88,10 @@ class Searcher:
             raise ValueError(f"among={among} must be at least 1")
         self.gallery, self.among = gallery, among
         parts = kinds.parts(model, device)
-        self._embed, layers = parts.embed, parts.layers
+        self.embed, layers = parts.embed, parts.layers
+        self.is_symmetric = kinds.kind_of(model).name != "online learner"  # queries are embedded as items are
+        num_bits = gallery.vectors_MD.shape[1] if gallery.has_codes else None
+        self.measure = _measure(kinds.gives_unit_vectors(model), num_bits)
         has: dict[Rerank, bool] = {"structure": parts.has_structure, "layers": layers is not None}
         own_order: Rerank = next((name for name in has if has[name]), "none")
         self.rerank: Rerank = own_order if rerank == "auto" else cast(Rerank, rerank)
@@ -76,9 +101,12 @@ class Searcher:
 
     def __call__(self, queries: NDArray[Any], k: int) -> list[Found]:
         """The k best items of each query. Raises ValueError for k < 1, and for queries that the model does not take."""
+        return self.nearest(*self.embed(queries), k)
+
+    def nearest(self, query_QD: Floats, omega_QD: NDArray[np.float32] | None, k: int) -> list[Found]:
+        """The k best items of queries that ``embed`` has embedded. Raises ValueError for k < 1."""
         if k < 1:
             raise ValueError(f"k={k} must be at least 1")
-        query_QD, omega_QD = self._embed(queries)
         among = k if self.rerank == "none" else max(k, self.among)
         place_QK, distance_QK = self.gallery.search(query_QD, min(among, len(self.gallery)))
         if self.rerank != "none":

@@ -1,76 +1,71 @@
 """A model, and a gallery if there is one, behind HTTP: embed, retrieve, health, readiness.
 
-``POST /embed``     an image's bytes, or JSON ``{"images": [base64, ...]}`` or ``{"vectors": [[...], ...]}``
-``POST /retrieve``  the same, with ``?k=10``; needs a gallery
-``GET /health``     200 as long as the process answers
-``GET /ready``      200 once the model has computed something, 503 before that and while the server ends
+``POST /embed``        pictures or vectors, in the forms of ``bodies``
+``POST /retrieve``     the same, with ``?k=10``; needs a gallery
+``GET /health``        200 as long as the process answers
+``GET /ready``         200 once the model has computed something, 503 while the server ends
+``GET /metrics``       counts of requests and items, as Prometheus reads them
+``GET /openapi.json``  all this as OpenAPI 3.1; ``GET /docs`` for people, where ``GET /`` leads
 
-Answers are JSON; of what is refused ``{"error": ...}`` with 400 (not understood), 401 (no token), 404, 405, 413 (too
-large), 415 (another type), 422 (not an image, or of the wrong size) or 503 (too busy, or ending).
+Answers are JSON; of what is refused ``{"error": ...}`` with 400 (not understood), 401 (no token), 403 (a page of
+another origin), 404, 405, 408 (too slow), 413 (too large), 415 (not what the model takes), 421 (another host's name),
+422 (not an image, or of the wrong size) or 503 (too busy, or ending).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
-import ipaddress
+import asyncio
 import json
 import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
-import numpy as np
 import uvicorn
 from numpy.typing import NDArray
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dmlstudy import data, model_folder
+from dmlstudy import data, markup, model_folder
 from dmlstudy.registry import kinds
+from dmlstudy.use import bodies, openapi, traffic
+from dmlstudy.use.batching import Batches, Gone, Outputs
+from dmlstudy.use.bodies import Refused
+from dmlstudy.use.connection import BACKLOG, HEAD_SECONDS, Connection
 from dmlstudy.use.embedding import fit_of
 from dmlstudy.use.gallery import open_gallery
-from dmlstudy.use.search import Searcher
+from dmlstudy.use.guards import Access, Limits, Memory, busy, check_token, read_body
+from dmlstudy.use.search import Found, Searcher
 
 MOST_PORT = 65535
 
-LEAST_TOKEN = 16
-"""Characters of a token beyond loopback."""
+FEW_ITEMS = 4
+"""Items whose embeddings are written where they are, for to hand them to a thread takes longer."""
 
-IMAGE_TYPES = ("image/", "application/octet-stream")
+CLIENT_GONE = 499
+"""What the log shows of a request whose client did not wait."""
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What a request may ask: bytes of its body, items, pixels of a picture, results; and how many wait at once."""
-
-    max_bytes: int = 32 << 20
-    max_items: int = 256
-    max_pixels: int = 50_000_000
-    max_k: int = 1000
-    max_waiting: int = 64
-    body_seconds: float = 30.0
-
-
-class Refused(HTTPException):
-    """A request that is answered with an error."""
+T = TypeVar("T")
 
 
 class Service:
-    """The model and the gallery; one computation at a time, on all threads torch has.
+    """The model and the gallery; what waits is computed together, on all threads torch has.
 
-    Raises ValueError as ``kinds.verified`` and ``Searcher``.
+    ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. Raises
+    ValueError as ``kinds.verified`` and ``Searcher``.
     """
 
     def __init__(
@@ -79,156 +74,272 @@ class Service:
         gallery: str | Path | None,
         limits: Limits,
         *,
+        name: str | None = None,
         rerank: str = "auto",
         among: int = 100,
         device: str = "auto",
     ) -> None:
-        self.limits, self.model = limits, kinds.fingerprint(model)
-        self._takes, self._fit = kinds.takes(model), fit_of(model)
-        self._compute = kinds.verified(model, device=device)
+        self.limits, self.digest = limits, kinds.fingerprint(model)
+        self.name = name or Path(model).resolve().name
+        self.takes, self._fit = kinds.takes(model), fit_of(model)
+        self.note = ""
         self._search = None
+        self._lock = threading.Lock()  # an index is asked by one thread at a time
         if gallery is not None:
-            self._search = Searcher(model, open_gallery(gallery), rerank=rerank, among=among, device=device)
-        self._lock = threading.Lock()
+            opened = open_gallery(gallery, device=device)
+            self.note = opened.note
+            self._search = Searcher(model, opened, rerank=rerank, among=among, device=device)
+            self._queries = self._items = Batches(self._search.embed)
+        if self._search is None or not self._search.is_symmetric:
+            compute = kinds.verified(model, device=device)
+            self._items = Batches(lambda x_N: (compute(x_N), None))
         example_N = model_folder.example(model)
         if example_N is not None:
-            self.embed(example_N[:1])
-            if self._search is not None:
-                self.retrieve(example_N[:1], 1)
+            for wanted in {self._items, *([self._queries] if self._search else [])}:
+                wanted.submit(example_N[:1]).result()
 
-    def embed(self, items: NDArray[Any]) -> dict[str, Any]:
-        with self._lock:
-            z_ND = self._compute(items)
-        return {"model": self.model, "dim": z_ND.shape[1], "embeddings": z_ND.tolist()}
+    @property
+    def has_gallery(self) -> bool:
+        return self._search is not None
 
-    def retrieve(self, items: NDArray[Any], k: int) -> dict[str, Any]:
-        """Raises Refused without a gallery."""
+    def close(self) -> None:
+        """End the threads that compute; what still waits is not answered."""
+        self._items.close()
+        if self._search is not None:
+            self._queries.close()
+
+    def check_gallery(self) -> None:
+        """Raise Refused without a gallery."""
         if self._search is None:
             raise Refused(404, "this server has no gallery; start it with --gallery")
-        gallery = self._search.gallery
-        with self._lock:
-            found = self._search(items, k)
-        return {
-            "model": self.model,
-            "results": [
-                [
-                    {
-                        "rank": rank,
-                        "id": gallery.ids[place],
-                        "label": None if gallery.labels is None else gallery.labels[place],
-                        "distance": distance,
-                    }
-                    for rank, (place, distance) in enumerate(
-                        zip(each.place_K.tolist(), each.distance_K.tolist(), strict=True), 1
-                    )
-                ]
-                for each in found
-            ],
-        }
 
-    def items(self, content_type: str, body: bytes) -> NDArray[Any]:
-        """What a request holds, as the model takes it. Raises Refused naming what is wrong."""
-        kind = content_type.partition(";")[0].strip().lower()
-        if kind == "application/json":
-            return self._of_json(body)
-        if not kind.startswith(IMAGE_TYPES):
-            raise Refused(
-                415, f"content type {kind or 'none'}: send application/json, or an image's bytes as image/*"
-            )
-        return self._images([body])
+    def items(
+        self, content_type: str, body: bytes, take: Callable[[int], None], is_gone: Callable[[], bool]
+    ) -> NDArray[Any]:
+        """What a request holds, as the model takes it; ``take`` is told the bytes that it needs.
 
-    def _of_json(self, body: bytes) -> NDArray[Any]:
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError):
-            raise Refused(400, "the body is not valid JSON") from None
-        name = "vectors" if self._takes.image_size is None else "images"
-        if not isinstance(content, dict) or not isinstance(content.get(name), list) or not content[name]:
-            raise Refused(400, f'expected {{"{name}": [...]}} with one item at least')
-        if len(content[name]) > self.limits.max_items:
-            raise Refused(413, f"{len(content[name])} items; at most {self.limits.max_items} in one request")
-        if name == "vectors":
-            return self._vectors(content[name])
-        try:
-            encoded = [base64.b64decode(each, validate=True) for each in content[name]]
-        except (TypeError, ValueError, binascii.Error):
-            raise Refused(400, "images must be base64 strings") from None
-        return self._images(encoded)
-
-    def _vectors(self, rows: list[Any]) -> NDArray[np.float32]:
-        try:
-            with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
-                x_NF = np.array(rows, dtype=np.float64).astype(np.float32)
-        except (TypeError, ValueError, OverflowError):
-            raise Refused(422, "vectors must be numbers, equally many in each") from None
-        if x_NF.ndim != 2 or x_NF.shape[1] != self._takes.num_features or not np.isfinite(x_NF).all():
-            raise Refused(
-                422, f"vectors of shape {x_NF.shape}; send finite ones of {self._takes.num_features} numbers"
-            )
-        return x_NF
-
-    def _images(self, encoded: list[bytes]) -> NDArray[np.uint8]:
-        if self._takes.image_size is None:
-            raise Refused(415, 'the model takes vectors; send {"vectors": [[...]]} as application/json')
+        Raises Refused naming what is wrong, and Gone once ``is_gone``.
+        """
+        takes, limits = self.takes, self.limits
+        if takes.image_size is None:
+            return bodies.vectors(content_type, body, takes.num_features, limits.max_items)
         assert self._fit is not None
+        encoded = bodies.pictures(content_type, body, limits.max_items)
+        take(len(encoded) * takes.image_size**2 * takes.channels)
+
+        def go_on() -> None:
+            if is_gone():
+                raise Gone
+
         try:
-            return data.decode_images(encoded, self._fit, self._takes.channels, self.limits.max_pixels)
+            return data.decode_images(
+                encoded,
+                self._fit,
+                takes.channels,
+                limits.max_pixels,
+                max_in_all=limits.max_pixels_in_all,
+                before_each=go_on,
+            )
         except ValueError as error:
             raise Refused(422, str(error)) from None
 
+    def submit(
+        self, items_N: NDArray[Any], is_query: bool, is_gone: Callable[[], bool] = lambda: False
+    ) -> Future[Outputs]:
+        """The embeddings of items, or of queries, and of these what puts results in order, when they are there."""
+        return (self._queries if is_query else self._items).submit(items_N, is_gone)
 
-def app(service: Service, token: str | None) -> Starlette:
-    """The application; with a token every POST needs it as ``Authorization: Bearer TOKEN``."""
-    limits = service.limits
-    state = {"is_ending": False, "waiting": 0}
-    limiter: list[anyio.CapacityLimiter] = []
+    def embedded(self, outputs: Outputs) -> dict[str, Any]:
+        """The answer with these embeddings."""
+        z_ND = outputs[0]
+        assert z_ND is not None
+        return {
+            "model": self.name,
+            "digest": self.digest,
+            "dim": z_ND.shape[1],
+            "embeddings": z_ND.tolist(),
+        }
+
+    def retrieved(self, outputs: Outputs, k: int) -> dict[str, Any]:
+        """The answer with the k best items of these queries."""
+        search = self._search
+        assert search is not None
+        query_QD, omega_QD = outputs
+        assert query_QD is not None
+        with self._lock:
+            found = search.nearest(query_QD, omega_QD, k)
+        return {
+            "model": self.name,
+            "digest": self.digest,
+            "order": {
+                "by": "distance" if search.rerank == "none" else search.rerank,
+                "distance": f"{search.measure.distance}; smaller is nearer",
+                "score": f"{search.measure.score}; larger is nearer",
+            },
+            "results": [_ranked(search, each) for each in found],
+        }
+
+
+def _ranked(search: Searcher, found: Found) -> list[dict[str, Any]]:
+    gallery = search.gallery
+    scores = search.measure.score_of(found.distance_K).tolist()
+    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), scores, strict=True)
+    return [
+        {
+            "rank": rank,
+            "id": gallery.ids[place],
+            "label": None if gallery.labels is None else gallery.labels[place],
+            "distance": distance,
+            "score": score,
+        }
+        for rank, (place, distance, score) in enumerate(ranked, 1)
+    ]
+
+
+class Front:
+    """The endpoints of a service, with what is under way."""
+
+    def __init__(self, service: Service, access: Access) -> None:
+        self.service, self.access, self.limits = service, access, service.limits
+        self.is_ending = False
+        self._waiting = 0
+        self._memory = Memory(self.limits.max_held_bytes)
+        self._threads: anyio.CapacityLimiter | None = None
+        self.registry = CollectorRegistry()
+        Gauge("dmlstudy_waiting", "Requests that are not answered yet.", registry=self.registry).set_function(
+            lambda: self._waiting
+        )
+        self._description = openapi.description(service.takes, service.has_gallery, self.limits, access.token)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/embed", self.embed, methods=["POST"]),
+            Route("/retrieve", self.retrieve, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
+            Route("/", self.root),
+        ]
 
     @asynccontextmanager
-    async def life(_: Starlette) -> AsyncIterator[None]:
-        limiter.append(
-            anyio.CapacityLimiter(4)
-        )  # decoding and computing; the service's lock lets one compute
+    async def life(self, _: Starlette) -> AsyncIterator[None]:
+        self._threads = anyio.CapacityLimiter(4)  # to decode, to search, to write answers
         yield
-        state["is_ending"] = True
+        self.is_ending = True
+        await anyio.to_thread.run_sync(self.service.close)
 
-    def answering(
-        work: Callable[[Request, NDArray[Any]], dict[str, Any]],
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            _authorize(request, token)
-            if state["waiting"] >= limits.max_waiting:
-                raise Refused(503, "too many requests are waiting; try again", headers={"Retry-After": "1"})
-            state["waiting"] += 1
-            try:
-                body = await _body(request, limits)
-                content_type = request.headers.get("content-type", "")
+    async def embed(self, request: Request) -> Response:
+        self.access.check_asker(request)
+        return await self._answered(request, None)
 
-                def whole() -> dict[str, Any]:
-                    return work(request, service.items(content_type, body))
-
-                return JSONResponse(await anyio.to_thread.run_sync(whole, limiter=limiter[0]))
-            finally:
-                state["waiting"] -= 1
-
-        return endpoint
-
-    def embed(_: Request, items: NDArray[Any]) -> dict[str, Any]:
-        return service.embed(items)
-
-    def retrieve(request: Request, items: NDArray[Any]) -> dict[str, Any]:
+    async def retrieve(self, request: Request) -> Response:
+        self.access.check_asker(request)
+        self.service.check_gallery()
         asked = request.query_params.get("k", "10")
-        if not asked.isdigit() or not 1 <= int(asked) <= limits.max_k:
-            raise Refused(400, f"k={asked[:20]!r}: a number from 1 to {limits.max_k}")
-        return service.retrieve(items, int(asked))
+        is_number = asked.isascii() and asked.isdigit() and len(asked) <= 9
+        if not is_number or not 1 <= int(asked) <= self.limits.max_k:
+            raise Refused(400, f"k={asked[:20]!r}: a number from 1 to {self.limits.max_k}")
+        return await self._answered(request, int(asked))
 
-    async def health(_: Request) -> Response:
+    async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "alive"})
 
-    async def ready(_: Request) -> Response:
-        return JSONResponse(
-            {"status": "ending" if state["is_ending"] else "ready", "model": service.model},
-            503 if state["is_ending"] else 200,
-        )
+    async def ready(self, _: Request) -> Response:
+        state = {"status": "ending" if self.is_ending else "ready", "model": self.service.name}
+        return JSONResponse({**state, "digest": self.service.digest}, 503 if self.is_ending else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        self.access.check_asker(request)
+        return Response(traffic.counts(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(self._description)
+
+    async def docs(self, request: Request) -> Response:
+        service, address = self.service, f"{request.url.scheme}://{request.url.netloc}"
+        page = openapi.page(service.name, service.takes, service.has_gallery, self.access.token, address)
+        return HTMLResponse(page, headers={"Content-Security-Policy": markup.policy()})
+
+    async def root(self, _: Request) -> Response:
+        return RedirectResponse("/docs")
+
+    async def _answered(self, request: Request, k: int | None) -> Response:
+        """The answer to a request; of one whose client goes away no more is computed."""
+        if self.is_ending:
+            raise busy("the server ends")
+        if self._waiting >= self.limits.max_waiting:
+            raise busy("too many requests are waiting")
+        self._waiting += 1
+        try:
+            with self._memory.share() as take:
+                body = await read_body(request, self.limits, take)
+                is_gone = threading.Event()
+                watch = asyncio.create_task(_until_gone(request, is_gone))
+                try:
+                    content = await self._computed(request, body, k, take, is_gone.is_set)
+                finally:
+                    watch.cancel()
+        except Gone:
+            return Response(status_code=CLIENT_GONE)
+        finally:
+            self._waiting -= 1
+        return Response(content, media_type="application/json")
+
+    async def _computed(
+        self,
+        request: Request,
+        body: bytes,
+        k: int | None,
+        take: Callable[[int], None],
+        is_gone: Callable[[], bool],
+    ) -> bytes:
+        service, content_type = self.service, request.headers.get("content-type", "")
+        items_N = await self._in_thread(lambda: service.items(content_type, body, take, is_gone))
+        request.scope[traffic.ITEMS] = len(items_N)
+        outputs = await asyncio.wrap_future(service.submit(items_N, k is not None, is_gone))
+        if k is not None:
+            return await self._in_thread(lambda: _as_json(service.retrieved(outputs, k)))
+        if len(items_N) <= FEW_ITEMS:
+            return _as_json(service.embedded(outputs))
+        return await self._in_thread(lambda: _as_json(service.embedded(outputs)))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+
+
+def _as_json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+async def _until_gone(request: Request, is_gone: threading.Event) -> None:
+    """Set the event when the client of a request, whose body has been read, goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    is_gone.set()
+
+
+class _OwnHost:
+    """An application that is asked under its own names only."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+            try:
+                self._access.check_host(host.decode("latin-1"))
+            except Refused as error:
+                await JSONResponse({"error": error.detail}, error.status_code)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def app(service: Service, access: Access | None = None, *, is_logged: bool = False) -> ASGIApp:
+    """The application; with a token every POST needs it as ``Authorization: Bearer TOKEN``."""
+    access = access or Access()
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -237,16 +348,24 @@ def app(service: Service, token: str | None) -> Starlette:
     async def failed(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": f"{type(error).__name__} in the server; its log says more"}, 500)
 
-    return Starlette(
-        routes=[
-            Route("/embed", answering(embed), methods=["POST"]),
-            Route("/retrieve", answering(retrieve), methods=["POST"]),
-            Route("/health", health),
-            Route("/ready", ready),
-        ],
+    front = Front(service, access)
+    middleware = [Middleware(_OwnHost, access)]
+    if access.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=access.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+        middleware.append(cors)
+    routes = front.routes()
+    whole = Starlette(
+        routes=routes,
+        middleware=middleware,
         exception_handlers={HTTPException: refused, Exception: failed},
-        lifespan=life,
+        lifespan=front.life,
     )
+    return traffic.Traffic(whole, frozenset(each.path for each in routes), is_logged, front.registry)
 
 
 @contextmanager
@@ -275,84 +394,41 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield place
 
 
-def serve(service: Service, place: socket.socket, token: str | None, *, grace_seconds: int = 30) -> None:
+def serve(
+    service: Service,
+    place: socket.socket,
+    access: Access,
+    *,
+    is_logged: bool = True,
+    grace_seconds: int = 30,
+) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way then is answered, for at most ``grace_seconds``.
 
-    Raises ValueError for a place beyond loopback without a token, or with a short one.
+    ``access`` is that of the place (``Access.of``). Raises ValueError for a place beyond loopback without a token.
     """
-    check_token(place.getsockname()[0], token)
+    check_token(place.getsockname()[0], access.token)
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(0)
     )  # uvicorn raises it again once it has ended gracefully
-    config = uvicorn.Config(
-        app(service, token),
+    traffic.log_to_stderr()
+    whole = app(service, access, is_logged=is_logged)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(configured(whole, grace_seconds=grace_seconds)).run(sockets=[place])
+
+
+def configured(
+    whole: ASGIApp, *, connection: type[Connection] = Connection, grace_seconds: int = 30
+) -> uvicorn.Config:
+    """How the application is served; ``limit_concurrency`` stays off, for it would turn ``/health`` away too."""
+    return uvicorn.Config(
+        whole,
+        http=connection,
+        ws="none",
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=grace_seconds,
-        timeout_keep_alive=10,
-        limit_concurrency=4 * service.limits.max_waiting,
+        timeout_keep_alive=int(HEAD_SECONDS),
+        backlog=BACKLOG,
         server_header=False,
     )
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[place])
 
-
-def read_token(path: Path) -> str:
-    """A file's first line. Raises ValueError for a file that is missing, cannot be read, or has none."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: the token cannot be read ({error}); name another --token-file") from None
-    if not lines[0].strip():
-        raise ValueError(
-            f"{path}: has no token in its first line; write one of {LEAST_TOKEN} characters or more there"
-        )
-    return lines[0].strip()
-
-
-def check_token(host: str, token: str | None) -> None:
-    """Raises ValueError for a host beyond loopback without a token, and for a short token."""
-    if token is None and not _is_loopback(host):
-        raise ValueError(
-            f"{host} is open to others: set a token (the variable DMLSTUDY_TOKEN, or --token-file), or leave --host at"
-            " 127.0.0.1"
-        )
-    if token is not None and len(token) < LEAST_TOKEN:
-        raise ValueError(f"the token has {len(token)} characters; take {LEAST_TOKEN} or more")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _authorize(request: Request, token: str | None) -> None:
-    if token is None:
-        return
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        raise Refused(
-            401, "this server wants Authorization: Bearer TOKEN", headers={"WWW-Authenticate": "Bearer"}
-        )
-
-
-async def _body(request: Request, limits: Limits) -> bytes:
-    """The request's body, never more than may be held. Raises Refused."""
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > limits.max_bytes:
-        raise Refused(413, f"a body of {length} bytes; at most {limits.max_bytes}")
-    chunks, size, started = [], 0, time.monotonic()
-    try:
-        with anyio.fail_after(limits.body_seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limits.max_bytes:
-                    raise Refused(413, f"a body of more than {limits.max_bytes} bytes")
-                chunks.append(chunk)
-    except TimeoutError:
-        raise Refused(408, f"the body took more than {time.monotonic() - started:.0f} s") from None
-    except ClientDisconnect:
-        raise Refused(400, "the client went away") from None
-    return b"".join(chunks)

@@ -1,9 +1,8 @@
-"""A contact sheet: queries with their nearest items as pictures, in one HTML page that needs no network."""
+"""A contact sheet: queries with their nearest items as pictures, in one HTML page that loads nothing."""
 
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from PIL import Image
 
 from dmlstudy.data.outputs import HTML, check_output
 from dmlstudy.data.state_file import written_whole
+from dmlstudy.markup import Html, element, page
 
 LEAST_SIDE = 96
 """Pixels of a picture's shorter side on the page; smaller ones are enlarged without smoothing."""
@@ -44,27 +44,21 @@ def write_sheet(path: str | Path, title: str, rows: Sequence[tuple[Shown, Sequen
     Raises ValueError for a path that may not be written (``data.check_output``).
     """
     path = check_output(path, "a page", HTML)
-    sections = "\n".join(
-        f"<section>{_figure(query, 'query')}{''.join(_figure(each, _judged(each)) for each in results)}</section>"
+    sections = [
+        element("section", _figure(query, "query"), *(_figure(each, _judged(each)) for each in results))
         for query, results in rows
-    )
-    page = (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}</h1>{sections}</html>\n"
-    )
+    ]
     with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
-        file.write(page.encode())
+        file.write(page(title, STYLE, element("h1", title), *sections).encode())
 
 
 def _judged(shown: Shown) -> str:
     return {None: "found", True: "right", False: "wrong"}[shown.is_right]
 
 
-def _figure(shown: Shown, kind: str) -> str:
-    return (
-        f"<figure class={kind}><img alt={html.escape(repr(shown.caption))} src='{data_uri(shown.image_HWC)}'>"
-        f"<figcaption>{html.escape(shown.caption)}</figcaption></figure>"
-    )
+def _figure(shown: Shown, kind: str) -> Html:
+    picture = element("img", alt=shown.caption, src=data_uri(shown.image_HWC))
+    return element("figure", picture, element("figcaption", shown.caption), class_=kind)
 
 
 def data_uri(image_HWC: NDArray[Any]) -> str:
