@@ -15,9 +15,10 @@ from typing import Any, Literal
 import optuna
 from ray import tune
 
+from dmlstudy import data
 from dmlstudy.data import state_file
 from dmlstudy.records import UNTRAINED, is_untrained
-from dmlstudy.registry import models, promotion, tracking
+from dmlstudy.registry import kinds, models, promotion, tracking
 from dmlstudy.registry.board import publish
 from dmlstudy.registry.card import card
 from dmlstudy.registry.folds import publish_folds
@@ -73,6 +74,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     """
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
+    remarks = data.remarks(dataset, spec.data.path)
     del dataset
     loaded.forget()  # trials run in other processes
     store.prepare()
@@ -89,6 +91,8 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             connected(address, spec.file.resources),
             Interruption() as interruption,
         ):
+            for remark in remarks:
+                said(remark)
             try:
                 return _run_here(spec, store, said, interruption, origin, description)
             except KeyboardInterrupt:
@@ -298,10 +302,11 @@ def _registered(
     if version is not None:
         return models.note_scores(store, version.name, version.version, metrics)
     with tempfile.TemporaryDirectory() as scratch:
+        folder = tracker.fetch_model(run.info.run_id, Path(scratch))
         return models.register(
             store,
             spec.model_name,
-            tracker.fetch_model(run.info.run_id, Path(scratch)),
+            folder,
             run_id=run.info.run_id,
             metrics=metrics,
             tags={"study": spec.name, "family": row.family, "spec_fingerprint": spec.fingerprint()},
@@ -313,6 +318,7 @@ def _registered(
                 origin=tracker.study_tags,
                 protocol=spec.file.protocol.model_dump(),
                 name=spec.model_name,
+                preprocessing=kinds.preprocessing(folder),
             ),
         )
 
