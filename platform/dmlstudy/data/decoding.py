@@ -193,7 +193,7 @@ def _may_be_turned(picture: Any, encoded: bytes) -> bool:
     A TIFF is turned by Pillow itself, and always was.
     """
     if picture.format == "PNG":
-        return b"xif" in encoded or b"adobe.xmp" in encoded  # eXIf, or an old "Raw profile type exif"
+        return any(name in encoded for name in (b"eXIf", b"profile type exif", b"adobe.xmp"))
     return bool(picture.format != "TIFF")
 
 

@@ -154,19 +154,17 @@ def code(preprocessing: Mapping[str, Any]) -> str:
     to, colour = preprocessing["resize"]["to"], preprocessing["background"]
     size = {
         "image_size": f"({width}, {height})",
-        "shorter_side": f"[max({to}, round(side * {to} / min(image.size))) for side in image.size]",
+        "shorter_side": f"[max({to}, round({to} / min(image.size) * side)) for side in image.size]",
         "both_sides": f"({to}, {to})",
     }[preprocessing["resize"]["rule"]]
+    is_turned = preprocessing["orientation"] == "exif"
     lines = [
         "import numpy as np",
-        "from PIL import Image, ImageOps",
+        f"from PIL import Image{', ImageOps' if is_turned else ''}",
         "",
         f"def read(path):  # uint8 ({height}, {width}, {preprocessing['channels']}), 0 to 255",
-        "    image = Image.open(path)",
-    ]
-    if preprocessing["orientation"] == "exif":
-        lines.append("    image = ImageOps.exif_transpose(image)")
-    lines += [
+        "    with Image.open(path) as file:",
+        f"        image = {'ImageOps.exif_transpose(file)' if is_turned else 'file.copy()'}",
         '    if image.mode[0] in "IF":  # 16 bits, or floats from 0 to 1',
         "        x = np.asarray(image)",
         '        image = Image.fromarray((x >> 8 if x.dtype.kind != "f" else (x * 255).round()).astype("uint8"))',
@@ -176,7 +174,10 @@ def code(preprocessing: Mapping[str, Any]) -> str:
             "    if image.has_transparency_data:",
             f'        image = Image.alpha_composite(Image.new("RGBA", image.size, "{colour}"), image.convert("RGBA"))',
         ]
-    lines.append(f'    image = image.convert("RGB").resize({size}, Image.Resampling.BILINEAR)')
+    lines += [
+        f"    size = {size}  # width, height",
+        '    image = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)',
+    ]
     if preprocessing["crop"] == "centre":
         lines += [
             f"    left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)",
