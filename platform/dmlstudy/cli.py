@@ -555,26 +555,41 @@ def embed(
     output: Annotated[Path, typer.Option("-o", "--output", help="The Parquet file to write.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Items computed at once.")] = 256,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
-    workers: Annotated[int, typer.Option(min=1, help="Processes; more than one run on Ray.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes, with a GPU each where there are GPUs; more than one run on Ray."
+        ),
+    ] = 1,
+    on_corrupt: Annotated[
+        str,
+        typer.Option(
+            help="A picture that cannot be decoded: error (it is named), or skip (left out and told)."
+        ),
+    ] = "error",
+    max_pixels: Annotated[
+        Optional[int],
+        typer.Option(min=1, help="Pixels that a picture of yours may have; default: 178,956,970."),
+    ] = None,
     address: AddressOption = None,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
     """Embed images or vectors into a Parquet file with the columns id, label and embedding.
 
-    Broken off, it goes on from its parts when it is called again.
+    Broken off, it goes on from its parts when it is called again; of files, also after one was removed or repaired.
+    What was left out stands in the Parquet file's metadata, under dmlstudy.left_out.
     """
     from rich.progress import track
 
-    from dmlstudy.use.embedding import Job, Runner, embed_into, one_by_one
+    from dmlstudy.use.embedding import Job, Runner, check_on_corrupt, embed_into, one_by_one, told
 
     run: Runner = one_by_one
     if workers > 1 or address:
         from dmlstudy.records import ResourcesConfig
         from dmlstudy.studies.embedding import on_cluster
 
-        gpus = 1.0 if device == "cuda" else 0.0
-        run = on_cluster(address, ResourcesConfig(workers=workers, gpus_per_worker=gpus))
+        run = on_cluster(address, ResourcesConfig(workers=workers))
 
     def follow(parts: Iterable[int], number: int) -> Iterable[int]:
         shown = Console(stderr=True)
@@ -583,9 +598,19 @@ def embed(
         )
 
     with _model(model, store, tracking_uri) as folder:
-        job = Job(str(folder), str(input.absolute()), str(output.absolute()), batch_size, device)
-        num, dim = embed_into(job, run, follow)
-    console.print(f"{num} embeddings of size {dim} in {output}", highlight=False)
+        job = Job(
+            str(folder),
+            str(input.absolute()),
+            str(output.absolute()),
+            batch_size,
+            device,
+            check_on_corrupt(on_corrupt),
+            max_pixels,
+        )
+        made = embed_into(job, run, follow)
+        for line in told(job, made):
+            console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(f"{made.num_items} embeddings of size {made.dim} in {output}", highlight=False)
 
 
 @app.command(
@@ -712,7 +737,8 @@ def serve(
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
     device: Annotated[
-        str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too.")
+        str,
+        typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
     ] = "auto",
     name: Annotated[
         Optional[str],
@@ -721,7 +747,8 @@ def serve(
     allowed_host: Annotated[
         Optional[list[str]],
         typer.Option(
-            "--allowed-host", help="A further name to be asked under; on loopback only its own are. Repeatable."
+            "--allowed-host",
+            help="A further name to be asked under; on loopback only its own are. Repeatable.",
         ),
     ] = None,
     cors_origin: Annotated[

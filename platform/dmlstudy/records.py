@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal, TypeAlias
+import re
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
+from pydantic_core import PydanticCustomError
 
 Scalar: TypeAlias = bool | int | float | str
 """A hyperparameter's value."""
@@ -62,6 +73,38 @@ class DataConfig(Record):
             description="a picture that cannot be decoded ends a trial, or all are looked at first and it is left out"
         ),
     ] = "error"
+    orientation: Annotated[
+        Literal["exif", "as_stored"],
+        Field(description="pictures are turned as their EXIF tag says, or left as they are stored"),
+    ] = "exif"
+    background: Annotated[
+        str,
+        Field(
+            description="behind transparent pixels: white | black | grey | '#rrggbb'; drop: what is stored under them"
+        ),
+    ] = "white"
+    max_pixels: Annotated[
+        PositiveInt,
+        Field(description="of a picture; a larger one is refused, for it may be a decompression bomb"),
+    ] = 178_956_970
+
+    @field_validator("background")
+    @classmethod
+    def _names_a_colour(cls, text: str) -> str:
+        if re.fullmatch("white|black|grey|drop|#[0-9a-fA-F]{6}", text) is None:
+            raise PydanticCustomError(
+                "colour", "choose from white, black, grey, drop, or write a colour as '#ff8800'"
+            )
+        return text
+
+    @model_serializer(mode="wrap")
+    def _without_later_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Keys that came later are left out at their defaults, so that earlier studies keep their fingerprints."""
+        values: dict[str, Any] = write(self)
+        for key in ("orientation", "background", "max_pixels"):
+            if values.get(key) == type(self).model_fields[key].default:
+                del values[key]
+        return values
 
 
 class AugmentationConfig(Record):

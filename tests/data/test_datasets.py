@@ -293,13 +293,6 @@ def test_one_colour_image_makes_all_rgb(tmp_path: Path) -> None:
     np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
 
 
-def test_sixteen_bit_image_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "deep.png"
-    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(path)
-    with pytest.raises(ValueError, match=r"deep\.png.*more than 8 bits"):
-        data.open_images(path, Fit(), 1).read(range(1))
-
-
 def test_parquet_faults_are_named(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1 not really")

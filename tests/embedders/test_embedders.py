@@ -202,9 +202,18 @@ def test_save_and_load(saved: Path) -> None:
         "layout": "NHWC",
         "channels": 1,
         "image_size": [8, 8],
+        "range": [0, 255],
+        "colours": "grey",
+        "orientation": "exif",
+        "background": "#ffffff",
+        "bits": "upper 8 of 16, floats from 0 to 1 times 255",
+        "frame": "first",
+        "resize": {"rule": "image_size", "to": [8, 8], "filter": "bilinear", "antialias": True},
+        "crop": "none",
         "scale": 1 / 255,
         "mean": [0.5],
         "std": [0.5],
+        "network_order": "RGB",
     }
     assert description["output"] == {"dim": 6, "unit_norm": True, "distance": "euclidean"}
     assert description["extra"] == {"data": {"fingerprint": "f00"}}

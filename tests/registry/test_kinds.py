@@ -80,7 +80,7 @@ def registered(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> 
     name = request.param.replace(" ", "-")
     tags = {"study": "kinds", "family": "any"}
     version = models.register(
-        store, name, lambda _: tmp_path / "model", run_id=run_id, tags=tags, card="# card"
+        store, name, lambda _: tmp_path / "model", run_id=run_id, tags=tags, card=lambda _: "# card"
     )
     tracker.client.set_registered_model_alias(name, models.CHAMPION, str(version.version))
     version = models.resolve(store, name)
@@ -116,7 +116,7 @@ def test_what_cannot_be_registered_or_pulled(store: Store, tmp_path: Path) -> No
     client = StudyTracker(store, "no example", {}).client
     run_id = client.search_runs([client.get_experiment_by_name("no example").experiment_id])[0].info.run_id
     with pytest.raises(ValueError, match="has no example; save the model with one"):
-        models.register(store, "x", lambda _: tmp_path / "model", run_id=run_id, tags={}, card="")
+        models.register(store, "x", lambda _: tmp_path / "model", run_id=run_id, tags={}, card=lambda _: "")
     with pytest.raises(StoreError, match="no model 'nothing'"):
         models.pull(store, "nothing", tmp_path / "pulled")
 

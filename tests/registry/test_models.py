@@ -61,7 +61,7 @@ def registered(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Regist
             lambda _, folder=folder: folder,
             run_id=run_id,
             tags={"study": "models", "family": "power", "spec_fingerprint": "f00"},
-            card=f"# seed {seed}",
+            card=lambda _, seed=seed: f"# seed {seed}",
         )
         tracker.client.set_registered_model_alias(version.name, "champion", str(version.version))
         made.versions.append(models.resolve(store, version.name))

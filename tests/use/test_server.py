@@ -151,7 +151,12 @@ def bomb() -> bytes:
         ("/embed", {"json": {"images": []}}, 400, "with one item at least"),
         ("/embed", {"json": {"images": [], "image": ""}}, 400, 'expected {"images": ["<base64>"'),
         ("/embed", {"json": {"image": "data:image/png,x"}}, 400, "a data URI must be"),
-        ("/embed", {"json": as_json(*[png(80)] * 3)}, 422, "3 images of 19200 pixels together; at most 15000"),
+        (
+            "/embed",
+            {"json": as_json(*[png(80)] * 3)},
+            422,
+            "3 images of 19200 pixels together; at most 15000",
+        ),
         ("/embed", {"files": [("image", png())] * 5}, 413, "more than 4 items"),
         ("/embed", {"data": {"k": "3"}, "files": {"image": png()}}, 400, "field 'k' is no file"),
         ("/embed", {"content": b"--x", "headers": AS_FORM}, 400, "the form's content type has no boundary"),

@@ -3,7 +3,8 @@
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
 from dmlstudy.data.closed import CLOSED, ClosedSet, as_features, load_closed
-from dmlstudy.data.datasets import DATASETS, load
+from dmlstudy.data.datasets import DATASETS, load, reading
+from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
 from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
@@ -12,6 +13,7 @@ from dmlstudy.data.loader import Loader
 from dmlstudy.data.outputs import HTML, PARQUET, ZIP, check_output
 from dmlstudy.data.parquet import (
     Column,
+    embeddings_left_out,
     embeddings_origin,
     join_embeddings,
     read_embeddings,
@@ -21,9 +23,11 @@ from dmlstudy.data.parquet import (
     write_table,
 )
 from dmlstudy.data.pictures import LazyImages
+from dmlstudy.data.remarks import check_hits, remarks
 from dmlstudy.data.tables import Features, load_features
 
 __all__ = [
+    "AS_BEFORE",
     "CLOSED",
     "DATASETS",
     "EXPECTED",
@@ -36,6 +40,7 @@ __all__ = [
     "ClosedSet",
     "Column",
     "Counts",
+    "DamagedImage",
     "Features",
     "Fit",
     "Fold",
@@ -46,14 +51,17 @@ __all__ = [
     "Loader",
     "PKBatches",
     "RandomBatches",
+    "Reading",
     "RowFold",
     "TwoDraws",
     "ZeroShotData",
     "as_features",
     "check_augmentation",
+    "check_hits",
     "check_output",
     "class_disjoint_folds",
     "decode_images",
+    "embeddings_left_out",
     "embeddings_origin",
     "join_embeddings",
     "load",
@@ -63,6 +71,8 @@ __all__ = [
     "open_vectors",
     "read_embeddings",
     "read_items",
+    "reading",
+    "remarks",
     "row_folds",
     "write_embeddings",
     "write_items",

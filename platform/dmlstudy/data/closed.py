@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.data import datasets, layouts
 from dmlstudy.data.datasets import FEATURES, Arrays
+from dmlstudy.data.decoding import MAX_PIXELS
 from dmlstudy.data.images import (
     Fit,
     ImageSet,
@@ -55,6 +56,8 @@ class ClosedSet:
     development: LabelledImages | Features
     test: LabelledImages | Features
     concepts: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
+    places: Callable[[int], str] | None = None
+    """As of ``ZeroShotData``."""
 
     @property
     def relevance(self) -> tuple[Labels | NDArray[np.bool_], Labels | NDArray[np.bool_]]:
@@ -93,6 +96,9 @@ def load_closed(
     keep_aspect: bool = True,
     on_corrupt: str = "error",
     *,
+    orientation: str = "exif",
+    background: str = "white",
+    max_pixels: int = MAX_PIXELS,
     expected: Mapping[str, Expected] = EXPECTED_CLOSED,
 ) -> ClosedSet:
     """Load both sides of a closed set; arguments as of ``load``.
@@ -106,6 +112,7 @@ def load_closed(
         raise ValueError("data.on_corrupt: a closed set has no way to leave pictures out; set error")
     folder = None if path is None else Path(path)
     datasets.check_sizes(name, folder, image_size, resize_to)
+    fit = Fit(image_size, resize_to, keep_aspect, datasets.reading(orientation, background, max_pixels))
     if name == "digits":
         whole = datasets.digits(None, None)
         is_test_N = np.arange(len(whole.labels_N)) % EVERY == EVERY - 1
@@ -118,7 +125,6 @@ def load_closed(
     found = datasets.existing_folder(name, folder)
     if name == FEATURES:
         return _features(found)
-    fit = Fit(image_size, resize_to, keep_aspect)
     if name in CONCEPTS:
         layout, num_queries = CONCEPTS[name]
         pictures = layout(found)
@@ -136,7 +142,7 @@ def load_closed(
     _check_sides(name, listings, expected)
     _check_classes(name, listings[0].class_names, listings[1].class_names)
     development, queries = image_sets(_numbered_alike(listings), fit)
-    return ClosedSet(name, development, queries)
+    return ClosedSet(name, development, queries, places=datasets.places(listings))
 
 
 def _class_folders(folder: Path) -> list[Listing]:

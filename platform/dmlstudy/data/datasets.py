@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dmlstudy.data import layouts, tables
+from dmlstudy.data.decoding import MAX_PIXELS, ORIENTATIONS, Reading
+from dmlstudy.data.decoding import background as colour
 from dmlstudy.data.images import (
     Fit,
     Images,
@@ -29,6 +31,7 @@ from dmlstudy.data.images import (
 )
 from dmlstudy.data.layouts import EXPECTED, Expected, Parts, check_counts, checked, count
 from dmlstudy.data.parquet import PictureTable
+from dmlstudy.data.picture_files import image_files, nothing_read, sub_folders
 from dmlstudy.data.pictures import (
     Files,
     Listing,
@@ -40,10 +43,6 @@ from dmlstudy.data.pictures import (
 )
 from dmlstudy.data.tables import Features, load_features
 from dmlstudy.naming import nearest
-
-IMAGE_SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-)
 
 TORCHVISION: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "cifar10": ("CIFAR10", {}),
@@ -185,9 +184,12 @@ def load(
     keep_aspect: bool = True,
     on_corrupt: str = "error",
     *,
+    orientation: str = "exif",
+    background: str = "white",
+    max_pixels: int = MAX_PIXELS,
     expected: Mapping[str, Expected] = EXPECTED,
 ) -> ZeroShotData:
-    """Load the data set ``name`` from ``path``; images are seen as ``Fit`` says.
+    """Load the data set ``name`` from ``path``; images are read and seen as ``Fit`` says.
 
     Small sets are decoded at once, of larger ones a picture is when it is read. With ``on_corrupt='skip'`` each
     picture is decoded once now, and those that cannot be are left out and noted; one whose bytes cannot be read
@@ -200,6 +202,7 @@ def load(
         raise ValueError(f"data.name: unknown data set {name!r}{nearest(name, known, listed=True)}")
     place = None if path is None else Path(path)
     check_sizes(name, place, image_size, resize_to)
+    fit = Fit(image_size, resize_to, keep_aspect, reading(orientation, background, max_pixels))
     if name == FEATURES:
         return _feature_data(place)
     found = DATASETS[name](place, expected.get(name))
@@ -207,11 +210,29 @@ def load(
         return halves(name, ImageSet(resize(found.images_NHWC, image_size), *found[1:]))
     damaged: tuple[int, ...] = ()
     if on_corrupt == "skip":
-        found, damaged = _without_damaged(found)
+        found, damaged = _without_damaged(found, fit.reading)
     if not any(len(side.labels_N) for side in found[:2]):
         raise ValueError(f"data.path: {name} finds no images at {path}")
-    development, test = image_sets(found[:2], Fit(image_size, resize_to, keep_aspect))
-    return ZeroShotData(name, development, test, found.test_query, found.test_gallery, damaged)
+    development, test = image_sets(found[:2], fit)
+    return ZeroShotData(
+        name, development, test, found.test_query, found.test_gallery, damaged, places(found[:2])
+    )
+
+
+def reading(orientation: str, background: str, max_pixels: int) -> Reading:
+    """How pictures are read by the settings of a study. Raises ValueError naming the one that is wrong."""
+    if orientation not in ORIENTATIONS:
+        raise ValueError(f"data.orientation: {orientation!r}, choose from {', '.join(ORIENTATIONS)}")
+    try:
+        return Reading(orientation, colour(background), max_pixels)
+    except ValueError as error:
+        raise ValueError(f"data.background: {error}") from None
+
+
+def places(listings: Sequence[Listing]) -> Callable[[int], str]:
+    """What people call an image, by its number among those of all listings, one after the other."""
+    rows = [(each.pictures, int(row)) for each in listings for row in each.row_N]
+    return lambda number: rows[number][0].place(rows[number][1])
 
 
 def check_sizes(name: str, path: Path | None, image_size: int | None, resize_to: int | None) -> None:
@@ -258,9 +279,9 @@ def _feature_data(path: Path | None) -> ZeroShotData:
     return ZeroShotData(FEATURES, *feature_sides(existing_folder(FEATURES, path)))
 
 
-def _without_damaged(found: Parts) -> tuple[Parts, tuple[int, ...]]:
+def _without_damaged(found: Parts, how: Reading) -> tuple[Parts, tuple[int, ...]]:
     """The pictures that can be decoded, and the numbers of the others."""
-    development_N, test_N = (sound(each) for each in found[:2])
+    development_N, test_N = (sound(each, how) for each in found[:2])
     new_index_N = np.cumsum(test_N) - 1
 
     def left(indices: Indices | None) -> Indices | None:
@@ -284,17 +305,12 @@ def existing_folder(name: str, path: Path | None) -> Path:
     return path
 
 
-def image_files(folder: Path) -> list[Path]:
-    """The files of a folder and below whose names are those of images, sorted."""
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-
-
 def class_folders(folder: Path) -> Listing:
-    folders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    folders = sub_folders(folder)
     files_of = {p.name: image_files(p) for p in folders}
-    empty = [name for name, files in files_of.items() if not files]
-    if empty:
-        raise ValueError(f"{folder / empty[0]}: no images in this class folder; remove it")
+    empty = next((p for p in folders if not files_of[p.name]), None)
+    if empty is not None:
+        raise ValueError(f"{empty}: {nothing_read(empty)}, or take this class's folder away")
     if len(files_of) < 2:
         raise ValueError(f"{folder}: {len(files_of)} class folders; put each class's images in a sub-folder")
     labels = [c for c, files in enumerate(files_of.values()) for _ in files]

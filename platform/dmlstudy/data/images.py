@@ -1,4 +1,4 @@
-"""Labelled images: in memory or not, the zero-shot pair of sets, and the one way pixels are decoded.
+"""Labelled images: in memory or not, the zero-shot pair of sets, and how pictures become images of one size.
 
 Shapes: N images, B images read at once, H height, W width, C channels (1 grey, 3 RGB).
 """
@@ -6,8 +6,6 @@ Shapes: N images, B images read at once, H height, W width, C channels (1 grey, 
 from __future__ import annotations
 
 import hashlib
-import io
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.data.augmentation import Look, centred
+from dmlstudy.data.decoding import Reading, opened
 
 Images: TypeAlias = NDArray[np.uint8]
 Inputs: TypeAlias = NDArray[np.uint8] | NDArray[np.float32]
@@ -66,19 +65,25 @@ class Fit(NamedTuple):
 
     Without ``resize_to`` a picture is resized to a square of ``image_size``, or left as it is for None. With it, the
     shorter side (``keep_aspect``), or both sides, become ``resize_to``; evaluation sees the centre of that, training
-    what augmentation cuts from it. Resizing is antialiased and bilinear.
+    what augmentation cuts from it. Resizing is antialiased and bilinear. ``reading`` says what comes before.
     """
 
-    image_size: int | None = None
+    image_size: int | tuple[int, int] | None = None
     resize_to: int | None = None
     keep_aspect: bool = True
+    reading: Reading = Reading()
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of all images, None for that of the pictures."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     def canvas(self, picture: Any) -> Any:
         """The picture that views are cut from."""
         if self.resize_to is None:
-            return _resized(picture, self.image_size)
+            return _resized(picture, self.size)
         if not self.keep_aspect:
-            return _resized(picture, self.resize_to)
+            return _resized(picture, (self.resize_to, self.resize_to))
         from PIL import Image
 
         scale = self.resize_to / min(picture.size)
@@ -164,7 +169,8 @@ class ZeroShotData:
     Test images are both queries and gallery, unless ``test_query`` and ``test_gallery`` say which are which: indices
     of test images, sorted; an image that is both is left out of its own ranking. ``damaged`` has the pictures that
     could not be decoded and were left out: their numbers among the development and then the test pictures there were,
-    sorted. Readers of one source, on whatever machine, have equal data if these are equal.
+    sorted. Readers of one source, on whatever machine, have equal data if these are equal. ``places`` names an image by
+    its number among development's and then test's.
     Raises ValueError if a class name is on both sides, a side has fewer than 2 classes, the sizes differ, or no
     query has another image of its class in the gallery.
     """
@@ -175,6 +181,7 @@ class ZeroShotData:
     test_query: Indices | None = None
     test_gallery: Indices | None = None
     damaged: tuple[int, ...] = ()
+    places: Callable[[int], str] | None = None
 
     def __post_init__(self) -> None:
         shared = sorted(set(self.development.class_names) & set(self.test.class_names))
@@ -285,77 +292,30 @@ def with_channels(images_NHWC: Images, channels: int) -> Images:
 
 
 def decode(encoded: bytes, name: str, fit: Fit) -> Images:
-    """Decode one picture to ``image_HWC`` as evaluation sees it: C=1 for black-and-white and grey modes, else 3
-    (alpha is dropped); errors as ``opened`` has them.
+    """Decode one picture to ``image_HWC`` as evaluation sees it: C=1 for black-and-white and grey modes, else 3;
+    errors as ``opened`` has them.
     """
-    canvas = fit.canvas(opened(encoded, name))
-    if fit.resize_to is None or fit.image_size is None:
+    canvas = fit.canvas(opened(encoded, name, fit.reading))
+    if fit.resize_to is None or fit.size is None:
         return as_array(canvas)
-    return as_array(centred(canvas, (fit.image_size, fit.image_size)))
+    return as_array(centred(canvas, fit.size))
 
 
-class DamagedImage(ValueError):
-    """A picture whose bytes are there and are not those of an image."""
-
-
-def opened(encoded: bytes, name: str) -> Any:
-    """Decode one picture: grey (L) for black-and-white and grey modes, else RGB.
-
-    Raises DamagedImage naming the picture if it cannot be decoded, ValueError if it has more than 8 bits per channel.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(encoded)) as picture:
-            mode = picture.mode
-            pixels = picture.convert("L" if mode in ("1", "L", "LA") else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DamagedImage(f"{name}: not a readable image ({_reason(error)}); repair or remove it") from error
-    if mode.startswith(("I", "F")):
-        raise ValueError(f"{name}: image mode {mode} has more than 8 bits per channel; convert it to 8")
-    return pixels
-
-
-def _reason(error: Exception) -> str:
-    """What Pillow says, which names the buffer where it does not know the format."""
-    from PIL import UnidentifiedImageError
-
-    return "of no format that is known" if isinstance(error, UnidentifiedImageError) else str(error)
-
-
-def check_pixels(encoded: bytes, name: str, most: int) -> int:
-    """The number of pixels of a picture, which is not decoded.
-
-    Raises DamagedImage for what is no picture, ValueError for one that has more pixels.
-    """
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(encoded)) as picture:
-                width, height = picture.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DamagedImage(f"{name}: not a readable image ({_reason(error)})") from error
-    if width * height > most:
-        raise ValueError(f"{name}: {width} x {height} pixels; at most {most} in all")
-    return int(width * height)
-
-
-def resize(images_NHWC: Images, image_size: int | None) -> Images:
-    """Resize to squares by antialiased bilinear interpolation; None leaves the images as they are."""
-    if image_size is None or images_NHWC.shape[1:3] == (image_size, image_size):
+def resize(images_NHWC: Images, image_size: int | tuple[int, int] | None) -> Images:
+    """Resize to a square, or to (height, width), antialiased and bilinear; None leaves them as they are."""
+    size = Fit(image_size).size
+    if size is None or images_NHWC.shape[1:3] == size:
         return images_NHWC
-    resized = [as_array(_resized(_picture(x), image_size)) for x in images_NHWC]
-    return np.stack(resized) if resized else np.empty((0, image_size, image_size, 1), np.uint8)
+    resized = [as_array(_resized(_picture(x), size)) for x in images_NHWC]
+    return np.stack(resized) if resized else np.empty((0, *size, 1), np.uint8)
 
 
-def _resized(picture: Any, image_size: int | None) -> Any:
+def _resized(picture: Any, size: tuple[int, int] | None) -> Any:
     from PIL import Image
 
-    if image_size is None or picture.size == (image_size, image_size):
+    if size is None or (picture.height, picture.width) == size:
         return picture
-    return picture.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    return picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
 
 
 def _picture(image_HWC: Images) -> Any:

@@ -5,35 +5,53 @@ Shapes: N items, B items of a part, F features.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.data import tables
-from dmlstudy.data.datasets import image_files
-from dmlstudy.data.images import Fit, check_pixels, decode, resize, stack, with_channels
+from dmlstudy.data.decoding import check_pixels
+from dmlstudy.data.images import Fit, decode, resize, stack, with_channels
 from dmlstudy.data.loader import in_threads
 from dmlstudy.data.parquet import PictureTable, column_names, read_columns
+from dmlstudy.data.picture_files import files_below, image_files, left_out, nothing_read
 from dmlstudy.data.pictures import Files, Pictures, encoded
 
 ARRAYS = (".npy", ".npz")
 TABLES = (".csv", ".parquet")
 
 
-class Inputs(NamedTuple):
-    """Items by number; ``labels`` is None where none are known, and ``fingerprint`` tells other items from these."""
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Items by number; ``labels`` is None where none are known.
+
+    ``read`` gives a part of any items, ``one``, of pictures that are decoded one by one, a single item of ``shape``.
+    ``stamps`` says of each item what it was when it was found: its file's size and time, or those of the file that
+    holds all. ``left_out`` counts the files of a folder that are not read, by their kinds.
+    """
 
     ids: Sequence[str]
     labels: Sequence[str] | None
     read: Callable[[range], NDArray[Any]]
-    fingerprint: str
+    stamps: Sequence[str]
+    one: Callable[[int], NDArray[np.uint8]] | None = None
+    shape: tuple[int, ...] | None = None
+    left_out: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def keys(self) -> Iterator[str]:
+        """What tells each item from others that were there before: its name, label and stamp."""
+        labels = self.labels or [""] * len(self.ids)
+        return (
+            f"{each}\0{label}\0{stamp}"
+            for each, label, stamp in zip(self.ids, labels, self.stamps, strict=True)
+        )
 
 
 def open_images(path: str | Path, fit: Fit, channels: int) -> Inputs:
@@ -49,7 +67,7 @@ def open_images(path: str | Path, fit: Fit, channels: int) -> Inputs:
     if path.is_dir():
         files = image_files(path)
         if not files:
-            raise ValueError(f"{path}: no images in this folder")
+            raise ValueError(f"{path}: {nothing_read(path)}")
         relative = [file.relative_to(path) for file in files]
         is_flat = all(each.parent == Path() for each in relative)
         labels = (
@@ -57,7 +75,8 @@ def open_images(path: str | Path, fit: Fit, channels: int) -> Inputs:
             if is_flat
             else ["" if each.parent == Path() else each.parent.as_posix() for each in relative]
         )
-        return _of_pictures(Files(files), [each.as_posix() for each in relative], labels, fit, channels)
+        found = _of_pictures(Files(files), [each.as_posix() for each in relative], labels, fit, channels)
+        return replace(found, left_out=left_out(files_below(path)))
     if path.suffix.lower() in ARRAYS:
         return _of_arrays(path, fit, channels)
     if path.suffix.lower() in TABLES:
@@ -68,7 +87,7 @@ def open_images(path: str | Path, fit: Fit, channels: int) -> Inputs:
         labels = None
         if pictures.labels_N is not None:
             labels = [pictures.class_names[c] for c in pictures.labels_N.tolist()]
-        return _of_pictures(pictures, pictures.ids(), labels, fit, channels, _stamp(path))
+        return _of_pictures(pictures, pictures.ids(), labels, fit, channels, _stamps(path, len(pictures)))
     return _of_pictures(Files([path]), [path.name], None, fit, channels)
 
 
@@ -87,7 +106,7 @@ def open_vectors(path: str | Path, num_features: int) -> Inputs:
         if column is not None
     }
     ids = named.get("id", [str(row) for row in range(len(x_NF))])
-    return Inputs(ids, named.get("label"), lambda part: x_NF[part.start : part.stop], _stamp(path))
+    return Inputs(ids, named.get("label"), lambda part: x_NF[part.start : part.stop], _stamps(path, len(ids)))
 
 
 def decode_images(
@@ -125,6 +144,8 @@ def _existing(path: str | Path) -> Path:
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
+    if not path.is_dir() and not path.is_file():
+        raise ValueError(f"{path}: is neither a file nor a folder; name one")
     return path
 
 
@@ -134,7 +155,7 @@ def _of_pictures(
     labels: Sequence[str] | None,
     fit: Fit,
     channels: int,
-    stamp: str | None = None,
+    stamps: Sequence[str] | None = None,
 ) -> Inputs:
     def one(row: int) -> NDArray[np.uint8]:
         place = pictures.place(row)
@@ -147,10 +168,10 @@ def _of_pictures(
         places = [pictures.place(row) for row in part]
         return stack(zip(places, in_threads(one, list(part)), strict=True), len(part))
 
-    if stamp is None:
+    if stamps is None:
         assert isinstance(pictures, Files)
-        stamp = _digest(each for file in pictures.paths for each in (str(file), _stamp(file)))
-    return Inputs(ids, labels, read, stamp)
+        stamps = [_stamp(file) for file in pictures.paths]
+    return Inputs(ids, labels, read, stamps, one, None if fit.size is None else (*fit.size, channels))
 
 
 def _of_arrays(path: Path, fit: Fit, channels: int) -> Inputs:
@@ -172,7 +193,7 @@ def _of_arrays(path: Path, fit: Fit, channels: int) -> Inputs:
     def read(part: range) -> NDArray[np.uint8]:
         return with_channels(resize(images[part.start : part.stop], fit.image_size), channels)
 
-    return Inputs(ids, columns.get("labels"), read, _stamp(path))
+    return Inputs(ids, columns.get("labels"), read, _stamps(path, len(ids)))
 
 
 def _path_columns(path: Path) -> dict[str, Any] | None:
@@ -190,9 +211,14 @@ def _of_table(path: Path, columns: dict[str, Any], fit: Fit, channels: int) -> I
     files = [path.parent / str(value) for value in columns["path"]]
     if not files:
         raise ValueError(f"{path}: no rows")
+    strange = next((row for row, file in enumerate(files) if file.exists() and not file.is_file()), None)
+    if strange is not None:
+        raise ValueError(
+            f"{path}: row {strange}: {files[strange]} is not a file; name one, or leave the row out"
+        )
     ids = [str(value) for value in columns.get("id", columns["path"])]
     labels = [str(value) for value in columns["label"]] if "label" in columns else None
-    return _of_pictures(Files(files), ids, labels, fit, channels, _digest([str(path), _stamp(path)]))
+    return _of_pictures(Files(files), ids, labels, fit, channels)
 
 
 def _stamp(path: Path) -> str:
@@ -204,8 +230,6 @@ def _stamp(path: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _digest(texts: Any) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode() + b"\0")
-    return digest.hexdigest()
+def _stamps(path: Path, num_items: int) -> Sequence[str]:
+    """Of items that one file holds: a change of it is one of all."""
+    return [_stamp(path)] * num_items

@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
 from dmlstudy.data.augmentation import Augmentation, Look
-from dmlstudy.data.images import Indices, Inputs, LabelledImages, Looks
+from dmlstudy.data.images import Indices, Inputs, Looks
 from dmlstudy.heartbeat import beat
 
 T = TypeVar("T")
@@ -60,6 +60,12 @@ class Rates(NamedTuple):
     waited_seconds: float
 
 
+class Readable(Protocol):
+    """What can be read by several threads at once."""
+
+    def read(self, indices: Indices, looks: Looks | None = None) -> Inputs: ...
+
+
 class Loader:
     """Batches of images read ahead in order, by ``threads`` threads; nothing but speed depends on their number.
 
@@ -69,7 +75,7 @@ class Loader:
 
     def __init__(
         self,
-        images: LabelledImages,
+        images: Readable,
         augmentation: Augmentation | None = None,
         seed: int = 0,
         threads: int | None = None,

@@ -6,11 +6,16 @@ Shapes: N rows, D embedding or feature size.
 from __future__ import annotations
 
 import bisect
+import contextlib
+import errno
+import fcntl
+import glob
 import hashlib
 import itertools
 import json
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -114,16 +119,24 @@ def _mapped(paths: Sequence[Path], schema: Any, groups: Callable[[], Iterator[An
         return pa.ipc.open_file(pa.memory_map(str(kept))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise ValueError(
-            f"{kept}: cannot be written or read ({error}); set XDG_CACHE_HOME to a folder with room for"
+            f"{kept}: cannot be written or read ({first_line(error)}); set XDG_CACHE_HOME to a folder with room for"
             f" {sum(size for _, size, _ in stats) / 2**30:.1f} GiB, or delete the file"
         ) from error
 
 
 def _open(path: Path) -> Any:
     try:
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({error})") from error
+        raise ValueError(f"{path}: not a readable Parquet file ({first_line(error)})") from error
+    _check_names(path, file.schema_arrow.names)
+    return file
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    twice = next((name for name, number in Counter(names).items() if number > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path}: has two columns {twice!r}; rename or remove one")
 
 
 def _groups(path: Path, file: Any, has_labels: bool, schema: Any) -> Iterator[Any]:
@@ -132,6 +145,15 @@ def _groups(path: Path, file: Any, has_labels: bool, schema: Any) -> Iterator[An
     column = next((c for c in ("image", "img") if c in present.names), None)
     if column is None or not pa.types.is_struct(present.field(column).type):
         raise ValueError(f"{path}: no column image or img of type struct{{bytes, path}}, but {present.names}")
+    fields = {field.name: field.type for field in present.field(column).type}
+    if not any(
+        is_of(fields.get("bytes", pa.null())) for is_of in (pa.types.is_binary, pa.types.is_large_binary)
+    ):
+        raise ValueError(
+            f"{path}: {column}.bytes is {fields.get('bytes', 'missing')}, expected binary; store a picture's file in"
+            " each"
+        )
+    has_paths = pa.types.is_string(fields.get("path", pa.null()))
     if has_labels and not pa.types.is_integer(present.field("label").type):
         raise ValueError(f"{path}: column label is {present.field('label').type}, expected int64")
     columns = [column, *(["label"] if has_labels else [])]
@@ -140,14 +162,15 @@ def _groups(path: Path, file: Any, has_labels: bool, schema: Any) -> Iterator[An
         try:
             batches = file.read_row_group(group, columns=columns).to_batches()
         except (OSError, pa.ArrowException) as error:
-            raise ValueError(f"{path}: row group {group} is damaged ({error})") from error
+            raise ValueError(f"{path}: row group {group} is damaged ({first_line(error)})") from error
         for batch in batches:
             encoded = pc.struct_field(batch[column], "bytes")
             if (row := _first(pc.fill_null(pc.equal(pc.binary_length(encoded), 0), True))) is not None:
                 raise ValueError(
                     f"{path}, row {start + row}: no image bytes; store the picture inside the file"
                 )
-            arrays = [encoded, pc.struct_field(batch[column], "path")]
+            own = pc.struct_field(batch[column], "path") if has_paths else pa.nulls(len(batch), pa.string())
+            arrays = [encoded, own]
             if has_labels:
                 labels = batch["label"]
                 if (row := _first(pc.fill_null(pc.less(labels, 0), True))) is not None:
@@ -155,9 +178,11 @@ def _groups(path: Path, file: Any, has_labels: bool, schema: Any) -> Iterator[An
                         f"{path}, row {start + row}: label is {labels[row]}; give every image a class id >= 0"
                     )
                 arrays.append(labels)
-            yield pa.RecordBatch.from_arrays(
-                [array.cast(kind) for array, kind in zip(arrays, schema.types, strict=True)], schema=schema
-            )
+            try:
+                cast = [array.cast(kind) for array, kind in zip(arrays, schema.types, strict=True)]
+            except pa.ArrowException as error:
+                raise ValueError(f"{path}: row group {group} cannot be read ({first_line(error)})") from error
+            yield pa.RecordBatch.from_arrays(cast, schema=schema)
             start += len(batch)
 
 
@@ -177,11 +202,16 @@ def _class_names(file: Any) -> Sequence[str]:
 
 
 def write_embeddings(
-    path: str | Path, ids: Sequence[str], labels: Sequence[str] | None, z_ND: NDArray[Any]
+    path: str | Path,
+    ids: Sequence[str],
+    labels: Sequence[str] | None,
+    z_ND: NDArray[Any],
+    left_out: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Write columns id, label (null if unknown) and embedding (fixed-size list), all or nothing.
 
-    The list is of float32, or of int8 where ``z_ND`` is: codes of +1 and -1.
+    The list is of float32, or of int8 where ``z_ND`` is: codes of +1 and -1. ``left_out``, the items that have no
+    embedding and why, is kept in the metadata.
 
     Raises ValueError if the folder is missing or the columns differ in length.
     """
@@ -199,26 +229,28 @@ def write_embeddings(
             "label": pa.nulls(len(ids), pa.string()) if labels is None else pa.array(labels, pa.string()),
             "embedding": pa.FixedSizeListArray.from_arrays(values, z_ND.shape[1]),
         }
-    )
+    ).replace_schema_metadata(_metadata({}, left_out))
     _replace_atomically(path, lambda draft: pq.write_table(table, draft))
 
 
 def join_embeddings(parts: Sequence[Path], path: str | Path, origin: Mapping[str, str]) -> int:
     """Put files of ``write_embeddings`` one after the other into one, all or nothing, a row group each; D.
 
-    ``origin`` is kept in the file's metadata, for ``embeddings_origin``. Raises ValueError naming a part that is
-    damaged, or of another size or type than the first.
+    ``origin`` is kept in the file's metadata, for ``embeddings_origin``, and so is what parts have left out. Raises
+    ValueError naming a part that is damaged, or of another size or type than the first.
     """
     path = Path(path)
     schema = _open(parts[0]).schema_arrow
+    metadata = _metadata(origin, [each for part in parts for each in embeddings_left_out(part)])
 
     def write(draft: Path) -> None:
-        with pq.ParquetWriter(draft, schema.with_metadata({_ORIGIN: json.dumps(dict(origin))})) as writer:
+        with pq.ParquetWriter(draft, schema.with_metadata(metadata)) as writer:
             for part in parts:
                 table = _embeddings(part)
                 if not table.schema.equals(schema):
                     raise ValueError(f"{part}: not of the columns of {parts[0]}; remove it and begin again")
-                writer.write_table(table.replace_schema_metadata({_ORIGIN: json.dumps(dict(origin))}))
+                if len(table):
+                    writer.write_table(table.replace_schema_metadata(metadata))
 
     _replace_atomically(path, write)
     return int(schema.field("embedding").type.list_size)
@@ -228,6 +260,17 @@ def embeddings_origin(path: str | Path) -> dict[str, str]:
     """What ``join_embeddings`` noted with a file; empty of another. Raises ValueError for one that cannot be read."""
     noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_ORIGIN)
     return {} if noted is None else dict(json.loads(noted))
+
+
+def embeddings_left_out(path: str | Path) -> list[tuple[str, str]]:
+    """The items that a file of embeddings has left out, and why. Raises ValueError for one that cannot be read."""
+    noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_LEFT_OUT)
+    return [] if noted is None else [(str(each), str(reason)) for each, reason in json.loads(noted)]
+
+
+def _metadata(origin: Mapping[str, str], left_out: Sequence[tuple[str, str]]) -> dict[bytes, str]:
+    noted = {_ORIGIN: json.dumps(dict(origin))} if origin else {}
+    return noted | ({_LEFT_OUT: json.dumps(list(left_out))} if left_out else {})
 
 
 class Column(NamedTuple):
@@ -262,17 +305,46 @@ def read_items(path: Path) -> tuple[list[str], list[str] | None]:
 
 
 _ORIGIN = b"dmlstudy"
+_LEFT_OUT = b"dmlstudy.left_out"
 
 DRAFT = ".draft"
 
 
 def _replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file whole, also after a loss of power, or not at all.
+
+    Who writes holds a lock on the draft, so drafts without one are of processes that were killed, and removed. Raises
+    OSError with the file's name.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{DRAFT}"):
+        _remove_abandoned(left)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}{DRAFT}")
     try:
-        write(draft)
-        os.replace(draft, path)
+        with draft.open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            write(draft)
+            os.fsync(held.fileno())
+            os.replace(draft, path)
+    except pa.ArrowException as error:
+        raise OSError(errno.EIO, first_line(error), str(path)) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        number = error.errno or errno.EIO
+        raise OSError(number, os.strerror(number) if error.errno else first_line(error), str(path)) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _remove_abandoned(draft: Path) -> None:
+    with contextlib.suppress(OSError), draft.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.unlink()
+
+
+def first_line(error: Exception) -> str:
+    """An error's message up to its first line break, or its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
 
 
 def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[Any]]:
@@ -299,7 +371,7 @@ def _embeddings(path: Path) -> Any:
     try:
         table = _open(path).read()
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: damaged ({error})") from error
+        raise ValueError(f"{path}: damaged ({first_line(error)})") from error
     names = table.schema.names
     if not {"id", "label", "embedding"} <= set(names) or not pa.types.is_fixed_size_list(
         table.schema.field("embedding").type
@@ -332,7 +404,8 @@ def read_columns(path: Path) -> dict[str, Any]:
             )
             table = pyarrow.csv.read_csv(path, convert_options=as_text)
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"{path}: not a readable table ({first_line(error)})") from error
+    _check_names(path, table.column_names)
     return {name: _column(path, name, table[name]) for name in table.column_names}
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.data.augmentation import Look, centred
+from dmlstudy.data.decoding import DamagedImage, Reading, marks, opened
 from dmlstudy.data.images import (
     CHANNELS,
-    DamagedImage,
     Fit,
     Images,
     ImageSet,
@@ -26,7 +26,6 @@ from dmlstudy.data.images import (
     Looks,
     as_array,
     first_half,
-    opened,
     relabelled,
     stack,
 )
@@ -196,7 +195,7 @@ class LazyImages:
         return images_BHWC
 
     def content_hashes(self) -> list[bytes]:
-        """The BLAKE2b of each picture as it is stored, found once."""
+        """The BLAKE2b of each picture as it is stored, and of how it is turned or made opaque, if it is; found once."""
         rows = self.row_N.tolist()
         new = [row for row in dict.fromkeys(rows) if row not in self.digests]
         self.digests.update(zip(new, in_threads(self._digest, new), strict=True))
@@ -204,14 +203,19 @@ class LazyImages:
 
     def fingerprint(self) -> str:
         """The SHA-256 (hex) over sizes, labels and the contents of all pictures."""
-        digest = hashlib.sha256(repr((len(self), self.image_shape, tuple(self.fit))).encode())
+        # How pictures are read is in the contents' digests, where it makes a difference.
+        sizes = (self.fit.image_size, self.fit.resize_to, self.fit.keep_aspect)
+        digest = hashlib.sha256(repr((len(self), self.image_shape, sizes)).encode())
         digest.update(np.ascontiguousarray(self.labels_N, dtype="<i8").data)
         for each in self.content_hashes():
             digest.update(each)
         return digest.hexdigest()
 
     def _digest(self, row: int) -> bytes:
-        return hashlib.blake2b(encoded(self.pictures, row), digest_size=DIGEST_BYTES).digest()
+        content = encoded(self.pictures, row)
+        digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES)
+        digest.update(marks(content, self.fit.reading))
+        return digest.digest()
 
     def _with(self, row_N: Indices, labels_N: Labels, names: tuple[str, ...]) -> LazyImages:
         return LazyImages(
@@ -221,7 +225,8 @@ class LazyImages:
     def _one(self, index: int, look: Look | None) -> Images:
         row = int(self.row_N[index])
         place = self.pictures.place(row)
-        picture = self.fit.canvas(opened(encoded(self.pictures, row), place).convert("RGB"))
+        read = opened(encoded(self.pictures, row), place, self.fit.reading)
+        picture = self.fit.canvas(read.convert("RGB"))
         size = self.image_shape[:2]
         if self.fit.image_size is None and (picture.height, picture.width) != size:
             raise ValueError(
@@ -270,7 +275,8 @@ def _decoded(listings: Sequence[Listing], fit: Fit) -> list[ImageSet]:
         for each in listings:
             for row in each.row_N.tolist():
                 place = each.pictures.place(row)
-                yield place, as_array(fit.canvas(opened(encoded(each.pictures, row), place)))
+                read = opened(encoded(each.pictures, row), place, fit.reading)
+                yield place, as_array(fit.canvas(read))
 
     sizes = [len(each.labels_N) for each in listings]
     parts = np.split(stack(pictures(), sum(sizes)), np.cumsum(sizes)[:-1])
@@ -281,14 +287,14 @@ def _decoded(listings: Sequence[Listing], fit: Fit) -> list[ImageSet]:
 
 
 def _shape_of_first(first: Listing, fit: Fit) -> tuple[int, int]:
-    if fit.image_size is not None:
-        return (fit.image_size, fit.image_size)
+    if fit.size is not None:
+        return fit.size
     row = int(first.row_N[0])
-    picture = opened(encoded(first.pictures, row), first.pictures.place(row))
+    picture = opened(encoded(first.pictures, row), first.pictures.place(row), fit.reading)
     return (picture.height, picture.width)
 
 
-def sound(each: Listing) -> NDArray[np.bool_]:
+def sound(each: Listing, reading: Reading) -> NDArray[np.bool_]:
     """Which pictures can be decoded; every one is, once.
 
     Raises ValueError naming a picture whose bytes cannot be read: that says nothing of the picture, and may pass, or
@@ -297,7 +303,7 @@ def sound(each: Listing) -> NDArray[np.bool_]:
 
     def is_sound(row: int) -> bool:
         try:
-            opened(encoded(each.pictures, row), each.pictures.place(row))
+            opened(encoded(each.pictures, row), each.pictures.place(row), reading)
         except DamagedImage:
             return False
         return True

@@ -76,9 +76,11 @@ def written_whole(path: Path, draft: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
+        if isinstance(error, OSError) and error.filename is None and error.errno:  # as of a full disk
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -21,6 +21,22 @@ from dmlstudy.data.images import Indices, Labels, Looks, relabelled
 from dmlstudy.data.layouts import Parts
 from dmlstudy.data.pictures import Files, by_name, halved
 
+NOT_NUMPY = (
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,  # of a header that tells of more than there is
+    OverflowError,
+    TypeError,
+    SyntaxError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,  # of an encrypted archive
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What NumPy and zipfile raise for files that are none of theirs."""
+
 TRAIN = ("train", "development")
 TEST = ("test", "validation", "val")
 
@@ -142,9 +158,14 @@ def matrix(path: Path) -> tuple[NDArray[np.float32], Any, dict[str, Any]]:
         raise ValueError(f"{path}: needs x (or features) in it, but has {', '.join(columns)}")
     if not isinstance(x, np.ndarray) or x.ndim < 2 or not np.issubdtype(x.dtype, np.number):
         raise ValueError(f"{path}: x is not a matrix of numbers; give it the shape (rows, features)")
-    if len(x) == 0:
-        raise ValueError(f"{path}: 0 rows of x")
-    x_ND = np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float32)
+    if np.issubdtype(x.dtype, np.complexfloating):
+        raise ValueError(
+            f"{path}: x is of complex numbers ({x.dtype}); store real and imaginary parts as features"
+        )
+    if x.size == 0:
+        raise ValueError(f"{path}: x has the shape {x.shape}; give it a row and a feature at least")
+    with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
+        x_ND = np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float32)
     if not np.isfinite(x_ND).all():
         raise ValueError(f"{path}: row {int(np.argmin(np.isfinite(x_ND).all(axis=1)))} of x is not finite")
     return x_ND, y, columns
@@ -197,5 +218,5 @@ def arrays(path: Path, alone: str) -> dict[str, NDArray[Any]]:
             return {alone: content}
         with content:
             return {key: content[key] for key in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: not a readable NumPy file ({error})") from error
+    except NOT_NUMPY as error:
+        raise ValueError(f"{path}: not a readable NumPy file ({parquet.first_line(error)})") from error

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dmlstudy import model_folder
+from dmlstudy.data import Fit, preprocessing
 from dmlstudy.embedders.embedder import Embedder, build, embed
 from dmlstudy.embedders.heads import NO_CODE
 from dmlstudy.embedders.program import write_program
@@ -43,8 +44,11 @@ def save(
     folder: str | Path,
     extra: Mapping[str, JSON] | None = None,
     example_NHWC: NDArray[np.uint8] | NDArray[np.float32] | None = None,
+    fit: Fit | None = None,
 ) -> None:
     """Write the embedder to ``folder`` (made if missing); ``extra`` goes into the description as ``extra``.
+
+    ``fit`` is how pictures became its images, which the description tells in full as ``preprocessing``.
 
     ``example_NHWC`` are images that are kept with their embeddings as a CPU computes them here and now, so that
     ``largest_deviation`` can tell later, elsewhere, whether the embedder still does the same.
@@ -56,7 +60,7 @@ def save(
     original = copy.deepcopy(embedder).cpu().eval()
     add_example(folder, example_NHWC, functools.partial(embed, original))
     save_file({k: v.contiguous() for k, v in original.state_dict().items()}, folder / WEIGHTS)
-    describe(folder / DESCRIPTION, _describe(original), extra)
+    describe(folder / DESCRIPTION, _describe(original, fit), extra)
     seal(folder)
 
 
@@ -111,22 +115,28 @@ def extra(folder: str | Path) -> dict[str, Any]:
     return read_extra(Path(folder) / DESCRIPTION)
 
 
-def _describe(embedder: Embedder) -> dict[str, Any]:
+def _preprocessing(embedder: Embedder, fit: Fit | None) -> dict[str, Any]:
+    """What the embedder is to be given; pictures are resized to its size where no ``fit`` says more."""
+    architecture = embedder.architecture
+    if not architecture.image_size:
+        return {"dtype": "float32", "layout": "NF", "features": architecture.in_channels}
+    height, width = architecture.image_size
+    return preprocessing.described(
+        fit or Fit(),
+        image_size=(height, width),
+        channels=architecture.in_channels,
+        mean=embedder.mean_C.tolist(),
+        std=embedder.std_C.tolist(),
+        network_order="BGR" if architecture.backbone == "bn_inception" else "RGB",
+    )
+
+
+def _describe(embedder: Embedder, fit: Fit | None) -> dict[str, Any]:
     architecture = embedder.architecture
     return {
         "format_version": FORMAT_VERSION,
         "architecture": dataclasses.asdict(architecture),
-        "preprocessing": {
-            "dtype": "uint8",
-            "layout": "NHWC",
-            "channels": architecture.in_channels,
-            "image_size": list(architecture.image_size),
-            "scale": 1 / 255,
-            "mean": embedder.mean_C.tolist(),
-            "std": embedder.std_C.tolist(),
-        }
-        if architecture.image_size
-        else {"dtype": "float32", "layout": "NF", "features": architecture.in_channels},
+        "preprocessing": _preprocessing(embedder, fit),
         "output": {"dim": architecture.dim, "unit_norm": True, "distance": "euclidean"}
         | ({} if architecture.code == NO_CODE else {"code": "signs of a unit vector: bits"}),
     }

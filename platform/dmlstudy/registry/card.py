@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from dmlstudy.data import preprocessing as data_preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 
@@ -33,10 +34,12 @@ def card(
     origin: Mapping[str, str],
     protocol: Mapping[str, Any],
     name: str,
+    preprocessing: Mapping[str, Any] | None = None,
 ) -> str:
     """The card of a family's model as Markdown, without its ``usage``.
 
-    ``trained`` is the day of its training, ``origin`` the study's tags. Of a path only the last part is told.
+    ``trained`` is the day of its training, ``origin`` the study's tags, ``preprocessing`` what the model says that it
+    is to be given (``kinds.preprocessing``). Of a path only the last part is told.
     """
     objective = f"test_{board.objective}"
     shown = sorted(
@@ -73,6 +76,7 @@ def card(
             *(_score(metric, row) for metric in shown),
             "",
             *_compared(board, row.family),
+            *_preprocessing(preprocessing or {}),
             "## Limits",
             "",
             f"{_LIMITS[kind]} The interval is over seeds of training, not over draws of the data.",
@@ -149,3 +153,18 @@ def _score(metric: str, row: Row) -> str:
 def _compared(board: Leaderboard, family: str) -> Sequence[str]:
     lines = [f"* {each}" for each in board.comparisons if family in (each.first, each.second)]
     return ["Paired by seed, corrected for all pairs of the study (Holm):", "", *lines, ""] if lines else []
+
+
+def _preprocessing(described: Mapping[str, Any]) -> Sequence[str]:
+    """From a file to the model's input, in words and as code; nothing where nothing is described."""
+    steps = data_preprocessing.words(described)
+    if not steps:
+        return []
+    code = data_preprocessing.code(described)
+    return [
+        "## Preprocessing",
+        "",
+        *(f"* {step}" for step in steps),
+        "",
+        *(["```python", code.rstrip(), "```", ""] if code else []),
+    ]

@@ -191,3 +191,9 @@ def fingerprint(folder: str | Path) -> str:
 def extra(folder: str | Path) -> dict[str, Any]:
     """What was noted with the model: its family, configuration and origin. Raises ValueError for a folder of none."""
     return model_folder.read_extra(Path(folder) / _description(folder))
+
+
+def preprocessing(folder: str | Path) -> dict[str, Any]:
+    """What a model says that it is to be given; empty of one that takes vectors and says no more."""
+    described = model_folder.read_json(Path(folder) / _description(folder)).get("preprocessing", {})
+    return dict(described) if isinstance(described, Mapping) else {}

@@ -6,6 +6,7 @@ Listing waits for no torch: what needs a model imports it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -67,43 +68,44 @@ def register(
     *,
     run_id: str,
     tags: Mapping[str, str],
-    card: str,
+    card: Callable[[Mapping[str, Any]], str],
 ) -> RegisteredVersion:
     """Log the saved model that ``fetch`` brings into a folder as the run's MLflow model, and register it.
 
-    Its ``card`` (Markdown) is kept in the folder and as the version's description, each with how it is used from
-    there; its signature and input example are those of the example that was saved with it. It computes with MLflow
-    and torch alone (``standalone``). The version carries the SHA-256 of the folder's manifest, which lists that of
-    every file: ``pull`` checks both. What it is for ``promotion`` decides.
+    Its ``card`` (Markdown, made from the model's preprocessing) is kept in the folder and as the version's description,
+    each with how it is used from there; its signature and input example are those of the example that was saved with
+    it. It computes with MLflow and torch alone (``standalone``). The version carries the SHA-256 of the folder's
+    manifest, which lists that of every file: ``pull`` checks both. What it is for ``promotion`` decides.
 
-    Called again for the same run it writes what is missing and nothing twice, and fetches the model only if its files
-    are not all there. Raises ValueError for a folder without an example.
+    Called again for the same run it writes what is missing and nothing twice, and fetches the model only if one of its
+    files or its description is not there. Raises ValueError for a folder without an example.
     """
     client = tracking.connect(store)
     model = _logged(client, run_id)
-    if model is None or model.status != LoggedModelStatus.READY or "sha256" not in model.tags:
-        with tempfile.TemporaryDirectory() as scratch:
-            model = _log(client, model, run_id, fetch(Path(scratch)), name, card)
-    version = _of_run(client, name, run_id)
-    if version is None:
-        with contextlib.suppress(
-            MlflowException
-        ):  # there is one already: of an earlier study, or just made by another
-            client.create_registered_model(name)
-        version = client.create_model_version(
-            name,
-            f"models:/{model.model_id}",
-            run_id,
-            {**tags, "sha256": model.tags["sha256"]},
-            model_id=model.model_id,
-        )
-    if VERSIONS not in model.tags:
-        link = json.dumps([{"name": name, "version": int(version.version)}])
-        client.set_logged_model_tags(model.model_id, {VERSIONS: link})
-    if not version.description:
-        signature = mlflow.models.get_model_info(f"models:/{model.model_id}").signature
-        text = card + usage(name, int(version.version), *_formats(signature))
-        client.update_model_version(name, version.version, text)
+    with tempfile.TemporaryDirectory() as scratch:
+        fetched = functools.cache(lambda: fetch(Path(scratch)))
+        if model is None or model.status != LoggedModelStatus.READY or "sha256" not in model.tags:
+            model = _log(client, model, run_id, fetched(), name, card)
+        version = _of_run(client, name, run_id)
+        if version is None:
+            # There is one already, of an earlier study or just made by another.
+            with contextlib.suppress(MlflowException):
+                client.create_registered_model(name)
+            version = client.create_model_version(
+                name,
+                f"models:/{model.model_id}",
+                run_id,
+                {**tags, "sha256": model.tags["sha256"]},
+                model_id=model.model_id,
+            )
+        if VERSIONS not in model.tags:
+            link = json.dumps([{"name": name, "version": int(version.version)}])
+            client.set_logged_model_tags(model.model_id, {VERSIONS: link})
+        if not version.description:
+            signature = mlflow.models.get_model_info(f"models:/{model.model_id}").signature
+            text = card(kinds.preprocessing(fetched()))
+            text += usage(name, int(version.version), *_formats(signature))
+            client.update_model_version(name, version.version, text)
     return _version(client, client.get_model_version(name, version.version))
 
 
@@ -115,7 +117,12 @@ def _logged(client: mlflow.MlflowClient, run_id: str) -> Any | None:
 
 
 def _log(
-    client: mlflow.MlflowClient, begun: Any | None, run_id: str, folder: Path, name: str, card: str
+    client: mlflow.MlflowClient,
+    begun: Any | None,
+    run_id: str,
+    folder: Path,
+    name: str,
+    card: Callable[[Mapping[str, Any]], str],
 ) -> Any:
     """Write the model's files, into the one that was ``begun`` if there is one; it is ready when all are there."""
     kind = kinds.kind_of(folder)
@@ -125,7 +132,8 @@ def _log(
     kind.add_program(folder)
     z_N = kinds.verified(folder)(example_N)
     signature = mlflow.models.infer_signature(example_N, z_N)
-    (folder / CARD).write_text(card + usage(name, None, *_formats(signature)), encoding="utf-8")
+    text = card(kinds.preprocessing(folder)) + usage(name, None, *_formats(signature))
+    (folder / CARD).write_text(text, encoding="utf-8")
     model_folder.seal(folder)
     digest = _sha256(folder / model_folder.MANIFEST)
     if begun is None:

@@ -47,6 +47,7 @@ def check_parts(spec: StudySpec) -> StudyData:
         folds = data.class_disjoint_folds(
             dataset.development.labels_N, protocol.num_folds, spec.file.search.seed
         )
+        data.check_hits(dataset, folds)
     except ValueError as error:
         raise SpecError(str(error)) from None
     num_classes = min(len(fold.train_classes) for fold in folds)

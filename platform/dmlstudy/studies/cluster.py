@@ -212,6 +212,13 @@ def _nodes_at_most(resources: ResourcesConfig) -> list[dict[str, float]]:
     return max(_nodes(), at_most, key=lambda nodes: num_workers_held(resources, nodes))
 
 
+def num_gpus() -> int:
+    """GPUs of the connected cluster, at its largest."""
+    ceiling = ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    present = sum(node.get("GPU", 0.0) for node in _nodes())
+    return int(max(present, float(ceiling.get("GPU", 0.0))))
+
+
 def _nodes() -> list[dict[str, float]]:
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return [node["Resources"] for node in nodes if node["Alive"]]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
+from collections.abc import Iterator
 
+from dmlstudy import data
 from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
 from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
@@ -13,6 +16,9 @@ from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.duration import duration
 from dmlstudy.studies.spec import StudySpec, default_values
 from dmlstudy.training.trial import TrialStopped, run_trial
+
+NO_POSITIVE = "a batch holds no two images of one class"
+"""How a loss begins to warn of a batch without positive pairs."""
 
 START_S = 20.0
 """Starting Ray and the first workers."""
@@ -26,16 +32,34 @@ def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
         *_of_data(spec, dataset),
+        *data.remarks(dataset, spec.data.path),
         f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
     ]
     if measure:
-        seconds = START_S + sum(_family_seconds(spec, dataset, name) for name in spec.families)
+        with _noting() as noted:
+            seconds = START_S + sum(_family_seconds(spec, dataset, name) for name in spec.families)
+        lines += noted
         lines.append(
             f"time: at most about {duration(seconds)} for one trial at a time on a machine like this one"
             " (measured on a few batches in one process; trials stopped early make it shorter)"
         )
     return lines
+
+
+@contextlib.contextmanager
+def _noting() -> Iterator[list[str]]:
+    """What is warned of as people are told it, each once and in one line; what libraries warn of stays theirs."""
+    noted: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield noted
+    for each in caught:
+        text = str(each.message)
+        if not text.startswith(NO_POSITIVE):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        elif f"training: {text}" not in noted:
+            noted.append(f"training: {text}")
 
 
 def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:

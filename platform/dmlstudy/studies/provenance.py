@@ -69,7 +69,8 @@ def check_data(name: str, known: Mapping[str, str], own: Mapping[str, str]) -> N
     if changed:
         raise StoreError(
             f"study {name!r}: its {' and '.join(changed)} have changed since it began; bring them back,"
-            " or give this study another name (--name)"
+            " or give this study another name (--name); if it began before pictures were turned by EXIF and made"
+            " opaque, data.orientation: as_stored and data.background: drop read them as then"
         )
 
 

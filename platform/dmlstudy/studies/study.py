@@ -16,6 +16,7 @@ import optuna
 import ray
 from ray import tune
 
+from dmlstudy import data
 from dmlstudy.data import state_file
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry import models, promotion, tracking
@@ -75,6 +76,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     """
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
+    remarks = data.remarks(dataset, spec.data.path)
     del dataset
     loaded.forget()  # trials run in other processes
     store.prepare()
@@ -92,6 +94,8 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             connected(address, spec.file.resources),
             Interruption() as interruption,
         ):
+            for remark in remarks:
+                said(remark)
             try:
                 return _run_here(spec, store, said, interruption, origin, description, watch)
             except KeyboardInterrupt:
@@ -354,7 +358,7 @@ def _registered(
             "objective": objective,
             "spec_fingerprint": spec.fingerprint(),
         },
-        card=card(
+        card=lambda preprocessing: card(
             board,
             row,
             kind=spec.kind,
@@ -363,6 +367,7 @@ def _registered(
             origin=tracker.study_tags,
             protocol=spec.file.protocol.model_dump(),
             name=spec.model_name,
+            preprocessing=preprocessing,
         ),
     )
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dmlstudy import data, embedders
-from dmlstudy.data import ClosedSet, Features, LabelledImages, ZeroShotData
+from dmlstudy.data import ClosedSet, Features, Fit, LabelledImages, ZeroShotData
 from dmlstudy.data.images import with_channels
 from dmlstudy.records import DataConfig
 
@@ -33,6 +33,12 @@ def zero_shot(config: DataConfig) -> ZeroShotData:
 def closed(config: DataConfig) -> ClosedSet:
     """``data.load_closed`` of the configuration."""
     return data.load_closed(**config.model_dump())
+
+
+def fit_of(config: DataConfig) -> Fit:
+    """How the pictures of a data set become its images."""
+    how = data.reading(config.orientation, config.background, config.max_pixels)
+    return Fit(config.image_size, config.resize_to, config.keep_aspect, how)
 
 
 def features_of(

@@ -272,7 +272,11 @@ def _verdict(
             "config": config.model_dump(mode="json"),
         }
         embedders.save(
-            learner.embedder, save_to, provenance, test.read(np.arange(min(loaded.NUM_EXAMPLES, len(test))))
+            learner.embedder,
+            save_to,
+            provenance,
+            test.read(np.arange(min(loaded.NUM_EXAMPLES, len(test)))),
+            fit=loaded.fit_of(config.data),
         )
     return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
 

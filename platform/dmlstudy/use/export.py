@@ -3,7 +3,8 @@
 What a user could get wrong is inside: images go in as they are decoded, of the size that the model was built for,
 ``images`` uint8 (N, H, W, C) from 0 to 255, and vectors as the model takes them, ``vectors`` float32 (N, F). Out come
 ``embedding`` (N, D), and of a model with a structure head ``structure`` (N, D); N is free. The file says so itself
-(``about``): ONNX in its metadata, under ``dmlstudy``, a program in its extra file ``dmlstudy.json``.
+(``about``), with all that is done to a picture before: ONNX in its metadata, under ``dmlstudy``, a program in its extra
+file ``dmlstudy.json``.
 
 ``torch.export.load`` can unpickle what a program holds beside its graph, so load programs of people you trust alone;
 one that is written here has numbers and text in it, and nothing that needs pickle.
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dmlstudy import data, embedders, hashing, model_folder, online
+from dmlstudy.data import preprocessing
 from dmlstudy.data.state_file import written_whole
 from dmlstudy.hashing.program import Codes
 from dmlstudy.online.program import Layers
@@ -194,6 +196,11 @@ def _onnx(module: nn.Module, name: str, batch_N: NDArray[Any], about: Mapping[st
     )
     assert program is not None
     program.model.metadata_props["dmlstudy"] = json.dumps(about)
+    for key in ("preprocessing_steps", "preprocessing_code"):  # by themselves too, for viewers of such files
+        if key in about:
+            program.model.metadata_props[key] = (
+                about[key] if isinstance(about[key], str) else "\n".join(about[key])
+            )
     content: bytes = program.model_proto.SerializeToString()
     return content
 
@@ -254,7 +261,18 @@ def _about(folder: Path, name: str, batch_N: NDArray[Any], outputs: Arrays) -> d
             for each, value in outputs.items()
         },
         "distance": "hamming" if outputs["embedding"].dtype == np.int8 else "euclidean",
+        **_preprocessing(folder),
     }
+
+
+def _preprocessing(folder: Path) -> dict[str, Any]:
+    """From a picture's file to what goes in: as it is described, in words, and as code."""
+    described = kinds.preprocessing(folder)
+    steps, code = preprocessing.words(described), preprocessing.code(described)
+    if not steps:
+        return {}
+    told = {"preprocessing": described, "preprocessing_steps": steps}
+    return told | ({"preprocessing_code": code} if code else {})
 
 
 def _difference(wanted: Arrays, got: Arrays) -> float:
