@@ -64,6 +64,15 @@ ClusterOption = Annotated[
 ]
 AddressOption = Annotated[Optional[str], typer.Option("--address", help="The cluster, as http://HOST:8265.")]
 JobOption = Annotated[Optional[str], typer.Option("--job", help="A job id that `submit` printed.")]
+SetOption = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a value of the study file: `training.epochs=1`,"
+        " `families.NAME.override.loss.margin=0.3`; any number of times.",
+    ),
+]
 DEFAULT_STORE = Path("dmlstudy_store")
 
 
@@ -94,11 +103,12 @@ def run(
     tracking_timeout: PatienceOption = None,
     address: ClusterOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
+    assignments: SetOption = None,
 ) -> None:
     """Run a study to its verdict; run it again to continue one that was interrupted."""
     from dmlstudy.studies import spec as specs
 
-    _run(specs.load(spec, name=name), _store(store, tracking_uri, tracking_timeout), address)
+    _run(specs.load(spec, name, assignments or ()), _store(store, tracking_uri, tracking_timeout), address)
 
 
 @app.command(epilog="Example: `dmlstudy resume digits`")
@@ -134,11 +144,12 @@ def submit(
     tracking_uri: ServerOption = None,
     tracking_timeout: PatienceOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
+    assignments: SetOption = None,
 ) -> None:
     """Send a study to a Ray cluster as a job, with this package's code; prints the job id."""
     from dmlstudy.studies import spec as specs
 
-    study = specs.load(spec, name=name)
+    study = specs.load(spec, name, assignments or ())
     from dmlstudy.studies import jobs
 
     job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri, tracking_timeout)
@@ -248,11 +259,12 @@ def validate(
     estimate: Annotated[
         bool, typer.Option(help="Time a few training steps to estimate the duration.")
     ] = True,
+    assignments: SetOption = None,
 ) -> None:
     """Check a study without running it: its data, the tree of its space, its trials, the time it will take."""
     from dmlstudy.studies import spec as specs
 
-    study = specs.load(spec)
+    study = specs.load(spec, assignments=assignments or ())
     from dmlstudy.studies import checks
     from dmlstudy.studies.estimate import describe
 
@@ -767,7 +779,7 @@ def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Pa
 def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:
     from dmlstudy.registry.store import Store
 
-    place = Store(root.absolute(), tracking_uri)
+    place = Store(root.expanduser().absolute(), tracking_uri)
     return place if patience_s is None else replace(place, patience_s=patience_s)
 
 
@@ -777,6 +789,7 @@ def _run(study: StudySpec, place: Store, address: str | None) -> None:
     from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
 
     width = None if console.is_terminal else WIDTH
+    _say_notes(study)
     try:
         with terminal() as stream:
             tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
@@ -793,6 +806,11 @@ def _run(study: StudySpec, place: Store, address: str | None) -> None:
     console.print(
         f"models: dmlstudy models   MLflow's page: dmlstudy ui   dmlstudy logs {study.name} --engine"
     )
+
+
+def _say_notes(study: StudySpec) -> None:
+    for note in study.notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _only_in_a_store(job: str | None, what: str) -> None:
