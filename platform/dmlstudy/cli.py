@@ -275,8 +275,8 @@ def validate(
         for line in family.tree():
             branch.add(escape(line))
     console.print(tree, highlight=False)
-    for line in describe(study, dataset, measure=estimate):
-        console.print(line, highlight=False)
+    for line in describe(study, dataset, measure=estimate, tell=lambda line: print(line, file=sys.stderr)):
+        console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Examples: `dmlstudy families` · `dmlstudy families pair_weighting`")

@@ -186,19 +186,17 @@ class TrainingConfig(Record):
         ),
     ] = 20
     optimizer: Annotated[Literal["adam", "adamw", "sgd"], Field(description="PyTorch's")] = "adam"
-    lr: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False, description="learning rate")] = 1e-5
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate")] = 1e-5
     weight_decay: Annotated[
         float,
-        Field(
-            ge=0, le=1000, allow_inf_nan=False, description="of the embedder's weights, not the loss's own"
-        ),
+        Field(ge=0, allow_inf_nan=False, description="of the embedder's weights, not the loss's own"),
     ] = 0.0
     head_lr_mult: Annotated[
-        float, Field(gt=0, le=1e6, allow_inf_nan=False, description="learning-rate multiplier of the head")
+        float, Field(gt=0, allow_inf_nan=False, description="learning-rate multiplier of the head")
     ] = 1.0
     loss_lr_mult: Annotated[
         float,
-        Field(gt=0, le=1e6, allow_inf_nan=False, description="the same for the loss's own parameters"),
+        Field(gt=0, allow_inf_nan=False, description="the same for the loss's own parameters"),
     ] = 1.0
     freeze_backbone_epochs: Annotated[
         int, Field(ge=0, le=100_000, description="first epochs, in which the backbone stays wholly as it is")

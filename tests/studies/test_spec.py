@@ -296,9 +296,8 @@ TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
     ("batch.per_epoch", {"batch__per_epoch": 10**12}),
     ("embedder.head_width", {"embedder__head_width": 10**9}),
     ("training.epochs", {"training__epochs": 10**9}),
-    ("training.lr", {"training__lr": 1e300}),
-    ("training.weight_decay", {"training__weight_decay": 1e300}),
-    ("training.head_lr_mult", {"training__head_lr_mult": 1e300}),
+    ("training.lr", {"training__lr": math.inf}),
+    ("training.weight_decay", {"training__weight_decay": math.inf}),
     ("retrieval.first", {"retrieval__first": 10**12}),
     ("retrieval.k1", {"retrieval__k1": 10**12}),
     ("protocol.map_at.0", {"protocol__map_at": [10**30]}),
@@ -544,10 +543,16 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "more classes than a fold has",
         study(batch__classes={"int": [2, 4]}),
-        "families.contrastive.batch.classes: up to 4 classes per batch, but a fold trains on 2;"
+        "families.contrastive.batch.classes: up to 4 classes per batch, but a fold trains on 2 (of 10 classes 5 are"
+        " kept for the test and 5 are to learn from, of which a fold holds 3 out);"
         " set batch.classes to at most 2 or to all",
     ),
-    ("too many folds", study(protocol__num_folds=5), "num_folds: 5 does not leave 2 classes on each side"),
+    (
+        "too many folds",
+        study(protocol__num_folds=5),
+        "protocol.num_folds: 5 folds need 10 classes, two to be held out by each, and of 10 classes 5 are kept for the"
+        " test and 5 are to learn from; set protocol.num_folds to at most 2, or add classes",
+    ),
     (
         "no folder",
         study(data={"name": "image_folder"}),

@@ -42,21 +42,47 @@ def check_parts(spec: StudySpec) -> StudyData:
             _check_loss(config, name)
             _check_augmentation(config, name)
             _check_retrieval(config, name)
-    try:
-        dataset = loaded.zero_shot(spec.data)
-        folds = data.class_disjoint_folds(
-            dataset.development.labels_N, protocol.num_folds, spec.file.search.seed
-        )
-    except ValueError as error:
-        raise SpecError(str(error)) from None
+    dataset = _loaded(spec)
+    counts = _check_classes(dataset, protocol.num_folds)
+    folds = data.class_disjoint_folds(dataset.development.labels_N, protocol.num_folds, spec.file.search.seed)
     num_classes = min(len(fold.train_classes) for fold in folds)
     num_images = min(len(fold.train_indices) for fold in folds)
+    counts += f", of which a fold holds {max(len(fold.validation_classes) for fold in folds)} out"
     for name, family in spec.families.items():
         for values in spec.corners(family):
             config = spec.trial_config(family, values)
-            _check_batch(config, num_classes, num_images, name)
+            _check_batch(config, num_classes, num_images, name, counts)
             _check_input(config, dataset)
     return dataset
+
+
+def _loaded(spec: StudySpec) -> data.ZeroShotData:
+    try:
+        return loaded.zero_shot(spec.data)
+    except ValueError as error:
+        where = "" if "does not exist" not in str(error) else spec.places.looked_in("data.path")
+        raise SpecError(f"{error}{where}") from None
+
+
+LEAST_CLASSES = 4
+"""Classes that development needs: two are trained on, two held out."""
+
+
+def _check_classes(dataset: data.ZeroShotData, num_folds: int) -> str:
+    """How the classes are divided, in words; raises SpecError where they are too few for so many folds."""
+    own, test = (len(set(side.labels_N.tolist())) for side in (dataset.development, dataset.test))
+    counts = f"of {own + test} classes {test} are kept for the test and {own} are to learn from"
+    if own < LEAST_CLASSES:
+        raise SpecError(
+            f"data.path: {counts}, which must be at least {LEAST_CLASSES}, as scores are of classes that are held out;"
+            f" add classes, {2 * LEAST_CLASSES - 1} in all where half are kept for the test"
+        )
+    if num_folds > own // 2:
+        raise SpecError(
+            f"protocol.num_folds: {num_folds} folds need {2 * num_folds} classes, two to be held out by each, and"
+            f" {counts}; set protocol.num_folds to at most {own // 2}, or add classes"
+        )
+    return counts
 
 
 def _check_hashing(spec: StudySpec) -> data.ClosedSet:
@@ -222,7 +248,7 @@ def _check_retrieval(config: TrialConfig, family: str) -> None:
         )
 
 
-def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family: str) -> None:
+def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family: str, counts: str) -> None:
     batch = config.batch
     classes = num_classes if batch.classes == "all" else batch.classes
     if batch.sampler == "random":
@@ -234,5 +260,5 @@ def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family:
     elif classes > num_classes:
         raise SpecError(
             f"families.{family}.batch.classes: up to {classes} classes per batch, but a fold trains on"
-            f" {num_classes}; set batch.classes to at most {num_classes} or to all"
+            f" {num_classes} ({counts}); set batch.classes to at most {num_classes} or to all"
         )

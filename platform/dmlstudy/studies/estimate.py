@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+
+import torch
 
 from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
 from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
+from dmlstudy.naming import one_line
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.studies.checks import StudyData
-from dmlstudy.studies.duration import duration
-from dmlstudy.studies.spec import StudySpec, default_values
+from dmlstudy.studies.spec import SpecError, StudySpec, default_values
+from dmlstudy.studies.wall_time import Machine, Seconds, in_words, room, this_machine
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 START_S = 20.0
 """Starting Ray and the first workers."""
 
 
-def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]:
-    """Lines for people: trials, data, and the duration if ``measure`` may train a few batches."""
+def describe(
+    spec: StudySpec, dataset: StudyData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+) -> list[str]:
+    """Lines for people: trials, data, and the duration if ``measure`` may train a few batches.
+
+    ``tell`` gets a line before each family is measured, which takes seconds to minutes. Raises SpecError where a family
+    cannot be trained for a few batches here.
+    """
     search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
+    machine = this_machine()
     lines = [
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
@@ -28,14 +39,63 @@ def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]
         *_of_data(spec, dataset),
         f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
+        room(spec, machine),
+        *_notes(spec, dataset),
     ]
     if measure:
-        seconds = START_S + sum(_family_seconds(spec, dataset, name) for name in spec.families)
-        lines.append(
-            f"time: at most about {duration(seconds)} for one trial at a time on a machine like this one"
-            " (measured on a few batches in one process; trials stopped early make it shorter)"
-        )
+        seconds = {}
+        for number, name in enumerate(spec.families, 1):
+            tell(f"measuring {name}, family {number} of {len(spec.families)}")
+            seconds[name] = _measured(spec, dataset, name, machine)
+        lines.append(in_words(spec, seconds, START_S, machine))
     return lines
+
+
+SMALL = 64
+"""Pixels of a side up to which small_conv is meant to be used."""
+
+
+def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
+    """What is allowed and may surprise."""
+    notes = list(spec.notes)
+    first, *_ = configs = [
+        spec.trial_config(family, default_values(family)) for family in spec.families.values()
+    ]
+    if not first.training.epochs:
+        notes.append(
+            "training.epochs is 0: nothing is trained, each family scores what its untrained model does"
+        )
+    shape = dataset.development.image_shape if spec.kind == "embedder" else ()
+    if max(shape, default=0) > SMALL and any(each.embedder.backbone == "small_conv" for each in configs):
+        notes.append(
+            f"embedder.backbone: small_conv is made for sides of up to {SMALL} pixels, and these have {max(shape)}: it"
+            " is slow there and sees little; set data.image_size: 64, or a backbone such as resnet18"
+        )
+    return [f"note: {note}" for note in notes]
+
+
+def _measured(spec: StudySpec, dataset: StudyData, name: str, machine: Machine) -> Seconds:
+    """Seconds of a family's trials, measured with as many threads as the workers of one trial have."""
+    resources = spec.file.resources
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(int(resources.workers * resources.cpus_per_worker), int(machine.cpus))))
+    try:
+        return _seconds(spec, dataset, name)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise SpecError(f"families.{name}: {_why(error)}") from None
+    finally:
+        torch.set_num_threads(before)
+
+
+def _why(error: Exception) -> str:
+    """What went wrong in a few batches, and what to change."""
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
+        return (
+            "a batch does not fit this machine's memory; set batch.classes, batch.images_per_class, data.image_size,"
+            " batch.memory_size or embedder.width lower, or see by `validate --no-estimate` without training"
+        )
+    return f"a few batches could not be trained: {one_line(said[0], 240)}"
 
 
 def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
@@ -63,17 +123,16 @@ def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
     return lines
 
 
-def _family_seconds(spec: StudySpec, dataset: StudyData, name: str) -> float:
-    """Seconds of all trials of a family, from a little training at its default point."""
+def _seconds(spec: StudySpec, dataset: StudyData, name: str) -> Seconds:
+    """Seconds of a family's trials, from a little training at its default point."""
     family = spec.families[name]
     config = spec.trial_config(family, default_values(family))
     if not config.training.epochs:
-        return 0.0
+        return Seconds(0.0, 0.0)
     of_trial = {"embedder": _trial_of_embedder, "hashing": _trial_of_codes, "online": _trial_of_stream}[
         spec.kind
     ]
-    search, verdict = of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N))
-    return spec.file.search.trials_per_family * search + spec.file.protocol.verdict_seeds * verdict
+    return Seconds(*of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N)))
 
 
 def _trial_of_embedder(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:

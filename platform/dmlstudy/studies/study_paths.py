@@ -35,6 +35,12 @@ class Places:
             self._led[key, path] = self._find(key, path)
         return self._led[key, path]
 
+    def looked_in(self, key: str) -> str:
+        """What to add to a message that a relative path leads nowhere; nothing for an absolute one."""
+        if key not in self.local or len(self.folders) < 2:
+            return ""
+        return f", nor {self.local[key]} in the current folder {self.folders[1]}; set {key}"
+
     def _find(self, key: str, path: str) -> str:
         if "\0" in path:
             raise ValueError(f"{key}: {shown(path)} is no path; take the NUL out")
