@@ -279,6 +279,50 @@ def validate(
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
+@app.command(
+    epilog="Examples: `dmlstudy init pictures` · `dmlstudy init pictures -o birds.yaml --budget quick`"
+)
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="A sub-folder of pictures for each class, or train and test with such.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The study file to write.")] = Path(
+        "study.yaml"
+    ),
+    name: Annotated[
+        Optional[str], typer.Option("--name", help="The study's name; default: the folder's.")
+    ] = None,
+    image_size: Annotated[
+        Optional[int],
+        typer.Option(
+            "--image-size", min=8, max=4096, help="Pixels of a side; default: the pictures', 28 to 64."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="quick (minutes), standard, or thorough (as for a paper).")
+    ] = "standard",
+) -> None:
+    """Write a study file for a folder of pictures, with a batch and folds that go with its number of classes."""
+    from dmlstudy.studies import first_study
+    from dmlstudy.studies.wall_time import this_machine
+
+    written = first_study.write(
+        folder.expanduser(),
+        output.expanduser(),
+        name=name,
+        image_size=image_size,
+        budget=budget,
+        machine=this_machine(),
+    )
+    console.print(
+        f"{output}: study {written.name}, {written.folder.words}\n"
+        f"next: dmlstudy validate {output}   dmlstudy run {output}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
 @app.command(epilog="Examples: `dmlstudy families` · `dmlstudy families pair_weighting`")
 def families(
     name: Annotated[Optional[str], typer.Argument(help="Show this family's search space.")] = None,
@@ -292,6 +336,34 @@ def families(
         lines = specs.parameters(space) if name is None else specs.tree(space)
         table.add_row(family, escape(paper), "\n".join(map(escape, lines)))
     console.print(table, highlight=False)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy options` · `dmlstudy options training` · `dmlstudy options search --json`"
+)
+def options(
+    section: Annotated[
+        Optional[str], typer.Argument(help="Only this section of a study file, as training or search.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, a list.")] = False,
+) -> None:
+    """Every key of a study file: what may stand there, its default, and what it means.
+
+    `*`: a search may choose it, where a domain stands instead of a value. A loss has the keys that `families` lists.
+    """
+    from dmlstudy.studies import options as keys
+
+    found = keys.options(section)
+    if json:
+        print(f"[{', '.join(option.model_dump_json() for option in found)}]")
+        return
+    _show_table(
+        ("key", "values", "default", "meaning"),
+        [
+            (f"{option.key}{' *' * option.is_searchable}", option.values, option.default, option.description)
+            for option in found
+        ],
+    )
 
 
 @app.command(

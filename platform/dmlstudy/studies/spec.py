@@ -192,8 +192,10 @@ class FamilyEntry(Record):
 class StudyFile(Record):
     """The study file as written; ``StudySpec`` is what it means."""
 
-    name: Name
-    model_name: Name | None = None
+    name: Annotated[Name, Field(description="the study's, in the store and in MLflow")]
+    model_name: Annotated[
+        Name | None, Field(description="the registered model's; default: the study's name and -embedder")
+    ] = None
     data: DataConfig
     embedder: dict[str, Any] = {}
     batch: dict[str, Any] = {}
