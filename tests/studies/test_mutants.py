@@ -48,15 +48,18 @@ for _ in range(200):
 
 HOSTILE: list[Any] = [
     None, True, False, 0, 1, -1, 3, 0.5, -0.0, 1e-300, 1e300, 10**12, 10**30, 10**400, -(10**400), float("inf"),
-    float("nan"), "", "x", "1e-5", "1e5", "é" * 50, "x" * 100_000, "a\nb", "a\0b", "\u202e", "../x", "~", "~x/y", "/dev/zero",
-    "/proc/self/mem", "s3://b/k", "default", "none", "all", [], [1], ["a"], [[]], [None], list(range(2000)), {}, {"a": 1},
+    float("nan"), "", "x", "1e-5", "1e5", "é" * 50, "x" * 100_000, "a\nb", "a\0b", "\u202e", "../x", "~",
+    "~x/y", "/dev/zero", "/proc/self/mem", "s3://b/k", "default", "none", "all", [], [1], ["a"], [[]], [None], {},
+    {"a": 1}, list(range(2000)),
     {"float": [0, 1]}, {"float": [1, 0]}, {"float": ["1e-5", "1e-3"]}, {"float": [0, 10**400]}, {"int": [1, 3]},
     {"int": [0, 10**18]}, {"choice": [1, 2]}, {"choice": []}, {"choice": {"a": {"b": {"choice": {"c": {}}}}}},
     {"choice": list(range(5000))}, {"choice": [None]}, {"name": "margin"}, {1: 2}, {"space": "margin"}, NESTED,
 ]  # fmt: skip
 
-TEXTS = ["&a ", "*a", "!!timestamp ", "!!python/object/apply:os.system ", "<<: ", "\t", "\0", "\ufeff", "- ", ": ", "{", "}",
-         "[" * 60, "'", '"', "#", "|", ">", "? ", "---\n", "...\n", "%YAML 9.9\n", "1:30", "2020-01-01", "0x", "1_", "\x7f"]  # fmt: skip
+TEXTS = [
+    "&a ", "*a", "!!timestamp ", "!!python/object/apply:os.system ", "<<: ", "\t", "\0", "\ufeff", "- ", ": ", "{", "}",
+    "[" * 60, "'", '"', "#", "|", ">", "? ", "---\n", "...\n", "%YAML 9.9\n", "1:30", "2020-01-01", "0x", "1_", "\x7f",
+]  # fmt: skip
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -149,7 +152,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = tried(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1, Path(folder))
     for what, numbers in sorted(found.items(), key=lambda item: -len(item[1])):
-        print(f"{len(numbers):6}  {what[:300]!r}  e.g. {numbers[:3]}")
+        sys.stdout.write(f"{len(numbers):6}  {what[:300]!r}  e.g. {numbers[:3]}\n")
 
 
 if __name__ == "__main__":
