@@ -379,7 +379,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("missing", study(data=None), "data: is missing; add it"),
     ("missing below", study(families={"a": {"override": {}}}), "families.a.space: is missing; add it"),
-    ("no family", study(families={}), "families: dictionary should have at least 1 item"),
+    ("no family", study(families={}), "families: needs at least one, got {}"),
     ("type", study(protocol__num_folds="two"), "protocol.num_folds: input should be a valid integer"),
     (
         "type of a section",

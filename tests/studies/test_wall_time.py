@@ -14,6 +14,7 @@ from dmlstudy.studies.spec import SpecError, StudySpec
 from dmlstudy.studies.wall_time import Machine, Seconds, num_at_once, wall_seconds
 from dmlstudy.training.learner import TrialFailed
 
+
 FOUR_CPUS = Machine(4.0, 0.0)
 
 
@@ -134,6 +135,19 @@ def test_what_cannot_be_measured_is_one_line(error: Exception, message: str) -> 
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) <= LINE
     assert torch.get_num_threads() == threads
+
+
+def test_a_batch_that_fills_this_machine_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate.os, "sysconf", lambda name: 2**12)  # a machine of 16 MiB
+    for found in (study(), study(batch={"classes": "all", "images_per_class": 1000})):
+        dataset = checks.check_parts(found)
+        if found.file.batch["images_per_class"] == 4:
+            estimate._check_memory(found, dataset, "a")
+            continue
+        with pytest.raises(
+            SpecError, match=r"^families\.a: a batch of 5000 items of 8 x 8 x 1 .* machine has 0; set"
+        ):
+            estimate._check_memory(found, dataset, "a")
 
 
 def test_each_family_is_named_while_it_is_measured() -> None:

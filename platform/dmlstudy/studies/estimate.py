@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
 from collections.abc import Callable
 
@@ -37,7 +39,7 @@ def describe(
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
         *_of_data(spec, dataset),
-        f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
+        f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
         room(spec, machine),
         *_notes(spec, dataset),
@@ -50,6 +52,8 @@ def describe(
         lines.append(in_words(spec, seconds, START_S, machine))
     return lines
 
+
+FLOAT32_BYTES = 4
 
 SMALL = 64
 """Pixels of a side up to which small_conv is meant to be used."""
@@ -77,6 +81,7 @@ def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
 def _measured(spec: StudySpec, dataset: StudyData, name: str, machine: Machine) -> Seconds:
     """Seconds of a family's trials, measured with as many threads as the workers of one trial have."""
     resources = spec.file.resources
+    _check_memory(spec, dataset, name)
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, min(int(resources.workers * resources.cpus_per_worker), int(machine.cpus))))
     try:
@@ -87,13 +92,32 @@ def _measured(spec: StudySpec, dataset: StudyData, name: str, machine: Machine) 
         torch.set_num_threads(before)
 
 
+def _check_memory(spec: StudySpec, dataset: StudyData, name: str) -> None:
+    """Raises SpecError where a batch alone fills this machine, on which the system would end the process unasked."""
+    if isinstance(dataset, ClosedSet):
+        return
+    config = spec.trial_config(spec.families[name], default_values(spec.families[name]))
+    classes = len(set(dataset.development.labels_N.tolist()))
+    num = (classes if config.batch.classes == "all" else config.batch.classes) * config.batch.images_per_class
+    shape = dataset.development.image_shape
+    needed = FLOAT32_BYTES * num * (math.prod(shape) + num)  # the batch, and the distances of all its pairs
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there / 2:
+        raise SpecError(
+            f"families.{name}: a batch of {num} items of {' x '.join(map(str, shape))} and the distances of its pairs"
+            f" take {needed / 2**30:.0f} GiB before anything is computed, and this machine has {there / 2**30:.0f}; set"
+            " batch.classes, batch.images_per_class or data.image_size lower, or leave the time out by --no-estimate"
+        )
+
+
 def _why(error: Exception) -> str:
     """What went wrong in a few batches, and what to change."""
     said = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
         return (
             "a batch does not fit this machine's memory; set batch.classes, batch.images_per_class, data.image_size,"
-            " batch.memory_size or embedder.width lower, or see by `validate --no-estimate` without training"
+            " batch.memory_size or embedder.width lower, or leave the time out by"
+            " --no-estimate"
         )
     return f"a few batches could not be trained: {one_line(said[0], 240)}"
 

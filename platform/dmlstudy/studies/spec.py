@@ -69,6 +69,7 @@ SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^
 WORDS = {
     "string_pattern_mismatch": "use letters a to z, digits, . _ and -, a letter or digit first, 64 of them at most",
     "too_long": "there are more than it can have",
+    "too_short": "needs at least one",
     "dict_type": "expected a section with keys of its own",
     "model_type": "expected a section with keys of its own",
 }
