@@ -14,7 +14,6 @@ from dmlstudy.studies.spec import SpecError, StudySpec
 from dmlstudy.studies.wall_time import Machine, Seconds, num_at_once, wall_seconds
 from dmlstudy.training.learner import TrialFailed
 
-
 FOUR_CPUS = Machine(4.0, 0.0)
 
 
