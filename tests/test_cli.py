@@ -243,6 +243,11 @@ def test_a_study_file_for_a_folder_is_written_and_valid(
     shown = capfd.readouterr().out
     assert "trials: 15 to search (3 families x 5)" in shown
     assert re.search(r"^here: \d+ at once on \d+ CPU and ", shown, re.MULTILINE), shown
+    assert call(monkeypatch, "validate", file, "--no-estimate", "--json") == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert (facts["num_search_trials"], facts["seconds"], facts["notes"]) == (6, None, [])
+    assert facts["num_classes"] == {"development": 4, "test": 4}
+    assert facts["families"]["contrastive"]["space"][0] == "loss.name = contrastive"
     assert call(monkeypatch, "validate", file, "--set", "search.trial_per_family=5") == 2
     assert "search.trial_per_family: unknown key; did you mean 'trials_per_family'?" in capfd.readouterr().err
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -260,22 +261,29 @@ def validate(
         bool, typer.Option(help="Time a few training steps to estimate the duration.")
     ] = True,
     assignments: SetOption = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Check a study without running it: its data, the tree of its space, its trials, the time it will take."""
     from dmlstudy.studies import spec as specs
 
     study = specs.load(spec, assignments=assignments or ())
     from dmlstudy.studies import checks
-    from dmlstudy.studies.estimate import describe
+    from dmlstudy.studies.estimate import describe, facts
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
 
     dataset = checks.check_parts(study)
+    if json:
+        print(dumps(facts(study, dataset, measure=estimate, tell=tell), indent=1))
+        return
     tree = Tree(f"[bold]{escape(study.name)}[/]")
     for family in study.families.values():
         branch = tree.add(f"[bold]{escape(family.name)}[/] ({escape(family.paper)})")
         for line in family.tree():
             branch.add(escape(line))
     console.print(tree, highlight=False)
-    for line in describe(study, dataset, measure=estimate, tell=lambda line: print(line, file=sys.stderr)):
+    for line in describe(study, dataset, measure=estimate, tell=tell):
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 

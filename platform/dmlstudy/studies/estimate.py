@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,7 +18,15 @@ from dmlstudy.naming import one_line
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.spec import SpecError, StudySpec, default_values
-from dmlstudy.studies.wall_time import Machine, Seconds, in_words, room, this_machine
+from dmlstudy.studies.wall_time import (
+    Machine,
+    Seconds,
+    in_words,
+    num_at_once,
+    room,
+    this_machine,
+    total_seconds,
+)
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 START_S = 20.0
@@ -42,15 +51,46 @@ def describe(
         f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
         room(spec, machine),
-        *_notes(spec, dataset),
+        *(f"note: {note}" for note in _notes(spec, dataset)),
     ]
     if measure:
-        seconds = {}
-        for number, name in enumerate(spec.families, 1):
-            tell(f"measuring {name}, family {number} of {len(spec.families)}")
-            seconds[name] = _measured(spec, dataset, name, machine)
-        lines.append(in_words(spec, seconds, START_S, machine))
+        lines.append(in_words(spec, _all_measured(spec, dataset, machine, tell), START_S, machine))
     return lines
+
+
+def facts(
+    spec: StudySpec, dataset: StudyData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+) -> dict[str, Any]:
+    """The same for programs, as JSON takes it: numbers of trials, images and classes, spaces, and seconds."""
+    machine = this_machine()
+    trials = _all_measured(spec, dataset, machine, tell) if measure else {}
+    sides = {"development": dataset.development, "test": dataset.test}
+    return {
+        "study": spec.name,
+        "fingerprint": spec.fingerprint(),
+        "families": {
+            name: {"source": family.paper, "space": family.tree()} for name, family in spec.families.items()
+        },
+        "num_search_trials": spec.num_search_trials,
+        "num_verdict_trials": spec.num_verdict_trials,
+        "num_images": {name: len(side) for name, side in sides.items()},
+        "num_classes": {name: len(set(side.labels_N.tolist())) for name, side in sides.items()},
+        "num_at_once": num_at_once(spec.file.resources, machine),
+        "seconds": total_seconds(spec, trials, START_S, machine) if measure else None,
+        "seconds_of_a_trial": {name: each._asdict() for name, each in trials.items()},
+        "notes": _notes(spec, dataset),
+    }
+
+
+def _all_measured(
+    spec: StudySpec, dataset: StudyData, machine: Machine, tell: Callable[[str], object]
+) -> dict[str, Seconds]:
+    """Each family's trials, one family after another."""
+    seconds = {}
+    for number, name in enumerate(spec.families, 1):
+        tell(f"measuring {name}, family {number} of {len(spec.families)}")
+        seconds[name] = _measured(spec, dataset, name, machine)
+    return seconds
 
 
 FLOAT32_BYTES = 4
@@ -75,7 +115,7 @@ def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
             f"embedder.backbone: small_conv is made for sides of up to {SMALL} pixels, and these have {max(shape)}: it"
             " is slow there and sees little; set data.image_size: 64, or a backbone such as resnet18"
         )
-    return [f"note: {note}" for note in notes]
+    return notes
 
 
 def _measured(spec: StudySpec, dataset: StudyData, name: str, machine: Machine) -> Seconds:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dmlstudy import data
 from dmlstudy.data import datasets
+from dmlstudy.data.pictures import Listing
 from dmlstudy.naming import nearest, shown
 from dmlstudy.studies import yaml_file
 from dmlstudy.studies.checks import check_class_counts
@@ -44,6 +45,9 @@ MOST_CLASSES, MOST_IMAGES = 16, 20
 
 SMALLEST, LARGEST = 28, 64
 """Sides that small_conv is made for."""
+
+MOST_PIXELS = 178_956_970
+"""Of a picture that is looked at: what Pillow takes without suspicion of a bomb, twice over."""
 
 PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 """Text that YAML takes as it is."""
@@ -107,9 +111,7 @@ def look(folder: Path) -> Folder:
         parts = datasets.image_folder(folder, None)
         own_C, test_C = (np.bincount(side.labels_N).tolist() for side in parts[:2])
         check_class_counts(len(own_C), len(test_C), 1)
-        first = parts.development.pictures
-        with data.images.opened(first.encoded(0), first.place(0)) as picture:
-            side = min(picture.size)
+        side = _side_of_first(parts.development)
     except (ValueError, OSError) as error:
         raise SpecError(str(error).removeprefix("data.path: ")) from None
     for which, counts in (("to learn from", own_C), ("kept for the test", test_C)):
@@ -119,6 +121,16 @@ def look(folder: Path) -> Folder:
                 " pictures, at least two of a class"
             )
     return Folder(own_C, test_C, side)
+
+
+def _side_of_first(pictures: Listing) -> int:
+    """The shorter side of one picture, which is decoded as a study would."""
+    row = int(pictures.row_N[0])
+    try:
+        (image_HWC,) = data.decode_images([pictures.pictures.encoded(row)], data.Fit(), 3, MOST_PIXELS)
+    except ValueError as error:
+        raise ValueError(f"{pictures.pictures.place(row)}: {error}") from None
+    return int(min(image_HWC.shape[:2]))
 
 
 def text_of(name: str, path: str, found: Folder, image_size: int, amounts: Amounts, machine: Machine) -> str:

@@ -96,12 +96,18 @@ def _until_done(seconds: list[float], times: int, at_once: int) -> float:
     return max(free)
 
 
+def total_seconds(spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine) -> float:
+    """Seconds of the whole study here; one trial after another where this machine cannot hold one."""
+    at_once = num_at_once(spec.file.resources, machine) or 1
+    return start_s + wall_seconds(spec, trials, at_once, spec.file.search.trials_per_family)
+
+
 def in_words(spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine) -> str:
     """The line on the time that the study takes: in all, what most of it is, and how to have a first look."""
     resources, search = spec.file.resources, spec.file.search
     here = num_at_once(resources, machine)
     at_once = here or 1
-    total = start_s + wall_seconds(spec, trials, at_once, search.trials_per_family)
+    total = total_seconds(spec, trials, start_s, machine)
     where = f"{at_once} at once on this machine" if here else "one trial at a time on a machine like this one"
     line = f"time: at most about {duration(total)}, {where} (measured on a few batches; early stopping makes it less)"
     work = {
