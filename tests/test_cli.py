@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 from typer.main import get_command
 
@@ -21,7 +22,7 @@ SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digi
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "curves", "models", "pull",
     "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
-    "export",
+    "export", "init", "options",
 }  # fmt: skip
 
 
@@ -220,3 +221,60 @@ def test_one_family_with_its_space(
     assert "CGML" in shown
     assert "    if n_pair: scale in [1, 32], log, default 10" in shown
     assert "    if gc: weight in [0.0001, 1], log, default 0.01" in shown
+
+
+def test_a_study_file_for_a_folder_is_written_and_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    for label in range(8):
+        (tmp_path / "pics" / str(label)).mkdir(parents=True)
+        for number in range(3):
+            grey = Image.new("L", (8, 8), 10 * label + number)
+            grey.save(tmp_path / "pics" / str(label) / f"{number}.png")
+    file = tmp_path / "study.yaml"
+    assert call(monkeypatch, "init", tmp_path / "pics", "-o", file, "--budget", "quick") == 0
+    shown = capfd.readouterr().out
+    assert "study pics, 24 pictures of 8 classes: 4 to learn from, 4 kept for the test\n" in shown
+    assert f"next: dmlstudy validate {file}   dmlstudy run {file}\n" in shown
+    assert call(monkeypatch, "init", tmp_path / "pics", "-o", file) == 2
+    assert "is there already" in capfd.readouterr().err
+    assert call(monkeypatch, "validate", file, "--no-estimate", "--set", "search.trials_per_family=5") == 0
+    shown = capfd.readouterr().out
+    assert "trials: 15 to search (3 families x 5)" in shown
+    assert re.search(r"^here: \d+ at once on \d+ CPU and ", shown, re.MULTILINE), shown
+    assert call(monkeypatch, "validate", file, "--no-estimate", "--json") == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert (facts["num_search_trials"], facts["seconds"], facts["notes"]) == (6, None, [])
+    assert facts["num_classes"] == {"development": 4, "test": 4}
+    assert facts["families"]["contrastive"]["space"][0] == "loss.name = contrastive"
+    assert call(monkeypatch, "validate", file, "--set", "search.trial_per_family=5") == 2
+    assert "search.trial_per_family: unknown key; did you mean 'trials_per_family'?" in capfd.readouterr().err
+
+
+def test_progress_is_shown_while_validate_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = "families={pair: {space: pair_weighting}}"
+    assert call(monkeypatch, "validate", SPEC, "--set", one, "--set", "embedder.width=4") == 0
+    shown = capfd.readouterr()
+    assert shown.err == "measuring pair, family 1 of 1\n"
+    assert "time: at most about " in shown.out
+
+
+def test_every_key_is_listed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    assert call(monkeypatch, "options", "training") == 0
+    shown = capfd.readouterr().out
+    assert re.search(r"^ training\.lr \* +number > 0 +1e-05 +learning rate *$", shown, re.MULTILINE), shown
+    assert "data.path" not in shown
+    assert call(monkeypatch, "options", "--json") == 0
+    keys = {option["key"] for option in json.loads(capfd.readouterr().out)}
+    assert {"name", "data.path", "training.lr", "families.NAME.override"} <= keys
+    assert call(monkeypatch, "options", "trainig") == 2
+    assert "did you mean 'training'?" in capfd.readouterr().err
+
+
+def test_the_home_folder_in_a_store_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli._store(Path("~/store")).root == tmp_path / "store"

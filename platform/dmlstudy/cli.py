@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -63,6 +64,15 @@ ClusterOption = Annotated[
 ]
 AddressOption = Annotated[Optional[str], typer.Option("--address", help="The cluster, as http://HOST:8265.")]
 JobOption = Annotated[Optional[str], typer.Option("--job", help="A job id that `submit` printed.")]
+SetOption = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a value of the study file: `training.epochs=1`,"
+        " `families.NAME.override.loss.margin=0.3`; any number of times.",
+    ),
+]
 DEFAULT_STORE = Path("dmlstudy_store")
 
 
@@ -93,11 +103,12 @@ def run(
     tracking_timeout: PatienceOption = None,
     address: ClusterOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
+    assignments: SetOption = None,
 ) -> None:
     """Run a study to its verdict; run it again to continue one that was interrupted."""
     from dmlstudy.studies import spec as specs
 
-    _run(specs.load(spec, name=name), _store(store, tracking_uri, tracking_timeout), address)
+    _run(specs.load(spec, name, assignments or ()), _store(store, tracking_uri, tracking_timeout), address)
 
 
 @app.command(epilog="Example: `dmlstudy resume digits`")
@@ -133,11 +144,12 @@ def submit(
     tracking_uri: ServerOption = None,
     tracking_timeout: PatienceOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
+    assignments: SetOption = None,
 ) -> None:
     """Send a study to a Ray cluster as a job, with this package's code; prints the job id."""
     from dmlstudy.studies import spec as specs
 
-    study = specs.load(spec, name=name)
+    study = specs.load(spec, name, assignments or ())
     from dmlstudy.studies import jobs
 
     job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri, tracking_timeout)
@@ -247,23 +259,75 @@ def validate(
     estimate: Annotated[
         bool, typer.Option(help="Time a few training steps to estimate the duration.")
     ] = True,
+    assignments: SetOption = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Check a study without running it: its data, the tree of its space, its trials, the time it will take."""
     from dmlstudy.studies import spec as specs
 
-    study = specs.load(spec)
+    study = specs.load(spec, assignments=assignments or ())
     from dmlstudy.studies import checks
-    from dmlstudy.studies.estimate import describe
+    from dmlstudy.studies.estimate import describe, facts
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
 
     dataset = checks.check_parts(study)
+    if json:
+        print(dumps(facts(study, dataset, measure=estimate, tell=tell), indent=1))
+        return
     tree = Tree(f"[bold]{escape(study.name)}[/]")
     for family in study.families.values():
         branch = tree.add(f"[bold]{escape(family.name)}[/] ({escape(family.paper)})")
         for line in family.tree():
             branch.add(escape(line))
     console.print(tree, highlight=False)
-    for line in describe(study, dataset, measure=estimate):
-        console.print(line, highlight=False)
+    for line in describe(study, dataset, measure=estimate, tell=tell):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy init pictures` · `dmlstudy init pictures -o birds.yaml --budget quick`"
+)
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="A sub-folder of pictures for each class, or train and test with such.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The study file to write.")] = Path(
+        "study.yaml"
+    ),
+    name: Annotated[
+        Optional[str], typer.Option("--name", help="The study's name; default: the folder's.")
+    ] = None,
+    image_size: Annotated[
+        Optional[int],
+        typer.Option(
+            "--image-size", min=8, max=4096, help="Pixels of a side; default: the pictures', 28 to 64."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="quick (minutes), standard, or thorough (as for a paper).")
+    ] = "standard",
+) -> None:
+    """Write a study file for a folder of pictures, with a batch and folds that go with its number of classes."""
+    from dmlstudy.studies import first_study
+    from dmlstudy.studies.wall_time import this_machine
+
+    written = first_study.write(
+        folder.expanduser(),
+        output.expanduser(),
+        name=name,
+        image_size=image_size,
+        budget=budget,
+        machine=this_machine(),
+    )
+    console.print(
+        f"{output}: study {written.name}, {written.folder.words}\n"
+        f"next: dmlstudy validate {output}   dmlstudy run {output}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 @app.command(epilog="Examples: `dmlstudy families` · `dmlstudy families pair_weighting`")
@@ -279,6 +343,34 @@ def families(
         lines = specs.parameters(space) if name is None else specs.tree(space)
         table.add_row(family, escape(paper), "\n".join(map(escape, lines)))
     console.print(table, highlight=False)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy options` · `dmlstudy options training` · `dmlstudy options search --json`"
+)
+def options(
+    section: Annotated[
+        Optional[str], typer.Argument(help="Only this section of a study file, as training or search.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, a list.")] = False,
+) -> None:
+    """Every key of a study file: what may stand there, its default, and what it means.
+
+    `*`: a search may choose it, where a domain stands instead of a value. A loss has the keys that `families` lists.
+    """
+    from dmlstudy.studies import options as keys
+
+    found = keys.options(section)
+    if json:
+        print(f"[{', '.join(option.model_dump_json() for option in found)}]")
+        return
+    _show_table(
+        ("key", "values", "default", "meaning"),
+        [
+            (f"{option.key}{' *' * option.is_searchable}", option.values, option.default, option.description)
+            for option in found
+        ],
+    )
 
 
 @app.command(
@@ -831,7 +923,7 @@ def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Pa
 def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:
     from dmlstudy.registry.store import Store
 
-    place = Store(root.absolute(), tracking_uri)
+    place = Store(root.expanduser().absolute(), tracking_uri)
     return place if patience_s is None else replace(place, patience_s=patience_s)
 
 
@@ -841,6 +933,7 @@ def _run(study: StudySpec, place: Store, address: str | None) -> None:
     from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
 
     width = None if console.is_terminal else WIDTH
+    _say_notes(study)
     try:
         with terminal() as stream:
             tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
@@ -857,6 +950,11 @@ def _run(study: StudySpec, place: Store, address: str | None) -> None:
     console.print(
         f"models: dmlstudy models   MLflow's page: dmlstudy ui   dmlstudy logs {study.name} --engine"
     )
+
+
+def _say_notes(study: StudySpec) -> None:
+    for note in study.notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _only_in_a_store(job: str | None, what: str) -> None:

@@ -1,9 +1,20 @@
-"""The hint that ends every message about an unknown name."""
+"""Words of messages to users: the hint after an unknown name, and values and lines that stay short."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
+import reprlib
 from collections.abc import Iterable
+
+LINE = 400
+"""Characters of a message, at most."""
+
+VALUE = 80
+"""Characters of a value that a message repeats, at most."""
+
+LISTED = 240
+"""Characters of the known names that a hint lists where none is near, at most."""
 
 
 def nearest(word: object, known: Iterable[str], *, listed: bool = False) -> str:
@@ -14,7 +25,58 @@ def nearest(word: object, known: Iterable[str], *, listed: bool = False) -> str:
     names = list(known)
     if not names:
         return "; there is none to choose"
-    match = difflib.get_close_matches(str(word), sorted(names), n=1, cutoff=0.55)
+    match = difflib.get_close_matches(str(word)[:VALUE], sorted(names), n=1, cutoff=0.55)
     if listed:
         return f"; {f'did you mean {match[0]!r}? ' if match else ''}known are: {', '.join(names)}"
-    return f"; did you mean {match[0]!r}?" if match else f"; known: {', '.join(sorted(names))}"
+    return f"; did you mean {match[0]!r}?" if match else f"; known: {_first_of(sorted(names))}"
+
+
+def _first_of(names: list[str]) -> str:
+    """The names, or as many as have room, and the number of the others."""
+    ends = itertools.accumulate(len(name) + 2 for name in names)
+    num = max(1, sum(end <= LISTED for end in ends))
+    more = f" and {len(names) - num} more" if num < len(names) else ""
+    return ", ".join(names[:num]) + more
+
+
+def shown(value: object, limit: int = VALUE) -> str:
+    """``repr`` of a value in at most ``limit`` characters, whatever the value's size; three dots stand for the rest."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def one_line(message: object, limit: int = LINE) -> str:
+    """A message without line breaks, in at most ``limit`` characters: both ends, where the key and the fix stand."""
+    text = str(message)
+    if len(text) > 4 * limit:
+        text = f"{text[: 2 * limit]} {text[-2 * limit :]}"
+    text = " ".join(text.split())
+    if len(text) <= limit:
+        return text
+    end = limit * 2 // 5
+    return f"{text[: limit - end - 5]} ... {text[-end:]}"
+
+
+class _Short(reprlib.Repr):
+    """``reprlib``'s, which looks at no more of a value than it shows, with our lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 8
+        self.maxstring = self.maxlong = self.maxother = VALUE
+        self.maxlevel = 3
+
+    def repr_dict(self, x: dict[object, object], level: int) -> str:
+        """In the order given, which the base sorts."""
+        pairs = (
+            f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}"
+            for key, value in itertools.islice(x.items(), self.maxdict)
+        )
+        return f"{{{', '.join(pairs)}{', ...' if len(x) > self.maxdict else ''}}}" if level > 0 else "{...}"
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Without the digits of a number that Python refuses to write out."""
+        return super().repr_int(x, level) if x.bit_length() < 1000 else f"a number of {x.bit_length()} bits"
+
+
+_SHORT = _Short()

@@ -26,6 +26,12 @@ from pydantic_core import PydanticCustomError
 Scalar: TypeAlias = bool | int | float | str
 """A hyperparameter's value."""
 
+LARGEST_SIDE = 4096
+"""Pixels of a side."""
+
+MANY = 1_000_000
+"""Rows, results or batches: no more are asked for, lest a slip of the finger fill the memory."""
+
 UNTRAINED = "untrained"
 """The row of the embedder before training; no family can have this name."""
 
@@ -58,11 +64,15 @@ class DataConfig(Record):
         str | None, Field(description="folder (table: file) of the data set; digits needs none")
     ] = None
     image_size: Annotated[
-        PositiveInt | None, Field(description="side in pixels images are resized to; default: as they are")
+        PositiveInt | None,
+        Field(le=LARGEST_SIDE, description="side in pixels images are resized to; default: as they are"),
     ] = None
     resize_to: Annotated[
         PositiveInt | None,
-        Field(description="pixels pictures are resized to before image_size is cut out; default: nothing is"),
+        Field(
+            le=LARGEST_SIDE,
+            description="pixels pictures are resized to before image_size is cut out; default: nothing is",
+        ),
     ] = None
     keep_aspect: Annotated[
         bool, Field(description="resize_to is of the shorter side; false: of both sides")
@@ -115,7 +125,9 @@ class AugmentationConfig(Record):
         Field(description="of image_size from resize_to or padding; or of any area, resized"),
     ] = "none"
     flip: Annotated[float, Field(ge=0, le=1, description="probability of exchanging left and right")] = 0.0
-    padding: Annotated[int, Field(ge=0, description="black pixels on each side before a random crop")] = 0
+    padding: Annotated[
+        int, Field(ge=0, le=LARGEST_SIDE, description="black pixels on each side before a random crop")
+    ] = 0
     scale_min: Annotated[float, Field(gt=0, le=1, description="least area of a random_resized crop")] = 0.16
     scale_max: Annotated[float, Field(gt=0, le=1, description="largest area, as a share of the whole")] = 1.0
     ratio_min: Annotated[
@@ -166,7 +178,7 @@ class EmbedderConfig(Record):
             " D / (depth + 1) numbers; adaptive_bound weighs them",
         ),
     ] = 0
-    head_width: Annotated[PositiveInt, Field(description="units of each of these layers")] = 100
+    head_width: Annotated[PositiveInt, Field(le=65_536, description="units of each of these layers")] = 100
     code: Annotated[
         Literal["none", "tanh", "sign"],
         Field(
@@ -186,37 +198,51 @@ class BatchConfig(Record):
         ),
     ] = "pk"
     classes: Annotated[
-        Annotated[int, Field(ge=2)] | Literal["all"], Field(description="P, or all classes trained on")
+        Annotated[int, Field(ge=2, le=MANY)] | Literal["all"],
+        Field(description="P, or all classes trained on"),
     ] = 16
-    images_per_class: Annotated[int, Field(ge=2, description="K, images per class")] = 5
+    images_per_class: Annotated[int, Field(ge=2, le=10_000, description="K, images per class")] = 5
     per_epoch: Annotated[
-        PositiveInt | None, Field(description="batches per epoch; default: images // (P*K), at least 1")
+        PositiveInt | None,
+        Field(le=MANY, description="batches per epoch; default: images // (P*K), at least 1"),
     ] = None
     memory_size: Annotated[
         int,
         Field(
             ge=0,
+            le=MANY,
             description="embeddings of earlier batches kept as further references (cross-batch memory); 0: none",
         ),
     ] = 0
-    memory_warmup: Annotated[int, Field(ge=0, description="batches before the memory is used")] = 0
+    memory_warmup: Annotated[int, Field(ge=0, le=MANY, description="batches before the memory is used")] = 0
 
 
 class TrainingConfig(Record):
     """Optimiser and schedule."""
 
-    epochs: Annotated[int, Field(ge=0, description="0: the untrained embedder")] = 20
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    epochs: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=100_000,
+            description="passes over the training images, in each fold; 0: the untrained embedder",
+        ),
+    ] = 20
+    optimizer: Annotated[Literal["adam", "adamw", "sgd"], Field(description="PyTorch's")] = "adam"
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate")] = 1e-5
+    weight_decay: Annotated[
+        float,
+        Field(ge=0, allow_inf_nan=False, description="of the embedder's weights, not the loss's own"),
+    ] = 0.0
     head_lr_mult: Annotated[
         float, Field(gt=0, allow_inf_nan=False, description="learning-rate multiplier of the head")
     ] = 1.0
     loss_lr_mult: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="the same for the loss's own parameters")
+        float,
+        Field(gt=0, allow_inf_nan=False, description="the same for the loss's own parameters"),
     ] = 1.0
     freeze_backbone_epochs: Annotated[
-        int, Field(ge=0, description="first epochs, in which the backbone stays wholly as it is")
+        int, Field(ge=0, le=100_000, description="first epochs, in which the backbone stays wholly as it is")
     ] = 0
     precision: Annotated[
         Literal["float32", "bf16", "fp16"],
@@ -238,9 +264,11 @@ class RetrievalConfig(Record):
             " encodings"
         ),
     ] = "none"
-    first: Annotated[int, Field(ge=1, description="how many results of a query are looked at again")] = 32
-    k1: Annotated[int, Field(ge=2, description="neighbours of a k-reciprocal encoding")] = 20
-    k2: Annotated[int, Field(ge=1, description="neighbours that it is averaged over")] = 6
+    first: Annotated[
+        int, Field(ge=1, le=100_000, description="how many results of a query are looked at again")
+    ] = 32
+    k1: Annotated[int, Field(ge=2, le=10_000, description="neighbours of a k-reciprocal encoding")] = 20
+    k2: Annotated[int, Field(ge=1, le=10_000, description="neighbours that it is averaged over")] = 6
     distance_weight: Annotated[
         float, Field(ge=0, le=1, description="of the plain distance beside the encodings'")
     ] = 0.3
@@ -249,29 +277,43 @@ class RetrievalConfig(Record):
 class ResourcesConfig(Record):
     """What one trial takes, and how many run at once (default: as many as the cluster holds)."""
 
-    workers: PositiveInt = 2
-    cpus_per_worker: PositiveFloat = 1
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 0
-    max_concurrent_trials: PositiveInt | None = None
+    workers: Annotated[
+        PositiveInt, Field(le=10_000, description="processes that train one trial together, by DDP")
+    ] = 2
+    cpus_per_worker: Annotated[
+        PositiveFloat, Field(le=10_000, description="CPUs that each takes, also as threads")
+    ] = 1
+    gpus_per_worker: Annotated[
+        float,
+        Field(ge=0, le=64, allow_inf_nan=False, description="GPUs that each takes; 0: it trains on CPUs"),
+    ] = 0
+    max_concurrent_trials: Annotated[
+        PositiveInt | None,
+        Field(le=MANY, description="trials at once; default: as many as the cluster holds"),
+    ] = None
     isolation: Annotated[
         Literal["gang", "process"],
         Field(description="workers serve one trial after another, or are started afresh for each"),
     ] = "gang"
     recycle_after: Annotated[
-        int, Field(ge=0, description="trials after which workers are started afresh; 0: never")
+        int, Field(ge=0, le=MANY, description="trials after which workers are started afresh; 0: never")
     ] = 100
     recycle_growth_mib: Annotated[
         PositiveInt,
-        Field(description="as soon as a trial's workers together hold this much more than after their first"),
+        Field(
+            le=2**30,
+            description="as soon as a trial's workers together hold this much more than after their first",
+        ),
     ] = 2048
     start_limit_s: Annotated[
         PositiveFloat,
         Field(
-            description="how long workers wait for room on the cluster; then the study stops, to be resumed"
+            le=10**7,
+            description="how long workers wait for room on the cluster; then the study stops, to be resumed",
         ),
     ] = 3600
     silence_limit_s: Annotated[
-        PositiveFloat, Field(description="a trial that reports nothing for this long is failed")
+        PositiveFloat, Field(le=10**7, description="a trial that reports nothing for this long is failed")
     ] = 1800
     storage_path: Annotated[
         str | None,
@@ -281,7 +323,10 @@ class ResourcesConfig(Record):
         ),
     ] = None
     retries: Annotated[
-        int, Field(ge=0, description="how often a trial goes on with fresh workers after a worker was lost")
+        int,
+        Field(
+            ge=0, le=1000, description="how often a trial goes on with fresh workers after a worker was lost"
+        ),
     ] = 1
 
 
@@ -306,7 +351,7 @@ class CodesConfig(Record):
     """Binary codes of frozen features, and how they are ranked."""
 
     num_bits: Annotated[int, Field(ge=8, le=1024, multiple_of=8, description="bits D of a code")] = 64
-    batch_size: Annotated[int, Field(ge=2, description="rows of features in a batch")] = 128
+    batch_size: Annotated[int, Field(ge=2, le=MANY, description="rows of features in a batch")] = 128
     features: Annotated[
         str,
         Field(
@@ -319,13 +364,20 @@ class CodesConfig(Record):
         Field(description="features less the mean of those trained on, over the root of their mean variance"),
     ] = True
     num_train: Annotated[
-        PositiveInt | None, Field(description="rows drawn of the database to train on; default: all")
+        PositiveInt | None,
+        Field(le=10**9, description="rows drawn of the database to train on; default: all"),
     ] = None
     num_queries: Annotated[
-        PositiveInt | None, Field(description="queries drawn of a fold's, or of the test rows; none: all")
+        PositiveInt | None,
+        Field(le=10**9, description="queries drawn of a fold's, or of the test rows; none: all"),
     ] = 1000
     rerank: Annotated[
-        int, Field(ge=0, description="first results put in order by the query's structure embedding; 0: none")
+        int,
+        Field(
+            ge=0,
+            le=MANY,
+            description="first results put in order by the query's structure embedding; 0: none",
+        ),
     ] = 2000
 
 
@@ -342,9 +394,12 @@ class HashingConfig(Record):
 class OnlineConfig(Record):
     """A stream of constraints for an online learner, and how what it has learned is judged."""
 
-    num_seeds: Annotated[PositiveInt, Field(description="constraints drawn at random from labels")] = 5000
+    num_seeds: Annotated[
+        PositiveInt, Field(le=10**7, description="constraints drawn at random from labels")
+    ] = 5000
     num_implied: Annotated[
-        int, Field(ge=0, description="constraints after them that these imply (transitive closure)")
+        int,
+        Field(ge=0, le=10**7, description="constraints after them that these imply (transitive closure)"),
     ] = 5000
     features: Annotated[
         str,
@@ -364,13 +419,18 @@ class OnlineConfig(Record):
         Literal["shuffled", "own"],
         Field(description="all rows shuffled by the seed and cut in halves, or the data's own two sides"),
     ] = "shuffled"
-    k: Annotated[PositiveInt, Field(description="neighbours, in each layer, that a class is told by")] = 5
+    k: Annotated[
+        PositiveInt, Field(le=MANY, description="neighbours, in each layer, that a class is told by")
+    ] = 5
     vote: Annotated[
         Literal["own", "similarity", "majority"],
         Field(description="neighbours' similarities added, or each counted once; own: the former for layers"),
     ] = "own"
     num_pairs: Annotated[
-        int, Field(ge=0, description="held-out pairs, half of them similar, for the metric auc; 0: none")
+        int,
+        Field(
+            ge=0, le=10**7, description="held-out pairs, half of them similar, for the metric auc; 0: none"
+        ),
     ] = 0
     measure_recall: Annotated[
         bool, Field(description="recall_at_K of distinct held-out items among each other")
@@ -383,18 +443,22 @@ class OnlineConfig(Record):
         float, Field(gt=0, lt=1, description="of the detector (ADWIN's delta); larger hears sooner")
     ] = 0.002
     probation: Annotated[
-        int, Field(ge=2, description="constraints that a fresh learner has to prove itself on")
+        int, Field(ge=2, le=10**7, description="constraints that a fresh learner has to prove itself on")
     ] = 3000
 
 
 class MetricsConfig(Record):
     """What is measured of every ranking, beside MAP@R and R-precision; means over queries."""
 
-    recall_at: Annotated[tuple[PositiveInt, ...], Field(description="k of Recall@k")] = (1, 2, 4, 8)
+    recall_at: Annotated[
+        tuple[Annotated[PositiveInt, Field(le=MANY)], ...],
+        Field(max_length=100, description="k of Recall@k"),
+    ] = (1, 2, 4, 8)
     map_at: Annotated[
-        tuple[PositiveInt, ...],
+        tuple[Annotated[PositiveInt, Field(le=MANY)], ...],
         Field(
-            description="K of MAP@K, under each of its denominators: map_at_K_of_found, _relevant, _reachable"
+            max_length=100,
+            description="K of MAP@K, under each of its denominators: map_at_K_of_found, _relevant, _reachable",
         ),
     ] = ()
     full_map: Annotated[bool, Field(description="map, over the whole ranking: Q x M sorted")] = False

@@ -33,6 +33,8 @@ from dmlstudy.registry.store import Store, StoreError, seconds_spent, sole_drive
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.studies import control, spec
 from dmlstudy.studies.search import Assignment, StudySearch, metrics_of
+from dmlstudy.studies.space import Fixed
+from dmlstudy.studies.spec import SpecError
 from dmlstudy.studies.wishes import Desk, running_trials, tune_ids, wish, wished
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -446,14 +448,23 @@ def test_resume_keeps_the_tracking_server(tmp_path: Path) -> None:
     assert control.resume(Store(tmp_path, "http://other:1"), "s")[1].server == "http://other:1"
 
 
-def test_resume_from_another_folder_says_where_it_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_of_earlier_version", [False, True])
+def test_resume_from_another_folder_finds_what_the_study_named(
+    is_of_earlier_version: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = RAW | {"families": {"own": {"space": "own.yaml"}}}
-    Store(tmp_path / "store").write_state("s", "interrupted", spec=raw)
+    beside, store = tmp_path / "beside", Store(tmp_path / "store")
+    beside.mkdir()
+    (beside / "own.yaml").write_text("loss: {name: margin}\n")
+    monkeypatch.chdir(beside)
+    folders = {} if is_of_earlier_version else {"folders": [str(beside)]}
+    store.write_state("s", "interrupted", spec=raw, **folders)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match=r"own\.yaml.*\(the study was started in .*; resume it there\)"):
-        control.resume(Store(tmp_path / "store"), "s")
+    study, _ = control.resume(store, "s")
+    assert study.families["own"].space["loss.name"] == Fixed("margin")
+    (beside / "own.yaml").unlink()
+    with pytest.raises(SpecError, match=rf"{beside}/own\.yaml: no such file \(named by families\.own"):
+        control.resume(store, "s")
 
 
 # Time over all sittings

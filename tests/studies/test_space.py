@@ -310,7 +310,10 @@ MALFORMED: list[tuple[str, str]] = [
     ("{int: [0, 6], step: 0}", "loss.x.step: 0 does not lead from 0 to 6 over the default 0"),
     ("{choice: []}", "loss.x.choice: is empty; give at least one value"),
     ("{choice: 3}", "loss.x.choice: expected a list of values or a mapping of values to parameters"),
-    ("{choice: [[1]]}", "loss.x.choice: expected a list of values or a mapping of values to parameters"),
+    (
+        "{choice: [[1]]}",
+        "loss.x.choice: expected a list of values or a mapping of values to parameters, got [1] in it",
+    ),
     ("{choice: [a, b], default: c}", "loss.x.default: 'c' is no option; known: a, b"),
     ("{choice: [adam, sgd], default: adma}", "loss.x.default: 'adma' is no option; did you mean 'adam'?"),
     ("{choice: {a: 3}}", "loss.x.choice.a: expected a mapping of parameters to domains, got 3"),
@@ -321,6 +324,26 @@ MALFORMED: list[tuple[str, str]] = [
     ("{float: [0.1, 1], log: sure}", "loss.x.log: expected true or false, got 'sure'"),
     ("{int: [1, 9], step: 2, log: true}", "loss.x.step: a log scale has no step; leave one of them out"),
     ("{choice: [a, b], default: [a]}", "loss.x.default: ['a'] is no option; known: a, b"),
+    (
+        "{choice: {null: {}}}",
+        "loss.x.choice: expected a list of values or a mapping of values to parameters, got None in it",
+    ),
+    (
+        "{choice: [1, .inf]}",
+        "loss.x.choice: expected a list of values or a mapping of values to parameters, got inf in it",
+    ),
+    (
+        f"{{int: [2, {10**400}]}}",
+        "loss.x.int: expected [low, high], two numbers, got [2, a number of 1329 bits]",
+    ),
+    (f"{{int: [2, 4], step: {10**400}}}", "loss.x.step: expected an integer, got a number of 1329 bits"),
+    (
+        "{float: [-1.0e+308, 1.0e+308]}",
+        "loss.x.float: -1e+308 and 1e+308 lie further apart than a number can say",
+    ),
+    (".inf", "loss.x: expected a value or a domain such as {float: [0, 1]}, got inf"),
+    (f"{{choice: {list(range(1001))}}}", "loss.x.choice: 1001 values, and at most 1000 are; give fewer"),
+    ("{float: [1e-5, one]}", "loss.x.float: expected [low, high], two numbers, got ['1e-5', 'one']"),
     ("{choice: [1, true]}", "loss.x.choice: True equals another value; leave one of them out"),
 ]
 
@@ -330,6 +353,15 @@ def test_a_malformed_domain_is_named_with_its_mend(text: str, message: str) -> N
     with pytest.raises(ValueError) as caught:  # noqa: PT011, the whole text is compared
         parse_domain(yaml.safe_load(text), "loss.x")
     assert str(caught.value) == message
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers() -> None:
+    text = "{float: [1e-5, 1E+3], log: true, default: 2e-4}"
+    assert parse_domain(yaml.safe_load(text), "loss.x") == Float(1e-5, 1e3, 2e-4, log=True)
+    assert parse_domain("1e5", "loss.x") == Fixed("1e5")  # a name may look like that
+    assert [spaces.as_number(each) for each in ("1e-5", "-.5e3", "1e5x", "e5", "1e", 3)] == [
+        1e-5, -500.0, "1e5x", "e5", "1e", 3,
+    ]  # fmt: skip
 
 
 def test_a_space_that_is_no_mapping() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from dmlstudy.losses import catalogue
+from dmlstudy.naming import LINE
 from dmlstudy.records import LossConfig, Scalar, TrialConfig
 from dmlstudy.studies import checks, spec
 from dmlstudy.studies.lanes import lanes_of
@@ -267,8 +269,89 @@ def test_a_family_file_of_ones_own(tmp_path: Path) -> None:
     assert found.families["mine"].space["loss.name"] == Fixed("margin")
 
 
+def test_numbers_that_yaml_reads_as_text_are_taken(tmp_path: Path) -> None:
+    override = {"training.lr": {"float": ["1e-5", "1e-3"], "log": True}, "loss.nu": "1e-4", "loss.beta": 1.2}
+    found = checked(study(families={"a": {"space": "margin", "override": override}}))
+    family = found.families["a"]
+    assert family.space["training.lr"] == Float(1e-5, 1e-3, 1e-5, log=True)
+    assert found.trial_config(family, spec.default_values(family)).loss.params["nu"] == 1e-4
+    plain = spec.parse(study(training__lr="1e-4"))  # as it was read before, fingerprint and all
+    assert plain.fingerprint() == "af25443d67119b19"
+    assert (
+        plain.trial_config(
+            plain.families["margin"], {"loss.name": "margin", "training.lr": "1e-4"}
+        ).training.lr
+        == 1e-4
+    )
+
+
+TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
+    ("data.image_size", {"data__image_size": 1_000_000}),
+    ("data.resize_to", {"data__resize_to": 20_000}),
+    ("augmentation.padding", {"augmentation__padding": 10**9}),
+    ("batch.memory_size", {"batch__memory_size": 10**12}),
+    ("batch.memory_warmup", {"batch__memory_warmup": 10**12}),
+    ("batch.images_per_class", {"batch__images_per_class": 10**9}),
+    ("batch.classes", {"batch__classes": 10**9}),
+    ("batch.per_epoch", {"batch__per_epoch": 10**12}),
+    ("embedder.head_width", {"embedder__head_width": 10**9}),
+    ("training.epochs", {"training__epochs": 10**9}),
+    ("training.lr", {"training__lr": math.inf}),
+    ("training.weight_decay", {"training__weight_decay": math.inf}),
+    ("retrieval.first", {"retrieval__first": 10**12}),
+    ("retrieval.k1", {"retrieval__k1": 10**12}),
+    ("protocol.map_at.0", {"protocol__map_at": [10**30]}),
+    ("protocol.recall_at.1", {"protocol__recall_at": [1, 10**30]}),
+    ("protocol.recall_at", {"protocol__recall_at": [1] * 200_000}),
+    ("protocol.num_folds", {"protocol__num_folds": 10**12}),
+    ("protocol.verdict_seeds", {"protocol__verdict_seeds": 10**12}),
+    ("search.trials_per_family", {"search__trials_per_family": 10**12}),
+    ("search.device_hours", {"search__device_hours": math.inf}),
+    ("resources.workers", {"resources__workers": 10**12}),
+    ("resources.cpus_per_worker", {"resources__cpus_per_worker": math.inf}),
+    ("resources.silence_limit_s", {"resources__silence_limit_s": math.inf}),
+    ("families", {"families": {f"f{number}": {"space": "margin"} for number in range(300)}}),
+    ("families", {"embedder__dim": {"choice": list(range(2, 1002))}, "families": {
+        f"f{number}": {"space": "margin"} for number in range(30)
+    }}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"), TOO_MUCH, ids=[f"{key}-{n}" for n, (key, _) in enumerate(TOO_MUCH)]
+)
+def test_what_no_machine_holds_is_refused_at_once(key: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=rf"^(families\.contrastive\.)?{key}: ") as caught:
+        spec.parse(study(**changes))
+    assert len(str(caught.value)) < 200
+
+
+def test_long_values_and_names_are_shortened() -> None:
+    long = "x" * 250_000
+    for raw in (
+        study(name=long),
+        study(data__path=[long] * 1000),
+        study(families={long: {"space": "margin"}}),
+        study(families={"a": {"space": long}}),
+        study(families={"a": {"space": "margin", "override": {f"loss.{long}": 1}}}),
+        study(families={"a": {"space": "margin", "override": {"loss.beta": long}}}),
+        study(training__optimizer={"choice": ["adam", long]}),
+        study(embedder__backbone=long),
+        study(protocol__objective=long),
+        study(**{long: 1}),
+    ):
+        with pytest.raises(SpecError) as caught:
+            checked(raw)
+        assert len(str(caught.value)) <= LINE
+
+
 BAD: list[tuple[str, dict[str, Any], str]] = [
     # what is changed, and the line that must come back
+    (
+        "key at the top that is needed",
+        {"familes" if key == "families" else key: value for key, value in study().items()},
+        "familes: unknown key; did you mean 'families'?",
+    ),
     ("key at the top", study(familys={}), "familys: unknown key; did you mean 'families'?"),
     ("key in data", study(data__pth="x"), "data.pth: unknown key; did you mean 'path'?"),
     ("key in search", study(search__sampl=3), "search.sampl: unknown key; did you mean 'sampler'?"),
@@ -296,9 +379,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("missing", study(data=None), "data: is missing; add it"),
     ("missing below", study(families={"a": {"override": {}}}), "families.a.space: is missing; add it"),
-    ("no family", study(families={}), "families: dictionary should have at least 1 item"),
+    ("no family", study(families={}), "families: needs at least one, got {}"),
     ("type", study(protocol__num_folds="two"), "protocol.num_folds: input should be a valid integer"),
-    ("type of a section", study(data="digits"), "data: input should be a valid dictionary"),
+    (
+        "type of a section",
+        study(data="digits"),
+        "data: expected a section with keys of its own, got 'digits'",
+    ),
     (
         "type in training",
         study(training__epochs="ten"),
@@ -343,9 +430,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         "training.optimizer: input should be 'adam', 'adamw' or 'sgd'",
     ),
     ("classes", study(batch__classes="some"), "families.contrastive.batch.classes: input should be"),
-    ("name of the study", study(name="a/b"), "name: string should match pattern"),
-    ("name of the model", study(model_name="a/b"), "model_name: string should match pattern"),
-    ("name of a family", study(families={"it's": {"space": "margin"}}), "families.it's: string should match"),
+    (
+        "name of the study",
+        study(name="a/b"),
+        "name: use letters a to z, digits, . _ and -, a letter or digit first, 64 of them at most, got 'a/b'",
+    ),
+    ("name of the model", study(model_name="a/b"), "model_name: use letters a to z, digits, . _ and -"),
+    ("name of a family", study(families={"it's": {"space": "margin"}}), "families.it's: use letters"),
     (
         "reserved family",
         study(families={"untrained": {"space": "margin"}}),
@@ -452,10 +543,16 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "more classes than a fold has",
         study(batch__classes={"int": [2, 4]}),
-        "families.contrastive.batch.classes: up to 4 classes per batch, but a fold trains on 2;"
+        "families.contrastive.batch.classes: up to 4 classes per batch, but a fold trains on 2 (of 10 classes 5 are"
+        " kept for the test and 5 are to learn from, of which a fold holds 3 out);"
         " set batch.classes to at most 2 or to all",
     ),
-    ("too many folds", study(protocol__num_folds=5), "num_folds: 5 does not leave 2 classes on each side"),
+    (
+        "too many folds",
+        study(protocol__num_folds=5),
+        "protocol.num_folds: 5 folds need 10 classes, two to be held out by each, and of 10 classes 5 are kept for the"
+        " test and 5 are to learn from; set protocol.num_folds to at most 2, or add classes",
+    ),
     (
         "no folder",
         study(data={"name": "image_folder"}),
@@ -496,7 +593,22 @@ def test_the_small_study_itself_is_sound() -> None:
         ("a: b: c\n", ", line 1: not YAML: mapping values are not allowed here"),
         ("- name\n- data\n", ": expected a mapping at the top, got list"),
         ("", ": expected a mapping at the top, got NoneType"),
-        ("name: !!python/object:os.system {}\n", ", line 1: not YAML: "),
+        ("name: !!python/object:os.system {}\n", ", line 1: tags are not read ('tag:yaml.org,2002:pytho"),
+        ("name: !!timestamp f\n", ", line 1: tags are not read ("),
+        ("embedder:\n  dim: !!bool x\n", ", line 2: tags are not read ("),
+        ("a: &a [1]\n", ", line 1: aliases and anchors are not read ('&a'); write the value out"),
+        ("a: 1\nb: *a\n", ", line 2: aliases and anchors are not read ('*a'); write the value out"),
+        ("a: 1\nb: {<<: {c: 1}}\n", ", line 2: merges (<<) are not read; write the keys out"),
+        ("a: &a {choice: *a}\n", ", line 1: aliases and anchors are not read ('&a')"),
+        (
+            "search: {seed: 1}\nname: x\nsearch: {seed: 2}\n",
+            ", line 3: the key 'search' stands there twice; leave one out",
+        ),
+        ("? [1, 2]\n: 3\n", ", line 1: a list or mapping cannot be a key; write text"),
+        (f"a: {'[' * 20000}\n", ", line 1: more than 40 lists and mappings within each other; take some"),
+        ("a:\n- 1" + "\n- 1" * 20000, ", line 19999: more than 20000 keys and values; make it smaller"),
+        (f"a: {'9' * 5000}\n", ": not YAML: Exceeds the limit"),
+        ("a: 1\nb: \0\n", ", line 2: not YAML: the character 0x0 cannot be read; remove it"),
     ],
 )
 def test_a_file_that_is_no_mapping_of_yaml(text: str, line: str, tmp_path: Path) -> None:
@@ -506,16 +618,31 @@ def test_a_file_that_is_no_mapping_of_yaml(text: str, line: str, tmp_path: Path)
         spec.load(file)
     assert str(caught.value).startswith(f"{file}{line}")
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) <= LINE
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"none\.yaml: no such file \(a study file; the ready ones are in"):
         spec.load(tmp_path / "none.yaml")
-    with pytest.raises(SpecError, match="cannot be read"):
+    with pytest.raises(SpecError, match=r": is a folder; name the YAML file in it, there is none$"):
         spec.load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
-    with pytest.raises(SpecError, match=r"latin\.yaml: cannot be read"):
+    with pytest.raises(
+        SpecError, match=r"latin\.yaml: cannot be read: byte 9 is no UTF-8 text; save it as UTF-8"
+    ):
         spec.load(tmp_path / "latin.yaml")
+    with pytest.raises(SpecError, match=r"folder; name the YAML file in it, as .*latin\.yaml$"):
+        spec.load(tmp_path)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(SpecError, match=r"pipe\.yaml: is a pipe or device; name a file"):
+        spec.load(tmp_path / "pipe.yaml")
+    with pytest.raises(SpecError, match=r"pipe\.yaml: is a pipe or device"):
+        spec.parse(study(families={"a": {"space": str(tmp_path / "pipe.yaml")}}))
+    with pytest.raises(SpecError, match="is no file's name"):
+        spec.load("a\0b.yaml")
+    (tmp_path / "large.yaml").write_text(f"name: x\n{'#' * 2**20}\n")
+    with pytest.raises(SpecError, match=r"large\.yaml: has 1\.0 MiB, and at most 1 is read"):
+        spec.load(tmp_path / "large.yaml")
 
 
 @pytest.mark.parametrize(

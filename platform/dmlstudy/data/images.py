@@ -189,11 +189,13 @@ class ZeroShotData:
             raise ValueError(
                 f"{self.name}: {len(shared)} classes are in development and test, as {shared[0]!r}"
             )
-        for side, images in (("development", self.development), ("test", self.test)):
-            if len(images.class_names) < 2:
-                raise ValueError(
-                    f"{self.name}: {side} has {len(images.class_names)} classes, retrieval needs at least 2"
-                )
+        own, test = (len(side.class_names) for side in (self.development, self.test))
+        if min(own, test) < 2:
+            raise ValueError(
+                f"{self.name}: of {own + test} classes {test} is kept for the test and {own} to learn from, and"
+                " retrieval needs at least 2 on each side; add classes (half are kept for the test; a study needs 7 in"
+                " all)"
+            )
         if self.development.image_shape != self.test.image_shape:
             raise ValueError(
                 f"{self.name}: development images are {self.development.image_shape} (HWC), test images"

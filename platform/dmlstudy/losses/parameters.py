@@ -7,16 +7,19 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from dmlstudy.naming import nearest
+from dmlstudy.naming import nearest, shown
 from dmlstudy.records import Scalar
 
 T = TypeVar("T")
+
+LARGEST = 10_000
+"""Units, layers or centres of a loss or learner: no more are asked for, lest a slip of the finger fill the memory."""
 
 
 def choice(parameter: str, value: str, table: Mapping[str, T]) -> T:
     """The entry of ``table`` named ``value``; raises ValueError with the nearest name and the list."""
     if value not in table:
-        raise ValueError(f"{parameter}={value!r} is unknown{nearest(value, sorted(table), listed=True)}")
+        raise ValueError(f"{parameter}={shown(value)} is unknown{nearest(value, sorted(table), listed=True)}")
     return table[value]
 
 
@@ -54,8 +57,10 @@ def constructed(
         if not _fits(value, defaults[key]):
             wanted = "number" if isinstance(defaults[key], float) else type(defaults[key]).__name__
             raise ValueError(
-                f"{role} {name!r}: {key}={value!r} must be of type {wanted}, like {defaults[key]!r}"
+                f"{role} {name!r}: {key}={shown(value)} must be of type {wanted}, like {defaults[key]!r}"
             )
+        if type(defaults[key]) is int and isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"{role} {name!r}: {key} is {shown(value)}, and at most {LARGEST}; set it lower")
     asked = inspect.signature(kind).parameters
     arguments: dict[str, Any] = {key: value for key, value in given.items() if key in asked}
     return kind(**arguments, **params)

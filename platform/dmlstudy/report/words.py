@@ -236,7 +236,8 @@ def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any])
     parts = [
         paragraph(
             "The same file and seed on the same machine give the same leaderboard, unless the file says"
-            " deterministic: false. Save it as study.yaml; paths in it are relative to where the study was started."
+            " deterministic: false. Save it as study.yaml; a relative path in it begins in"
+            f" {next(iter(state.get('folders', ())), None) or 'the folder where the study was started'}."
         ),
         element("pre", element("code", "\n".join(commands))),
         facts("Where the numbers come from.", known),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from dmlstudy import data, embedders, hashing, online
 from dmlstudy.data import state_file
 from dmlstudy.losses import catalogue
-from dmlstudy.naming import nearest
+from dmlstudy.naming import nearest, one_line
 from dmlstudy.records import AugmentationConfig, TrialConfig
 from dmlstudy.studies.spec import SpecError, StudySpec
 from dmlstudy.training import loaded
@@ -42,22 +43,76 @@ def check_parts(spec: StudySpec) -> StudyData:
             _check_loss(config, name)
             _check_augmentation(config, name)
             _check_retrieval(config, name)
+    dataset = _loaded(spec)
+    counts = _check_classes(dataset, protocol.num_folds)
+    folds = data.class_disjoint_folds(dataset.development.labels_N, protocol.num_folds, spec.file.search.seed)
     try:
-        dataset = loaded.zero_shot(spec.data)
-        folds = data.class_disjoint_folds(
-            dataset.development.labels_N, protocol.num_folds, spec.file.search.seed
-        )
         data.check_hits(dataset, folds)
     except ValueError as error:
         raise SpecError(str(error)) from None
     num_classes = min(len(fold.train_classes) for fold in folds)
     num_images = min(len(fold.train_indices) for fold in folds)
+    counts += f", of which a fold holds {max(len(fold.validation_classes) for fold in folds)} out"
     for name, family in spec.families.items():
         for values in spec.corners(family):
             config = spec.trial_config(family, values)
-            _check_batch(config, num_classes, num_images, name)
+            _check_batch(config, num_classes, num_images, name, counts)
             _check_input(config, dataset)
     return dataset
+
+
+def _loaded(spec: StudySpec) -> data.ZeroShotData:
+    try:
+        return loaded.zero_shot(spec.data)
+    except ValueError as error:
+        where = "" if "does not exist" not in str(error) else spec.places.looked_in("data.path")
+        raise SpecError(f"{error}{where}") from None
+
+
+TOO_LARGE = (MemoryError, OverflowError, RuntimeError)
+"""What is raised where a number asks for more than this machine can hold."""
+
+
+@contextmanager
+def _refused(key: str) -> Iterator[None]:
+    """What is wrong with a part that is built in the block, as a SpecError."""
+    try:
+        yield
+    except (ValueError, *TOO_LARGE) as error:
+        raise SpecError(f"{key}: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, TOO_LARGE):
+        return (
+            f"cannot be built on this machine ({one_line(error, 160) or 'too large'}); set its numbers lower"
+        )
+    return str(error)
+
+
+LEAST_CLASSES = 4
+"""Classes that development needs: two are trained on, two held out."""
+
+
+def _check_classes(dataset: data.ZeroShotData, num_folds: int) -> str:
+    own, test = (len(set(side.labels_N.tolist())) for side in (dataset.development, dataset.test))
+    return check_class_counts(own, test, num_folds)
+
+
+def check_class_counts(own: int, test: int, num_folds: int) -> str:
+    """How ``own + test`` classes are divided, in words; raises SpecError where they are too few for so many folds."""
+    counts = f"of {own + test} classes {test} are kept for the test and {own} are to learn from"
+    if own < LEAST_CLASSES or test < 2:
+        raise SpecError(
+            f"data.path: {counts}, which must be at least 2 and {LEAST_CLASSES}, as scores are of classes that are held"
+            f" out; add classes, {2 * LEAST_CLASSES - 1} in all where half are kept for the test"
+        )
+    if num_folds > own // 2:
+        raise SpecError(
+            f"protocol.num_folds: {num_folds} folds need {2 * num_folds} classes, two to be held out by each, and"
+            f" {counts}; set protocol.num_folds to at most {own // 2}, or add classes"
+        )
+    return counts
 
 
 def _check_hashing(spec: StudySpec) -> data.ClosedSet:
@@ -70,7 +125,7 @@ def _check_hashing(spec: StudySpec) -> data.ClosedSet:
             config = spec.trial_config(family, values, path=f"families.{name}")
             codes, term = config.hashing, config.regularizer
             assert codes is not None
-            try:
+            with _refused(f"families.{name}"):
                 hashing.build(
                     config.loss.name,
                     codes.num_bits,
@@ -78,8 +133,6 @@ def _check_hashing(spec: StudySpec) -> data.ClosedSet:
                     config.loss.params,
                     term=(term.name, term.params) if term else None,
                 )
-            except ValueError as error:
-                raise SpecError(f"families.{name}: {error}") from None
             _check_features(codes.features, f"families.{name}.hashing.features")
     try:
         dataset = loaded.closed(spec.data)
@@ -99,10 +152,8 @@ def _check_online(spec: StudySpec) -> data.ClosedSet:
             config = spec.trial_config(family, values, path=f"families.{name}")
             stream = config.online
             assert stream is not None
-            try:
+            with _refused(f"families.{name}"):
                 learner = online.build(config.loss.name, config.loss.params, num_features=2)
-            except ValueError as error:
-                raise SpecError(f"families.{name}: {error}") from None
             if config.regularizer is not None:
                 raise SpecError(
                     f"families.{name}.regularizer: means nothing to an online learner; leave it out"
@@ -194,9 +245,9 @@ def _check_loss(config: TrialConfig, family: str) -> None:
             num_classes=2,
             dim=config.embedder.dim,
         )
-    except ValueError as error:
+    except (ValueError, *TOO_LARGE) as error:
         section = "regularizer" if str(error).startswith("regularizer") else "loss"
-        raise SpecError(f"families.{family}.{section}: {error}") from None
+        raise SpecError(f"families.{family}.{section}: {_said(error)}") from None
 
 
 def _check_augmentation(config: TrialConfig, family: str) -> None:
@@ -223,7 +274,7 @@ def _check_retrieval(config: TrialConfig, family: str) -> None:
         )
 
 
-def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family: str) -> None:
+def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family: str, counts: str) -> None:
     batch = config.batch
     classes = num_classes if batch.classes == "all" else batch.classes
     if batch.sampler == "random":
@@ -235,5 +286,5 @@ def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family:
     elif classes > num_classes:
         raise SpecError(
             f"families.{family}.batch.classes: up to {classes} classes per batch, but a fold trains on"
-            f" {num_classes}; set batch.classes to at most {num_classes} or to all"
+            f" {num_classes} ({counts}); set batch.classes to at most {num_classes} or to all"
         )

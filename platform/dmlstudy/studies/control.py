@@ -454,20 +454,19 @@ def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float
 def resume(store: Store, study: str | None) -> tuple[StudySpec, Store]:
     """The study as it was given, and the store with its MLflow server, to go on with it.
 
-    Raises StoreError where it is running, or where its file names others that are not here.
+    Its relative paths lead where they led when it was started. Raises StoreError where it is running, and SpecError
+    where its file names others that are not there any more.
     """
     from dmlstudy.studies import spec as specs
+    from dmlstudy.studies.study_paths import Places
 
     name = _named(store, study)
     state = store.read_state(name)
     if state["state"] == "running":
         raise StoreError(f"study {name!r} is running on {state['host']}; see `dmlstudy status {name}`")
-    try:
-        return specs.parse({**state["spec"], "name": name}), _served(store, state)
-    except specs.SpecError as error:
-        if state.get("cwd", os.getcwd()) == os.getcwd():
-            raise
-        raise StoreError(f"{error} (the study was started in {state['cwd']}; resume it there)") from None
+    # Where its relative paths were looked for; a store of an earlier version has the current folder alone.
+    folders = state.get("folders") or [state.get("cwd", os.getcwd())]
+    return specs.parse({**state["spec"], "name": name}, Places(*folders)), _served(store, state)
 
 
 def _named(store: Store, study: str | None) -> str:

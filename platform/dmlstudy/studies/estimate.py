@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 
 from dmlstudy import data
 from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
 from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
+from dmlstudy.naming import one_line
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.studies.checks import StudyData
-from dmlstudy.studies.duration import duration
-from dmlstudy.studies.spec import StudySpec, default_values
+from dmlstudy.studies.spec import SpecError, StudySpec, default_values
+from dmlstudy.studies.wall_time import (
+    Machine,
+    Seconds,
+    in_words,
+    num_at_once,
+    room,
+    this_machine,
+    total_seconds,
+)
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 NO_POSITIVE = "a batch holds no two images of one class"
@@ -24,26 +38,31 @@ START_S = 20.0
 """Starting Ray and the first workers."""
 
 
-def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]:
-    """Lines for people: trials, data, and the duration if ``measure`` may train a few batches."""
+def describe(
+    spec: StudySpec, dataset: StudyData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+) -> list[str]:
+    """Lines for people: trials, data, and the duration if ``measure`` may train a few batches.
+
+    ``tell`` gets a line before each family is measured, which takes seconds to minutes. Raises SpecError where a family
+    cannot be trained for a few batches here.
+    """
     search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
+    machine = this_machine()
     lines = [
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
         f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
-        f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
+        f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
+        room(spec, machine),
+        *(f"note: {note}" for note in _notes(spec, dataset)),
     ]
     if measure:
         with _noting() as noted:
-            seconds = START_S + sum(_family_seconds(spec, dataset, name) for name in spec.families)
-        lines += noted
-        lines.append(
-            f"time: at most about {duration(seconds)} for one trial at a time on a machine like this one"
-            " (measured on a few batches in one process; trials stopped early make it shorter)"
-        )
+            trials = _all_measured(spec, dataset, machine, tell)
+        lines += [*noted, in_words(spec, trials, START_S, machine)]
     return lines
 
 
@@ -60,6 +79,111 @@ def _noting() -> Iterator[list[str]]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         elif f"training: {text}" not in noted:
             noted.append(f"training: {text}")
+
+
+def facts(
+    spec: StudySpec, dataset: StudyData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+) -> dict[str, Any]:
+    """The same for programs, as JSON takes it: numbers of trials, images and classes, spaces, and seconds."""
+    machine = this_machine()
+    with _noting() as noted:
+        trials = _all_measured(spec, dataset, machine, tell) if measure else {}
+    sides = {"development": dataset.development, "test": dataset.test}
+    return {
+        "study": spec.name,
+        "fingerprint": spec.fingerprint(),
+        "families": {
+            name: {"source": family.paper, "space": family.tree()} for name, family in spec.families.items()
+        },
+        "num_search_trials": spec.num_search_trials,
+        "num_verdict_trials": spec.num_verdict_trials,
+        "num_images": {name: len(side) for name, side in sides.items()},
+        "num_classes": {name: len(set(side.labels_N.tolist())) for name, side in sides.items()},
+        "num_at_once": num_at_once(spec.file.resources, machine),
+        "seconds": total_seconds(spec, trials, START_S, machine) if measure else None,
+        "seconds_of_a_trial": {name: each._asdict() for name, each in trials.items()},
+        "notes": [*data.remarks(dataset, spec.data.path), *_notes(spec, dataset), *noted],
+    }
+
+
+def _all_measured(
+    spec: StudySpec, dataset: StudyData, machine: Machine, tell: Callable[[str], object]
+) -> dict[str, Seconds]:
+    """Each family's trials, one family after another."""
+    seconds = {}
+    for number, name in enumerate(spec.families, 1):
+        tell(f"measuring {name}, family {number} of {len(spec.families)}")
+        seconds[name] = _measured(spec, dataset, name, machine)
+    return seconds
+
+
+FLOAT32_BYTES = 4
+
+SMALL = 64
+"""Pixels of a side up to which small_conv is meant to be used."""
+
+
+def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
+    """What is allowed and may surprise."""
+    notes = list(spec.notes)
+    first, *_ = configs = [
+        spec.trial_config(family, default_values(family)) for family in spec.families.values()
+    ]
+    if not first.training.epochs:
+        notes.append(
+            "training.epochs is 0: nothing is trained, each family scores what its untrained model does"
+        )
+    shape = dataset.development.image_shape if spec.kind == "embedder" else ()
+    if max(shape, default=0) > SMALL and any(each.embedder.backbone == "small_conv" for each in configs):
+        notes.append(
+            f"embedder.backbone: small_conv is made for sides of up to {SMALL} pixels, and these have {max(shape)}: it"
+            " is slow there and sees little; set data.image_size: 64, or a backbone such as resnet18"
+        )
+    return notes
+
+
+def _measured(spec: StudySpec, dataset: StudyData, name: str, machine: Machine) -> Seconds:
+    """Seconds of a family's trials, measured with as many threads as the workers of one trial have."""
+    resources = spec.file.resources
+    _check_memory(spec, dataset, name)
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(int(resources.workers * resources.cpus_per_worker), int(machine.cpus))))
+    try:
+        return _seconds(spec, dataset, name)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise SpecError(f"families.{name}: {_why(error)}") from None
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_memory(spec: StudySpec, dataset: StudyData, name: str) -> None:
+    """Raises SpecError where a batch alone fills this machine, on which the system would end the process unasked."""
+    if isinstance(dataset, ClosedSet):
+        return
+    config = spec.trial_config(spec.families[name], default_values(spec.families[name]))
+    classes = len(set(dataset.development.labels_N.tolist()))
+    num = (classes if config.batch.classes == "all" else config.batch.classes) * config.batch.images_per_class
+    shape = dataset.development.image_shape
+    needed = FLOAT32_BYTES * num * (math.prod(shape) + num)  # the batch, and the distances of all its pairs
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there / 2:
+        raise SpecError(
+            f"families.{name}: a batch of {num} items of {' x '.join(map(str, shape))} and the distances of its pairs"
+            f" take {needed / 2**30:.0f} GiB before anything is computed, and this machine has {there / 2**30:.0f}; set"
+            " batch.classes, batch.images_per_class or data.image_size lower, or leave the time out by --no-estimate"
+        )
+
+
+def _why(error: Exception) -> str:
+    """What went wrong in a few batches, and what to change."""
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
+        return (
+            "a batch does not fit this machine's memory; set batch.classes, batch.images_per_class, data.image_size,"
+            " batch.memory_size or embedder.width lower, or leave the time out by"
+            " --no-estimate"
+        )
+    return f"a few batches could not be trained: {one_line(said[0], 240)}"
 
 
 def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
@@ -87,17 +211,16 @@ def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
     return lines
 
 
-def _family_seconds(spec: StudySpec, dataset: StudyData, name: str) -> float:
-    """Seconds of all trials of a family, from a little training at its default point."""
+def _seconds(spec: StudySpec, dataset: StudyData, name: str) -> Seconds:
+    """Seconds of a family's trials, from a little training at its default point."""
     family = spec.families[name]
     config = spec.trial_config(family, default_values(family))
     if not config.training.epochs:
-        return 0.0
+        return Seconds(0.0, 0.0)
     of_trial = {"embedder": _trial_of_embedder, "hashing": _trial_of_codes, "online": _trial_of_stream}[
         spec.kind
     ]
-    search, verdict = of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N))
-    return spec.file.search.trials_per_family * search + spec.file.protocol.verdict_seeds * verdict
+    return Seconds(*of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N)))
 
 
 def _trial_of_embedder(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:

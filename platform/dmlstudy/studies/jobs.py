@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-import yaml
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
 from dmlstudy.registry import environment
 from dmlstudy.registry.store import refuse_login
+from dmlstudy.studies import yaml_file
 from dmlstudy.studies.cluster import (
     ClusterError,
     check_room,
@@ -54,9 +54,11 @@ def submit(
     """Ship this package with the study and start ``jobs/study.py`` there; returns the job's id.
 
     Raises ClusterError where no cluster answers, where it can never hold one trial, or where it is remote
-    and ``store`` is not an absolute path on it, and StoreError for a login in ``tracking_uri``.
+    and ``store`` is not an absolute path on it, SpecError for a path of this machine in
+    the study, and StoreError for a login in ``tracking_uri``.
     """
     refuse_login(tracking_uri)
+    study.check_for_job()
     there = client(address)
     here = urlparse(address).hostname in LOOPBACK
     if not here and not store.is_absolute() and tracking_uri is None:
@@ -69,7 +71,7 @@ def submit(
         shutil.copytree(bundled.PACKAGE, staged / "platform" / "dmlstudy", ignore=ignore)
         for name in ("search_spaces", "jobs"):
             shutil.copytree(bundled.folder(name), staged / name, ignore=ignore)
-        (staged / "study.yaml").write_text(yaml.safe_dump(dict(study.raw), sort_keys=False), encoding="utf-8")
+        (staged / "study.yaml").write_text(yaml_file.dump(study.raw), encoding="utf-8")
         # A cluster has its own `python`; one on this machine was started by this one.
         python = sys.executable if here else "python"
         command = (

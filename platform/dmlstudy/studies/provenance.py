@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import yaml
 
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.model_folder import MANIFEST
 from dmlstudy.registry.environment import commit, environment, source_sha256
 from dmlstudy.registry.store import StoreError
+from dmlstudy.studies import yaml_file
 from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.spec import StudySpec
 from dmlstudy.training.loaded import GREY, PIXELS
@@ -78,8 +78,8 @@ def description(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
     """What is kept once with the study's run: its file, the resolved spaces, the classes of its folds."""
     tree = {name: family.tree() for name, family in spec.families.items()}
     return {
-        "study.yaml": yaml.safe_dump(dict(spec.raw), sort_keys=False),
-        "search_space.yaml": yaml.safe_dump(tree, sort_keys=False),
+        "study.yaml": yaml_file.dump(spec.raw),
+        "search_space.yaml": yaml_file.dump(tree),
         # Folds of rows, where classes are on both sides, are their seed's.
         **(
             {}

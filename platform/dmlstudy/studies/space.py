@@ -16,11 +16,12 @@ it is drawn as ``name@option``, a parameter of its own for each option, while it
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
-from dmlstudy.naming import nearest
+from dmlstudy.naming import nearest, shown
 from dmlstudy.records import Scalar
 
 
@@ -248,11 +249,13 @@ def _replaced(space: Space, leaf: str, under: list[str], domain: Domain) -> Spac
     replaced: dict[str, Domain] = {}
     for name, old in space.items():
         if name == leaf and not under:
+            if isinstance(old, Choice) and isinstance(domain, Fixed) and domain.value not in old.options:
+                domain = Fixed(as_number(domain.value))
             replaced[name] = domain
             if isinstance(old, Choice) and isinstance(domain, Fixed):
                 if domain.value is None or domain.value not in old.options:
                     raise ValueError(
-                        f"{domain.value!r} is no option{nearest(domain.value, map(str, old.options))}"
+                        f"{shown(domain.value)} is no option{nearest(domain.value, map(str, old.options))}"
                     )
                 replaced |= old.options[domain.value]
         elif isinstance(old, Choice):
@@ -289,7 +292,7 @@ def check_names(space: Space, path: str) -> None:
 def parse_space(value: object, path: str) -> Space:
     """Read a mapping of parameters to domains; a ValueError starts with the key's path."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{path}: expected a mapping of parameters to domains, got {value!r}")
+        raise ValueError(f"{path}: expected a mapping of parameters to domains, got {shown(value)}")
     space = {str(name): parse_domain(domain, f"{path}.{name}") for name, domain in value.items()}
     check_names(space, path)
     return space
@@ -298,9 +301,11 @@ def parse_space(value: object, path: str) -> Space:
 def parse_domain(value: object, path: str) -> Domain:
     """Read one domain (see the top of this module); a ValueError starts with the key's path."""
     if not isinstance(value, Mapping):
-        if value is None or isinstance(value, bool | int | float | str):
+        if value is None or _is_scalar(value):
             return Fixed(value)
-        raise ValueError(f"{path}: expected a value or a domain such as {{float: [0, 1]}}, got {value!r}")
+        raise ValueError(
+            f"{path}: expected a value or a domain such as {{float: [0, 1]}}, got {shown(value)}"
+        )
     kinds = {"float": _parse_float, "int": _parse_int, "choice": _parse_choice}
     kind = next((key for key in kinds if key in value), None)
     if kind is None:
@@ -316,27 +321,53 @@ def _no_other_keys(value: Mapping[Any, Any], allowed: Collection[str], path: str
 
 
 def _bounds(value: Mapping[Any, Any], kind: str, path: str) -> tuple[Any, Any]:
-    bounds = value[kind]
-    if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(_is_number(b) for b in bounds):
-        raise ValueError(f"{path}.{kind}: expected [low, high], two numbers, got {bounds!r}")
+    given = value[kind]
+    bounds = [as_number(bound) for bound in given] if isinstance(given, list | tuple) else []
+    if len(bounds) != 2 or not all(_is_number(bound) for bound in bounds):
+        raise ValueError(f"{path}.{kind}: expected [low, high], two numbers, got {shown(given)}")
     low, high = bounds
     if not isinstance(value.get("log", False), bool):
-        raise ValueError(f"{path}.log: expected true or false, got {value['log']!r}")
+        raise ValueError(f"{path}.log: expected true or false, got {shown(value['log'])}")
     if low > high:
         raise ValueError(f"{path}.{kind}: low {low} is above high {high}; swap them")
     if value.get("log") and low <= 0:
         raise ValueError(f"{path}.{kind}: a log scale needs low > 0, got {low}")
+    if not math.isfinite(float(high) - float(low)):
+        raise ValueError(f"{path}.{kind}: {low} and {high} lie further apart than a number can say")
     return low, high
 
 
+MAX_OPTIONS = 1000
+"""Values of a choice."""
+
+SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""Numbers that YAML 1.1 reads as text unless they have a dot and a sign, as ``1e-5``."""
+
+
+def as_number(value: Any) -> Any:
+    """The number, where a value is text such as ``1e-5``; any other value as it is."""
+    return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and _is_scalar(value)
+
+
+LARGEST_INT = 2**53
+"""Beyond, not every integer is a floating-point number."""
+
+
+def _is_scalar(value: object) -> TypeGuard[Scalar]:
+    """Whether the value can be that of a parameter; an infinite or huge number cannot."""
+    if isinstance(value, int):
+        return abs(value) <= LARGEST_INT
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _default(value: Mapping[Any, Any], low: Any, high: Any, path: str) -> Any:
-    default = value.get("default", low)
+    default = as_number(value.get("default", low))
     if not _is_number(default) or not low <= default <= high:
-        raise ValueError(f"{path}.default: {default!r} is outside [{low}, {high}]")
+        raise ValueError(f"{path}.default: {shown(default)} is outside [{low}, {high}]")
     return default
 
 
@@ -353,8 +384,8 @@ def _parse_int(value: Mapping[Any, Any], path: str) -> Domain:
     step = value.get("step", 1)
     default = _default(value, low, high, path)
     for key, number in (("int", low), ("int", high), ("step", step), ("default", default)):
-        if not isinstance(number, int):
-            raise ValueError(f"{path}.{key}: expected an integer, got {number!r}")
+        if not isinstance(number, int) or not _is_number(number):
+            raise ValueError(f"{path}.{key}: expected an integer, got {shown(number)}")
     if step < 1 or (high - low) % step or (default - low) % step:
         raise ValueError(f"{path}.step: {step} does not lead from {low} to {high} over the default {default}")
     log = bool(value.get("log", False))
@@ -366,20 +397,27 @@ def _parse_int(value: Mapping[Any, Any], path: str) -> Domain:
 def _parse_choice(value: Mapping[Any, Any], path: str) -> Domain:
     _no_other_keys(value, ("choice", "default"), path)
     choices = value["choice"]
+    if not isinstance(choices, Mapping | list):
+        raise ValueError(f"{path}.choice: expected a list of values or a mapping of values to parameters")
+    if len(choices) > MAX_OPTIONS:
+        raise ValueError(f"{path}.choice: {len(choices)} values, and at most {MAX_OPTIONS} are; give fewer")
+    if not all(map(_is_scalar, choices)):
+        wrong = next(each for each in choices if not _is_scalar(each))
+        raise ValueError(
+            f"{path}.choice: expected a list of values or a mapping of values to parameters, got {shown(wrong)} in it"
+        )
     if isinstance(choices, Mapping):
         options = {key: parse_space(sub or {}, f"{path}.choice.{key}") for key, sub in choices.items()}
-    elif isinstance(choices, list) and all(isinstance(c, bool | int | float | str) for c in choices):
+    else:
         options = {key: {} for key in choices}
         for number, key in enumerate(choices):
             if key in choices[:number]:
-                raise ValueError(f"{path}.choice: {key!r} equals another value; leave one of them out")
-    else:
-        raise ValueError(f"{path}.choice: expected a list of values or a mapping of values to parameters")
+                raise ValueError(f"{path}.choice: {shown(key)} equals another value; leave one of them out")
     if not options:
         raise ValueError(f"{path}.choice: is empty; give at least one value")
     default = value.get("default", next(iter(options)))
     if default not in list(options):
         raise ValueError(
-            f"{path}.default: {default!r} is no option{nearest(str(default), map(str, options))}"
+            f"{path}.default: {shown(default)} is no option{nearest(default, map(str, options))}"
         )
     return Choice(options, default)

@@ -9,15 +9,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-import yaml
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from dmlstudy import bundled
-from dmlstudy.naming import nearest
+from dmlstudy.naming import nearest, one_line, shown
 from dmlstudy.records import (
     UNTRAINED,
     AugmentationConfig,
@@ -36,8 +35,11 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.studies import space as spaces
+from dmlstudy.studies import yaml_file
+from dmlstudy.studies.assignments import assigned
 from dmlstudy.studies.budget import seconds_of
 from dmlstudy.studies.space import Choice, Domain, Fixed, Space
+from dmlstudy.studies.study_paths import Places
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -64,12 +66,26 @@ STORAGE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file")
 SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^=&]*=", re.IGNORECASE)
 """What gives away a password or a key in a URI, which may hold a / that should have been quoted."""
 
+WORDS = {
+    "string_pattern_mismatch": "use letters a to z, digits, . _ and -, a letter or digit first, 64 of them at most",
+    "too_long": "there are more than it can have",
+    "too_short": "needs at least one",
+    "dict_type": "expected a section with keys of its own",
+    "model_type": "expected a section with keys of its own",
+}
+"""What to say instead of the library's words, by its type of error."""
+
 NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
 
 
+YAML = (".yaml", ".yml")
+
 PATHS = ("embedder.weights", "hashing.features", "online.features")
 """What may name a file or folder beside the data."""
+
+NO_PATHS = ("default", "pixels", "grey")
+"""Values of these that are no paths, whatever lies beside the study file."""
 
 
 Kind: TypeAlias = Literal["embedder", "hashing", "online"]
@@ -81,20 +97,31 @@ OTHER_KINDS: dict[Kind, str] = {
 """What trials may learn that is no embedder, each with a section of its own."""
 
 
+MAX_POINTS = 20_000
+"""Points of all families' spaces that are built to check a study; beyond, checking it takes minutes."""
+
+
 class SpecError(ValueError):
-    """A study file that cannot be run: the key, what is wrong with it, and the mend, in one line."""
+    """A study file that cannot be run: the key, what is wrong with it, and the mend, in one line of bounded length."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(one_line(message))
 
 
 class SearchConfig(Record):
     """Budget and search strategy; every family gets the same unless one search chooses among them."""
 
-    trials_per_family: PositiveInt = 19
+    trials_per_family: Annotated[
+        PositiveInt, Field(le=100_000, description="configurations of each family that are tried")
+    ] = 19
     wall_time: Annotated[
         str | None, Field(description="after this time no generation is begun: 90s, 30min, 2h")
     ] = None
     device_hours: Annotated[
         PositiveFloat | None,
-        Field(description="the same, in hours of GPUs, or of CPUs where trials have none"),
+        Field(
+            allow_inf_nan=False, description="the same, in hours of GPUs, or of CPUs where trials have none"
+        ),
     ] = None
     families: Annotated[
         Literal["equal", "adaptive"],
@@ -103,50 +130,73 @@ class SearchConfig(Record):
     generation_size: Annotated[
         PositiveInt,
         Field(
-            description="trials of a family that are asked for together, not knowing of each other's scores"
+            le=100_000,
+            description="trials of a family that are asked for together, not knowing of each other's scores",
         ),
     ] = 1
     deterministic: Annotated[
         bool,
         Field(description="false: no generations; trials are asked for and stopped by what is known so far"),
     ] = True
-    sampler: Literal["tpe", "gp", "cma", "qmc", "random", "nsga2"] = "tpe"
+    sampler: Annotated[
+        Literal["tpe", "gp", "cma", "qmc", "random", "nsga2"],
+        Field(description="Optuna's, which proposes configurations"),
+    ] = "tpe"
     second_objective: Annotated[
         Literal["embedding_dim", "latency_ms"] | None,
         Field(description="minimised beside the quality; needs nsga2"),
     ] = None
-    scheduler: Literal["halving", "hyperband", "median", "none"] = "halving"
-    reduction_factor: Annotated[int, Field(ge=2, description="keep the best 1/reduction_factor")] = 3
+    scheduler: Annotated[
+        Literal["halving", "hyperband", "median", "none"],
+        Field(description="which trials are stopped early"),
+    ] = "halving"
+    reduction_factor: Annotated[int, Field(ge=2, le=1000, description="keep the best 1/reduction_factor")] = 3
     warm_start: Annotated[
         tuple[str, ...] | Literal["auto"],
-        Field(description="earlier studies whose best configurations come first; auto: all in the store"),
+        Field(
+            max_length=1000,
+            description="earlier studies whose best configurations come first; auto: all in the store",
+        ),
     ] = ()
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="of sampling, folds and training")] = 0
 
 
 class ProtocolConfig(MetricsConfig):
     """How trials are judged: folds over the development classes, seeds on the test classes."""
 
-    num_folds: PositiveInt = 4
-    verdict_seeds: PositiveInt = 5
+    num_folds: Annotated[
+        PositiveInt,
+        Field(
+            le=1000,
+            description="parts the development classes are cut in, each held out once; 1: half of them",
+        ),
+    ] = 4
+    verdict_seeds: Annotated[
+        PositiveInt, Field(le=1000, description="seeds each family's best is trained and judged with")
+    ] = 5
     fold_models: Annotated[
         bool, Field(description="judge a model per fold as well: separately, and concatenated")
     ] = True
-    objective: str = "map_at_r"
+    objective: Annotated[str, Field(description="the metric that is searched for and decides")] = "map_at_r"
 
 
 class FamilyEntry(Record):
     """One competitor: a search-space file, with domains or values that replace some of the file's."""
 
-    space: str
-    override: dict[str, Any] = {}
+    space: Annotated[str, Field(description="a name that `dmlstudy families` lists, or a file of your own")]
+    override: Annotated[
+        dict[str, Any],
+        Field(description="section.parameter: a value or a domain, over the space's and the study's"),
+    ] = {}
 
 
 class StudyFile(Record):
     """The study file as written; ``StudySpec`` is what it means."""
 
-    name: Name
-    model_name: Name | None = None
+    name: Annotated[Name, Field(description="the study's, in the store and in MLflow")]
+    model_name: Annotated[
+        Name | None, Field(description="the registered model's; default: the study's name and -embedder")
+    ] = None
     data: DataConfig
     embedder: dict[str, Any] = {}
     batch: dict[str, Any] = {}
@@ -160,7 +210,7 @@ class StudyFile(Record):
         dict[str, Any], Field(description="of families that learn from a stream of constraints")
     ] = {}
     regularizer: Annotated[dict[str, Any], Field(description="if given, that of every family")] = {}
-    families: Annotated[dict[Name, FamilyEntry], Field(min_length=1)]
+    families: Annotated[dict[Name, FamilyEntry], Field(min_length=1, max_length=200)]
     search: SearchConfig = SearchConfig()
     protocol: ProtocolConfig = ProtocolConfig()
     resources: ResourcesConfig = ResourcesConfig()
@@ -217,19 +267,30 @@ class Family:
 class StudySpec:
     """A study file with its families resolved and everything checked that can be without data or cluster."""
 
-    def __init__(self, file: StudyFile, raw: Mapping[str, Any]) -> None:
-        self.file = file
+    def __init__(self, file: StudyFile, raw: Mapping[str, Any], places: Places | None = None) -> None:
         self.raw = raw
+        self.places = places or Places()
+        """Where its relative paths are looked for."""
+        self.file = file = _at_home(file)
         path = file.data.path
-        self.data = file.data.model_copy(update={"path": None if path is None else os.path.abspath(path)})
+        self.data = file.data.model_copy(
+            update={"path": None if path is None else self._lead("data.path", path)}
+        )
         """The file's, with an absolute path: workers have other working folders."""
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
         _check_storage_path(file.resources.storage_path)
         self.families = {
-            name: _family(name, entry, file, f"families.{name}") for name, entry in file.families.items()
+            name: _family(name, self._with_space(name, entry), file, f"families.{name}")
+            for name, entry in file.families.items()
         }
+        num_points = sum(len(family.corners()) for family in self.families.values())
+        if num_points > MAX_POINTS:
+            raise SpecError(
+                f"families: {num_points} points of their spaces would have to be checked, and at most {MAX_POINTS} are;"
+                " give choices fewer options, or the study fewer families"
+            )
         for name, family in self.families.items():
             path = f"families.{name}"
             for values in self.corners(family):
@@ -271,6 +332,31 @@ class StudySpec:
             fixed |= own if len(own) == 1 else set()
         return len(fixed) + num_searched
 
+    @property
+    def notes(self) -> list[str]:
+        """Lines on what was read in another way than people may think."""
+        return list(self.places.notes.values())
+
+    def check_for_job(self) -> None:
+        """Raises SpecError where a path leads to something on this machine alone, which a cluster does not have."""
+        for key, path in self.places.local.items():
+            raise SpecError(
+                f"{key}: {path} is relative to this machine's folders, and a job runs elsewhere; write the absolute"
+                " path under which every node of the cluster sees it"
+            )
+
+    def _lead(self, key: str, path: str) -> str:
+        try:
+            return self.places.lead(key, path)
+        except ValueError as error:
+            raise SpecError(error) from None
+
+    def _with_space(self, name: str, entry: FamilyEntry) -> FamilyEntry:
+        """The entry, with an absolute path where its space is a file of the user's."""
+        if entry.space in family_files() or not entry.space.endswith(YAML):
+            return entry
+        return entry.model_copy(update={"space": self._lead(f"families.{name}.space", entry.space)})
+
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of what the study computes (its resources left out)."""
         meaning = {
@@ -303,7 +389,7 @@ class StudySpec:
         sections: dict[str, dict[str, Scalar | None]] = {name: {} for name in (*NAMED, *SECTIONS)}
         for full_name, value in values.items():
             section, _, name = full_name.partition(".")
-            sections[section][name] = _found_from_anywhere(full_name, value)
+            sections[section][name] = self._found_from_anywhere(full_name, value)
         records: dict[str, Any] = {
             name: _record(record, sections[name], f"{path}.{name}" if path else name)
             for name, record in SECTIONS.items()
@@ -326,12 +412,20 @@ class StudySpec:
             **records,
         )
 
+    def _found_from_anywhere(self, full_name: str, value: Scalar | None) -> Scalar | None:
+        """The absolute path, where the value is that of a file or folder."""
+        if full_name not in PATHS or not isinstance(value, str) or value in NO_PATHS:
+            return value
+        return self._lead(full_name, value) if value[:1] == "~" or self.places.leads(value) else value
 
-def _found_from_anywhere(full_name: str, value: Scalar | None) -> Scalar | None:
-    """The absolute path, where the value is that of a file or folder."""
-    if full_name in PATHS and isinstance(value, str) and os.path.exists(value):
-        return os.path.abspath(value)
-    return value
+
+def _at_home(file: StudyFile) -> StudyFile:
+    """The study with its storage path written out, where that begins with ``~``."""
+    path = file.resources.storage_path
+    if path is None or not path.startswith("~"):
+        return file
+    resources = file.resources.model_copy(update={"storage_path": os.path.expanduser(path)})
+    return file.model_copy(update={"resources": resources})
 
 
 def _check_search(search: SearchConfig) -> None:
@@ -454,15 +548,24 @@ def _check_storage_path(path: str | None) -> None:
         raise SpecError(f"{key}: {path!r} names another machine; write file:///folder with three slashes")
 
 
-def load(path: str | Path, name: str | None = None) -> StudySpec:
-    """Read and check a study file, under another ``name`` if one is given; raises SpecError."""
-    raw = _read_yaml(Path(path), "a study file; the ready ones are in search_spaces/studies")
-    return parse({**raw, "name": name} if name else raw)
+def load(path: str | Path, name: str | None = None, assignments: Sequence[str] = ()) -> StudySpec:
+    """Read and check a study file, under another ``name`` if one is given; raises SpecError.
+
+    ``assignments`` (``key=value``) replace some of the file's values first. Relative paths are relative to the file's
+    folder, or, where that does not have them, to the current one.
+    """
+    file = Path(path).expanduser()
+    raw = _read_yaml(file, "a study file; the ready ones are in search_spaces/studies")
+    try:
+        raw = assigned(raw, assignments, StudyFile.model_fields)
+    except ValueError as error:
+        raise SpecError(error) from None
+    return parse({**raw, "name": name} if name else raw, Places(file.absolute().parent, Path.cwd()))
 
 
-def parse(raw: Mapping[str, Any]) -> StudySpec:
-    """Check a study given as a mapping; raises SpecError."""
-    return StudySpec(_record(StudyFile, raw, ""), raw)
+def parse(raw: Mapping[str, Any], places: Places | None = None) -> StudySpec:
+    """Check a study given as a mapping, with relative paths in the current folder or ``places``; raises SpecError."""
+    return StudySpec(_record(StudyFile, raw, ""), raw, places)
 
 
 def family_files() -> dict[str, Path]:
@@ -479,7 +582,7 @@ def read_family(space_name: str, path: str) -> tuple[str, Space]:
     """(paper, full names to domains) of a search-space file, by name or by path; raises SpecError."""
     known = family_files()
     file = known.get(space_name) or Path(space_name)
-    if file.suffix not in (".yaml", ".yml"):
+    if file.suffix not in YAML:
         raise SpecError(f"{path}.space: no family {space_name!r}{nearest(space_name, known)}")
     raw = dict(_read_yaml(file, f"named by {path}.space; `dmlstudy families` lists the ready ones"))
     paper = str(raw.pop("paper", ""))
@@ -516,7 +619,8 @@ def _section(space: Space, section: str) -> dict[str, Domain]:
 
 def _named(values: Mapping[str, Scalar | None]) -> LossConfig:
     params = {name: value for name, value in values.items() if name != "name" and value is not None}
-    return LossConfig(name=str(values["name"]), params=params)
+    numbers = {name: spaces.as_number(value) for name, value in params.items()}
+    return LossConfig.model_validate({"name": str(values["name"]), "params": numbers})
 
 
 def _read_sections(sections: Mapping[str, Any], where: str) -> Space:
@@ -638,21 +742,9 @@ def default_values(family: Family) -> dict[str, Scalar | None]:
 
 def _read_yaml(path: Path, what: str) -> Mapping[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file ({what})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from None
-    try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "cannot be parsed"
-        raise SpecError(f"{path}{line}: not YAML: {problem}") from None
-    if not isinstance(raw, Mapping):
-        raise SpecError(f"{path}: expected a mapping at the top, got {type(raw).__name__}")
-    return raw
+        return yaml_file.read(path, what)
+    except yaml_file.YamlError as error:
+        raise SpecError(error) from None
 
 
 def _record(record: type[R], value: object, path: str) -> R:
@@ -663,20 +755,19 @@ def _record(record: type[R], value: object, path: str) -> R:
 
 
 def _one_line(error: ValidationError, record: type[BaseModel], path: str) -> str:
-    first = error.errors()[0]
+    """The first thing that is wrong; an unknown key before a missing one, which it may well be meant for."""
+    found = error.errors(include_url=False, include_context=False)
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     unwanted = ("constrained", "literal[", "[key]")
     location = [str(part) for part in first["loc"] if not str(part).startswith(unwanted)]
     where = ".".join([path, *location] if path else location)
     if first["type"] == "extra_forbidden":
         fields = _fields_at(record, location[:-1])
         return f"{where}: unknown key{nearest(location[-1], fields)}"
-    message = first["msg"]
+    message = WORDS.get(first["type"], first["msg"])
     if first["type"] == "missing":
         return f"{where}: is missing; add it"
-    given = repr(first["input"])
-    return (
-        f"{where}: {message[0].lower()}{message[1:]}, got {given if len(given) < 80 else given[:77] + '...'}"
-    )
+    return f"{where}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}"
 
 
 def _fields_at(record: type[BaseModel], location: list[str]) -> list[str]:

@@ -128,6 +128,7 @@ def _run_here(
         fingerprint=spec.fingerprint(),
         origin=dict(origin),
         spec=dict(spec.raw),
+        folders=list(spec.places.folders),
         num_search_trials=spec.num_search_trials,
         num_verdict_trials=spec.num_verdict_trials,
         started=time.time(),
