@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,14 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry.store import Store, StoreError, knock_at_server, sole_maker
+from dmlstudy.registry.store import (
+    Store,
+    StoreError,
+    first_line,
+    holds_nothing,
+    knock_at_server,
+    make_whole,
+)
 
 PARENT = "mlflow.parentRunId"
 RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -42,6 +50,9 @@ MOST_IN_A_TAG = 5000
 MODEL = "embedder"
 """The artifact of a verdict trial's run that is its model's folder."""
 
+MADE_BY_MLFLOW = {"alembic_version": "1", "experiments": "name = 'Default'", "workspaces": "name = 'default'"}
+"""Rows that MLflow writes into a database before anyone uses it: for each table a condition in SQL."""
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -53,24 +64,64 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
 
     The store's own database is made only if ``create`` says so.
     """
-    if store.server is None and create is False and not (store.root / "mlflow.db").is_file():
-        raise StoreError(
-            f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
-        )
     if store.server:
         knock_at_server(store.server)
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
-        with sole_maker(store) if create and store.server is None else contextlib.nullcontext():
-            mlflow.set_tracking_uri(store.tracking_uri)
-            client = mlflow.MlflowClient(store.tracking_uri)
-            client.search_experiments(max_results=1)
+        if store.server is None and create:
+            make_whole(store, store.mlflow_file, functools.partial(_make_database, store), is_void=_is_half_made)
+        elif store.server is None and not _is_there(store.mlflow_file):
+            raise StoreError(
+                f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
+            )
+        mlflow.set_tracking_uri(store.tracking_uri)
+        client = mlflow.MlflowClient(store.tracking_uri)
+        client.search_experiments(max_results=1)
+    except StoreError:
+        raise
     except Exception as error:
         raise StoreError(
             f"the MLflow store {store.tracking_uri} does not answer ({first_line(error)});"
             " check --store or --tracking-uri"
         ) from None
     return client
+
+
+def _make_database(store: Store, draft: Path) -> None:
+    """Make MLflow's database, by dozens of migrations that each write to the disk."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    made = SqlAlchemyStore(f"sqlite:///{draft}", store.artifacts)
+    made._dispose_engine()
+    SqlAlchemyStore._engine_map.pop(made.db_uri, None)
+
+
+def _is_there(database: Path) -> bool:
+    return database.is_file() and database.stat().st_size > 0 and not _is_half_made(database)
+
+
+def _is_half_made(database: Path) -> bool:
+    """Whether a process that was killed has left tables, not all of them, in which no study was ever recorded.
+
+    A database is made whole or not at all (``make_whole``); this is one that an older version made in its place.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(database, timeout=20)) as opened:
+            versions = opened.execute("SELECT version_num FROM alembic_version").fetchall()
+    except sqlite3.Error as error:
+        if "no such table" not in str(error):
+            return False
+        versions = []
+    if versions == [(_newest_schema(),)]:
+        return False
+    return holds_nothing(database, apart_from=MADE_BY_MLFLOW)
+
+
+@functools.cache
+def _newest_schema() -> str:
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return str(_get_latest_schema_revision())
 
 
 def in_one_line(
@@ -162,12 +213,6 @@ def _is_outage(error: Exception) -> bool:
     if isinstance(error, MlflowException):
         return int(error.get_http_status_code()) >= 500  # type: ignore[no-untyped-call]
     return isinstance(error, StoreError | requests.exceptions.RequestException | ConnectionError)
-
-
-def first_line(error: Exception) -> str:
-    """An error's message as far as one line holds it, or its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
 
 
 class _PatientClient:
