@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import mlflow
 import requests
@@ -45,6 +45,10 @@ STORE = "store_id"
 """The tag of a study's run that names the store it belongs to."""
 SITTINGS = "sittings"
 """The tag of a study's run that counts how often the study was run or gone on with."""
+VALUES = "objective_values"
+"""The tag of a finished search trial's run that holds, to the last digit, what Optuna is told of it."""
+SUPERSEDED = "superseded"
+"""The status of a run whose trial was run again."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
 MODEL = "embedder"
@@ -69,7 +73,9 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
         if store.server is None and create:
-            make_whole(store, store.mlflow_file, functools.partial(_make_database, store), is_void=_is_half_made)
+            make_whole(
+                store, store.mlflow_file, functools.partial(_make_database, store), is_void=_is_half_made
+            )
         elif store.server is None and not _is_there(store.mlflow_file):
             raise StoreError(
                 f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
@@ -227,6 +233,15 @@ class _PatientClient:
         return lambda *args, **kwargs: self._patiently(functools.partial(method, *args, **kwargs))
 
 
+class RecordedEnd(NamedTuple):
+    """How a run of a search trial ended; ``values`` are the trial's objectives, where it finished."""
+
+    run_id: str
+    status: str
+    reason: str
+    values: list[float]
+
+
 class StudyTracker:
     """The runs of one study; made anew it finds the ones of an earlier sitting again.
 
@@ -316,8 +331,9 @@ class StudyTracker:
         curve: Sequence[Mapping[str, float]],
         metrics: Mapping[str, float],
         reason: str = "",
+        values: Sequence[float] = (),
     ) -> None:
-        """Log the learning curve and the last scores, and end the run."""
+        """Log the learning curve and the last scores, and end the run; ``values`` are what the search takes it for."""
         now = int(time.time() * 1000)
         points = [
             Metric(name, value, now, int(row["step"]))
@@ -329,10 +345,29 @@ class StudyTracker:
         points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
         points = [point for point in points if math.isfinite(point.value)]
         tags = [RunTag("status", status)] + ([RunTag("reason", reason[:5000])] if reason else [])
+        tags += [RunTag(VALUES, json.dumps(list(values)))] if values else []
         for start in range(0, max(len(points), 1), BATCH):  # the status last, for then everything is there
             is_last = start + BATCH >= len(points)
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
         self.client.set_terminated(run_id, RUN_STATUS[status])
+
+    def recorded_ends(self, number: int) -> list[RecordedEnd]:
+        """How the runs of a search trial ended, oldest first, apart from those that were interrupted."""
+        ended = self._search(f"tags.dmlstudy_kind = 'search' and tags.trial_number = '{number}'")
+        return [
+            RecordedEnd(
+                run.info.run_id,
+                run.data.tags["status"],
+                run.data.tags.get("reason", ""),
+                json.loads(run.data.tags.get(VALUES, "[]")),
+            )
+            for run in ended
+            if run.data.tags.get("status") in ("finished", "pruned", "failed")
+        ]
+
+    def supersede(self, run_id: str) -> None:
+        """Mark the run of a trial that is run again, so that it counts nowhere."""
+        self.client.set_tag(run_id, "status", SUPERSEDED)
 
     def note_search(self, counts: Mapping[str, Mapping[str, int]], best: Mapping[str, int]) -> None:
         """Keep with the study's run how many search trials of each family ended how, and which is the best.

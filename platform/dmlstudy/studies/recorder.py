@@ -147,7 +147,12 @@ class Recorder(tune.Callback):
                     (Path(folder) / name).write_bytes(content)
                 self._tracker.log_model(run_id, folder)
         self._tracker.end_trial(
-            run_id, assignment.status, assignment.curve, assignment.metrics, assignment.reason
+            run_id,
+            assignment.status,
+            assignment.curve,
+            assignment.metrics,
+            assignment.reason,
+            self._search.values_of(assignment),
         )
         self._search.commit(trial_id)
         del self._open[trial_id]

@@ -49,7 +49,7 @@ def _make_database(draft: Path) -> None:
 
 @contextmanager
 def _readable(store: Store) -> Iterator[None]:
-    """StoreError in the place of what Optuna and SQLAlchemy raise of a database that is damaged or of another version."""
+    """StoreError in the place of what Optuna and SQLAlchemy raise of a damaged database or another version's."""
     try:
         yield
     except RuntimeError:  # Optuna's check of the schema

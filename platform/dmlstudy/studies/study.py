@@ -26,6 +26,7 @@ from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks, provenance
 from dmlstudy.studies.cluster import busy, concurrency, connected, variables
 from dmlstudy.studies.gang import GangTrainable
+from dmlstudy.studies.ledger import commit_recorded
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
@@ -128,6 +129,7 @@ def _run_here(
     try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = open_storage(store)
+        commit_recorded(storage, spec.name, tracker)
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
