@@ -21,7 +21,7 @@ SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digi
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "curves", "models", "pull",
     "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
-    "export",
+    "export", "jobs",
 }  # fmt: skip
 
 

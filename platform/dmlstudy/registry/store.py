@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlparse
@@ -29,11 +30,21 @@ from urllib.parse import urlparse
 State = Literal["running", "finished", "interrupted", "failed"]
 
 LOCK = "lock"
+STOPPING = "stop-requested"
+"""The file in a study's folder that says that its driver was asked to end."""
 MAKING = ".making"
 """The file whose lock one process holds while it makes a file of the store."""
 
 SIDE_FILES = ("-journal", "-wal", "-shm")
 """What SQLite keeps beside a database; one that belongs to an earlier database would be applied to a new one."""
+
+TAKES = {
+    "run": ("--store", "--tracking-uri", "--address"),
+    "resume": ("--store", "--tracking-uri", "--address"),
+    "logs": ("--store", "--tracking-uri"),
+    "stop": ("--store",),
+}
+"""Which options of ``Store.given`` a command of the command line takes, where it is not store and server."""
 
 LOCK_PATIENCE_S = 0.5
 """Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
@@ -54,12 +65,14 @@ class Driver(NamedTuple):
 class Store:
     """A folder of studies; ``server`` is an MLflow server to use instead of the folder's database.
 
-    A running study waits ``patience_s`` for a server that stopped answering; anything else fails at once.
+    A running study waits ``patience_s`` for a server that stopped answering; anything else fails at once. ``given`` are
+    the options of the command line that named this store, for the commands that messages advise.
     """
 
     root: Path
     server: str | None = None
     patience_s: float = 600.0
+    given: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         refuse_login(self.server)
@@ -84,6 +97,14 @@ class Store:
     def artifacts(self) -> str | None:
         """Where a new experiment keeps its artifacts; a server decides for itself."""
         return None if self.server else (self.root / "artifacts").as_uri()
+
+    def command(self, verb: str, *words: str) -> str:
+        """A command line that does this with the same store, server and cluster, to be copied into a shell."""
+        taken = TAKES.get(verb, ("--store", "--tracking-uri"))
+        options = [
+            part for option, value in self.given.items() if option in taken for part in (option, value)
+        ]
+        return shlex.join(["dmlstudy", verb, *words, *options])
 
     def study_folder(self, name: str) -> Path:
         return self.root / "studies" / name
@@ -118,7 +139,9 @@ class Store:
         """What ``write_state`` wrote; raises StoreError where there is no such study.
 
         Where the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and
-        ``updated`` is its last sign of life. Where another one has taken the study over, ``pid`` and ``host`` are its.
+        ``updated`` is its last sign of life; ``stopped`` says of an interrupted one that it was asked to end, and so
+        not ``crashed``, also where it had no time to record that. Where another one has taken the study over, ``pid``
+        and ``host`` are its.
         """
         path = self.study_folder(name) / "study.json"
         try:
@@ -136,6 +159,8 @@ class Store:
                 state |= {"state": "interrupted", "crashed": True, "updated": self._last_sign(name)}
             elif driver.pid is not None:
                 state |= driver._asdict()
+        state["stopped"] = state["state"] == "interrupted" and (path.parent / STOPPING).exists()
+        state["crashed"] = state["crashed"] and not state["stopped"]
         return state
 
     def driver(self, name: str) -> Driver | None:
@@ -166,6 +191,8 @@ class Store:
             new["spent"] = old.get("spent", 0.0) + sitting
         new |= {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
         new |= {"cwd": os.getcwd(), "server": self.server}
+        if "started" in details:
+            (folder / STOPPING).unlink(missing_ok=True)
         draft = folder / f".study.json.{os.getpid()}"
         draft.write_text(json.dumps(new, indent=1), encoding="utf-8")
         os.replace(draft, path)
@@ -249,7 +276,7 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
     end = time.monotonic() + LOCK_PATIENCE_S
     while (file := _taken(folder)) is None:
         if time.monotonic() > end:
-            raise StoreError(f"study {name!r} is running already; see `dmlstudy status {name}`")
+            raise StoreError(f"study {name!r} is running already; see `{store.command('status', name)}`")
         time.sleep(0.05)
     with file:
         file.truncate(0)
@@ -369,7 +396,9 @@ def holds_nothing(path: Path, *, apart_from: Mapping[str, str] = {}) -> bool:
     """
     try:
         with closing(sqlite3.connect(path, timeout=20)) as database:
-            tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            tables = [
+                row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            ]
             for table in tables:
                 condition = f" WHERE NOT ({apart_from[table]})" if table in apart_from else ""
                 if database.execute(f'SELECT 1 FROM "{table}"{condition} LIMIT 1').fetchone():

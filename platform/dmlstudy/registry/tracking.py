@@ -28,10 +28,12 @@ from dmlstudy.records import TrialConfig
 from dmlstudy.registry.store import (
     Store,
     StoreError,
-    first_line,
     holds_nothing,
     knock_at_server,
     make_whole,
+)
+from dmlstudy.registry.store import (
+    first_line as first_line,
 )
 
 PARENT = "mlflow.parentRunId"
@@ -97,8 +99,8 @@ def _make_database(store: Store, draft: Path) -> None:
     """Make MLflow's database, by dozens of migrations that each write to the disk."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    made = SqlAlchemyStore(f"sqlite:///{draft}", store.artifacts)
-    made._dispose_engine()
+    made = SqlAlchemyStore(f"sqlite:///{draft}", store.artifacts)  # type: ignore[no-untyped-call]
+    made._dispose_engine()  # type: ignore[no-untyped-call]
     SqlAlchemyStore._engine_map.pop(made.db_uri, None)
 
 
@@ -127,7 +129,7 @@ def _is_half_made(database: Path) -> bool:
 def _newest_schema() -> str:
     from mlflow.store.db.utils import _get_latest_schema_revision
 
-    return str(_get_latest_schema_revision())
+    return str(_get_latest_schema_revision())  # type: ignore[no-untyped-call]
 
 
 def in_one_line(

@@ -83,6 +83,7 @@ class Recorder(tune.Callback):
         # Tune swallows what most callbacks raise, but not here.
         if self.failure or self._is_stopped():
             raise StudyEnds
+        self._progress.beat(self._search.has_progress())
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if self.failure:

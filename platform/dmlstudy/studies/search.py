@@ -35,6 +35,7 @@ from ray.tune.search import Searcher
 from dmlstudy.records import TrialConfig
 from dmlstudy.studies import early_stopping, samplers
 from dmlstudy.studies.budget import Clock, TimeBudget, seconds_of
+from dmlstudy.studies.epochs import place
 from dmlstudy.studies.lanes import Lane
 from dmlstudy.studies.ledger import Entry, Ledger, label
 from dmlstudy.studies.spec import StudySpec
@@ -327,7 +328,7 @@ class StudySearch(Searcher):
 
     def _why_stopped(self, entry: Entry, step: int) -> str:
         whose = "the search's" if entry.lane.chooses_family else "its family's"
-        return f"stopped after epoch {step}: {self._stopping.WHY.format(whose=whose)}"
+        return f"stopped after {place(entry.config, step)}: {self._stopping.WHY.format(whose=whose)}"
 
     # The search
 
