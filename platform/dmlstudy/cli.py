@@ -910,6 +910,76 @@ def ui(
     serve(place, port)
 
 
+@app.command(epilog="Examples: `dmlstudy delete digits` · `dmlstudy delete digits --yes --models`")
+def delete(
+    study: Annotated[str, typer.Argument(help="A study of the store.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    models: Annotated[
+        bool, typer.Option("--models", help="Also if a model of it is in use: champion or challenger.")
+    ] = False,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Delete a study for good: its runs, registered versions, search, artifacts and folder; not while it runs.
+
+    Killed in between it is called again. On an MLflow server runs are marked as deleted, for `mlflow gc`.
+    """
+    from dmlstudy.studies import cleanup
+
+    place = _store(store, tracking_uri)
+    there = cleanup.extent(place, study)
+    what = ", ".join(
+        (
+            f"{there.num_runs} runs",
+            f"{there.num_trials} trials",
+            f"{cleanup.bytes_told(there.num_bytes)} of files",
+            f"the registered {' '.join(there.versions)}" if there.versions else "no registered model",
+        )
+    )
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ValueError(f"study {study!r} has {what}; delete it with --yes")
+        typer.confirm(f"delete {study} with {what}?", abort=True)
+    deleted = cleanup.delete(place, study, with_models=models)
+    if json:
+        _show_json(deleted.model_dump(mode="json"))
+    else:
+        print(f"deleted {study}: {what}")
+
+
+@app.command(
+    epilog="Examples: `dmlstudy prune --dry-run` · `dmlstudy prune --older-than 1d --also models/ --parts`"
+)
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", help="Only what nobody has written to for so long, as 12h or 7d.")
+    ] = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    also: Annotated[
+        Optional[list[Path]],
+        typer.Option("--also", help="A folder in which a `pull` or an `embed` may have left something."),
+    ] = None,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="There also the parts from which an `embed` could go on.")
+    ] = False,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Delete what killed commands have left: drafts, states of ended trials, runs deleted on MLflow's page."""
+    from dmlstudy.studies import cleanup
+
+    seconds = cleanup.age(older_than)
+    found = cleanup.prune(_store(store), seconds, dry_run=dry_run, also=also or [Path()], with_parts=parts)
+    if json:
+        _show_json([each.model_dump(mode="json") for each in found])
+        return
+    for each in found:
+        print(f"{each.what}: {each.path} ({cleanup.bytes_told(each.num_bytes)})")
+    total = cleanup.bytes_told(sum(each.num_bytes for each in found))
+    print(f"{'would free' if dry_run else 'freed'} {total} in {len(found)} places")
+
+
 @contextmanager
 def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Path]:
     """A model's folder: one that was pulled, which needs no MLflow, or a verified copy of a registered one."""

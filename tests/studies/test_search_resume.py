@@ -243,3 +243,13 @@ def test_points_enqueued_by_others_are_run_or_fail_with_a_reason() -> None:
     )  # of the budget, like the others
     assert search.is_over
     assert in_memory(study(), storage=storage).best_numbers() == search.best_numbers()
+
+
+def test_dashboards_are_told_what_the_objectives_are() -> None:
+    storage = InMemoryStorage()
+    search = in_memory(choices("nsga2", "none"), storage=storage)
+    assert search.study.metric_names == ["map_at_r", "embedding_dim"]
+    about = search.study.user_attrs
+    assert (about["data"], about["families"], about["sampler"]) == ("digits", "red", "nsga2")
+    assert about["objective"] == "map_at_r and embedding_dim"
+    assert in_memory(choices("nsga2", "none"), storage=storage).study.user_attrs == about

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -64,6 +65,7 @@ class Ledger:
             directions=directions_of(spec.file.search),
             load_if_exists=True,
         )
+        self._name_for_dashboards()
         self.num_open = 0
         self.next_number = 0
         """The next trial's, unless others put trials into the study meanwhile."""
@@ -72,6 +74,27 @@ class Ledger:
         self._failed: dict[int, str] = {}
         self._best: dict[str, FrozenTrial] = {}
         self._counts = {family: dict.fromkeys(STATUS_OF.values(), 0) for family in spec.families}
+
+    def _name_for_dashboards(self) -> None:
+        """Give Optuna's dashboard the names of the objectives, and what the search is about."""
+        search, protocol = self._spec.file.search, self._spec.file.protocol
+        names = [protocol.objective, *([search.second_objective] if search.second_objective else [])]
+        about = {
+            "objective": " and ".join(names),
+            "data": self._spec.data.name,
+            "families": ", ".join(self._spec.families),
+            "sampler": search.sampler,
+            "early_stopping": search.scheduler,
+            "num_folds": protocol.num_folds,
+        }
+        known = self.study.user_attrs
+        for name, value in about.items():
+            if known.get(name) != value:
+                self.study.set_user_attr(name, value)
+        if self.study.metric_names != names:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self.study.set_metric_names(names)
 
     # What earlier sittings and others have left
 
