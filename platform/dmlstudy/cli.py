@@ -71,9 +71,10 @@ PatienceOption = Annotated[
     typer.Option(
         "--tracking-timeout",
         envvar="DMLSTUDY_TRACKING_TIMEOUT",
+        show_envvar=False,  # it would be cut in 80 columns
         min=0,
         help="Seconds a running study waits for an MLflow server that is away; then it stops, to be resumed."
-        " Default: 600.",
+        " Default: 600. Also DMLSTUDY_TRACKING_TIMEOUT.",
     ),
 ]
 ClusterOption = Annotated[
@@ -901,7 +902,7 @@ def ui(
     place = _store(store, tracking_uri)
     if place.server is not None:
         for study, link in links(place, port).items():
-            print(f"{study}: {link}")
+            print(f"{study}: {link.replace(f'http://127.0.0.1:{port}', place.server.rstrip('/'))}")
         return
     check(place, port)
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)

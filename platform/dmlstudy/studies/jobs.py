@@ -20,7 +20,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from dmlstudy import bundled
 from dmlstudy.records import Record
 from dmlstudy.registry import environment
-from dmlstudy.registry.store import refuse_login
+from dmlstudy.registry.store import StoreError, refuse_login
 from dmlstudy.studies.cluster import (
     ClusterError,
     check_room,
@@ -60,9 +60,11 @@ def submit(
     """Ship this package with the study and start ``jobs/study.py`` there; returns the job's id.
 
     Raises ClusterError where no cluster answers, where it can never hold one trial, or where it is remote
-    and ``store`` is not an absolute path on it, and StoreError for a login in ``tracking_uri``.
+    and ``store`` is not an absolute path on it, and StoreError for a login in ``tracking_uri`` and for a relative
+    ``data.path``.
     """
     refuse_login(tracking_uri)
+    _check_path(study)
     there = client(address)
     here = urlparse(address).hostname in LOOPBACK
     if not here and not store.is_absolute() and tracking_uri is None:
@@ -105,10 +107,21 @@ def submit(
     return job
 
 
+def _check_path(study: StudySpec) -> None:
+    """Raise StoreError for data that lie beside the study file, for a job runs in a folder of its own."""
+    path = (study.raw.get("data") or {}).get("path")
+    if isinstance(path, str) and "://" not in path and not Path(path).is_absolute():
+        raise StoreError(
+            f"data.path: {path} is relative, but a job runs in a folder of its own; give an absolute path that all"
+            " nodes of the cluster see"
+        )
+
+
 def _submit_patiently(there: JobSubmissionClient, address: str, **job: Any) -> None:
     """Submit a job; a head that has just started answers before it can take one."""
     end = time.monotonic() + AGENT_TIMEOUT_S
-    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)  # it tells of each upload
+    for name in ("ray", "ray.dashboard.modules.dashboard_sdk"):  # they tell of each upload
+        logging.getLogger(name).setLevel(logging.WARNING)
     while True:
         try:
             there.submit_job(**job)
