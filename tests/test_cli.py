@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from rich.console import Console
 from typer.main import get_command
 
+import dmlstudy
 from dmlstudy import cli
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
 from dmlstudy.registry.store import Store
+from dmlstudy.studies.jobs import Job
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "curves", "models", "pull",
     "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
-    "export", "init", "options",
+    "export", "init", "options", "jobs", "delete", "prune",
 }  # fmt: skip
 
 
@@ -136,13 +141,226 @@ def test_the_status_of_a_study_closely_and_as_json(
     assert call(monkeypatch, "status", "s", "--store", tmp_path) == 0
     shown = capfd.readouterr().out
     assert re.search(r"^ s +interrupted +0 \+ 0 judged +0 +0 +6 +none yet ", shown, re.MULTILINE), shown
-    assert "s: its process is gone; `dmlstudy resume s` goes on\n" in shown
+    hint = f"its process is gone; `dmlstudy resume s --store {tmp_path}` goes on"
+    assert f"s: {hint}\n" in shown
     assert re.search(r"^ red +4 +0 +0 +0 +0 +0 *$", shown, re.MULTILINE), shown
     assert call(monkeypatch, "status", "--json", "--store", tmp_path) == 0
     (status,) = json.loads(capfd.readouterr().out)
     assert (status["study"], status["num_left"], status["running"]) == ("s", 6, [])
     assert call(monkeypatch, "stop", "s", "--trial", "0", "--store", tmp_path) == 2
-    assert "its process is gone; `dmlstudy resume s` goes on" in capfd.readouterr().err
+    assert hint in capfd.readouterr().err
+    monkeypatch.setenv("DMLSTUDY_STORE", str(tmp_path))
+    assert call(monkeypatch, "stop", "s") == 1, "it does not run"
+    shown = capfd.readouterr().out
+    assert shown == "study s is not running: it is interrupted\n"
+    assert call(monkeypatch, "stop", "s", "--json") == 1
+    assert json.loads(capfd.readouterr().out)["was_running"] is False
+    assert call(monkeypatch, "status", "s") == 0
+    assert "`dmlstudy resume s` goes on" in capfd.readouterr().out, (
+        "the environment names the store there too"
+    )
+
+
+def test_the_version_and_the_short_help(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "--version") == 0
+    assert capfd.readouterr().out == f"dmlstudy {dmlstudy.__version__}\n"
+    assert re.fullmatch(r"\d+\.\d+.*", dmlstudy.__version__)
+    with pytest.raises(AttributeError, match="no attribute 'versoin'"):
+        _ = dmlstudy.versoin
+    for verb in ([], *([verb] for verb in VERBS)):
+        assert call(monkeypatch, *verb, "-h") == 0
+        assert "Usage: dmlstudy" in capfd.readouterr().out
+    assert call(monkeypatch, "-h") == 0
+    assert "Exit codes: 0 done" in capfd.readouterr().out
+
+
+class MlflowExceptionOfOurs(Exception):
+    """Stands for an error of an engine that nobody has foreseen."""
+
+
+MlflowExceptionOfOurs.__module__ = "mlflow.exceptions"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            "No space left on device; free some room, then do the same again",
+        ),
+        (
+            OSError(28, "No space left on device", "/store/x"),
+            "/store/x: No space left on device; free some room, then do the same again",
+        ),
+        (OSError(122, "Disk quota exceeded"), "Disk quota exceeded; free some room, then do the same again"),
+        (
+            OSError(30, "Read-only file system", b"/x"),
+            "/x: Read-only file system; name a place that can be written",
+        ),
+        (
+            OSError(5, "Input/output error"),
+            "Input/output error; see that it is there, may be used and has room",
+        ),
+        (OSError("of a library"), "of a library; see that it is there, may be used and has room"),
+        (
+            PermissionError(13, "Permission denied", "x"),
+            "x: Permission denied; see that it is there, may be used and has room",
+        ),
+        (MemoryError(), "out of memory; free some, or take smaller batches, images or models"),
+        (RecursionError("maximum"), "the input is nested too deeply"),
+        (ValueError("first line\n  second\tline\n"), "first line second line"),
+        (ValueError(""), "ValueError"),
+        (
+            MlflowExceptionOfOurs("database\nis full"),
+            "MlflowExceptionOfOurs: database is full (DMLSTUDY_DEBUG=1 shows where)",
+        ),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_store", refuse)
+    assert call(monkeypatch, "models") == 2
+    assert capfd.readouterr().err == f"error: {said}\n"
+    monkeypatch.setenv("DMLSTUDY_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["dmlstudy", "models"])
+    with pytest.raises(type(error)):
+        cli.main()
+
+
+def test_a_mistake_of_the_program_is_no_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AssertionError("never")
+
+    monkeypatch.setattr(cli, "_store", broken)
+    monkeypatch.setattr(sys, "argv", ["dmlstudy", "models"])
+    with pytest.raises(AssertionError):
+        cli.main()
+
+
+def test_a_long_message_keeps_its_beginning_and_the_advice_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError(f"families.red.space: {'x, ' * 50_000}; name one of them")
+
+    monkeypatch.setattr(cli, "_store", refuse)
+    assert call(monkeypatch, "models") == 2
+    said = capfd.readouterr().err
+    assert len(said) < cli.LONGEST_ERROR + 50
+    assert said.startswith("error: families.red.space: x, x")
+    assert said.endswith("; name one of them\n")
+
+
+def test_who_reads_no_further_and_who_presses_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = "import sys; sys.argv = ['dmlstudy', 'families']; from dmlstudy.cli import main; main()"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(piped)} | true; echo ${{PIPESTATUS[0]}}"
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (shown.stdout, shown.stderr) == ("1\n", "")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_store", interrupted)
+    assert call(monkeypatch, "models") == 130
+    monkeypatch.setattr(cli, "app", interrupted)
+    assert call(monkeypatch, "models") == 130
+
+
+JOBS = [
+    Job(job="digits-1", study="digits", state="running", started=1000.0, ended=None, last_line=""),
+    Job(job="other", study=None, state="succeeded", started=10.0, ended=70.0, last_line=""),
+]
+
+
+def test_the_jobs_of_a_cluster(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr("dmlstudy.studies.jobs.jobs", lambda address: JOBS)
+    monkeypatch.setattr(
+        "dmlstudy.studies.jobs.job",
+        lambda name, address: JOBS[0].model_copy(update={"last_line": " 5/24  red #4  left 2:30 min"}),
+    )
+    for verb in ("jobs", "status"):
+        assert call(monkeypatch, verb, "--address", "http://h:8265") == 0
+        shown = capfd.readouterr().out
+        assert re.search(r"^ digits-1 +digits +running +19\d\d-", shown, re.MULTILINE), shown
+        assert re.search(r"^ other +- +succeeded .* 1:00 min *$", shown, re.MULTILINE), shown
+        assert call(monkeypatch, verb, "--address", "http://h:8265", "--json") == 0
+        assert [job["job"] for job in json.loads(capfd.readouterr().out)] == ["digits-1", "other"]
+    assert call(monkeypatch, "status", "--job", "digits-1", "--address", "http://h:8265") == 0
+    first, second = capfd.readouterr().out.splitlines()
+    assert first.startswith("job digits-1: running, for ")
+    assert second == " 5/24  red #4  left 2:30 min"
+    assert call(monkeypatch, "status", "digits", "--address", "http://h:8265") == 2
+    assert "has jobs, not studies: name one with --job" in capfd.readouterr().err
+    monkeypatch.setattr("dmlstudy.studies.jobs.jobs", lambda address: [])
+    assert call(monkeypatch, "jobs", "--address", "http://h:8265") == 0
+    assert capfd.readouterr().out.startswith("no jobs at http://h:8265; send one with `dmlstudy submit")
+
+
+def test_submit_prints_the_job_first_and_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dmlstudy.studies.jobs.submit", lambda *_: "digits-1")
+    monkeypatch.setattr("dmlstudy.studies.jobs.follow", lambda job, address, write: write("all\n") and 0)
+    sent = ("submit", SPEC, "--address", "http://h:8265")
+    assert call(monkeypatch, *sent) == 0
+    assert capfd.readouterr().out == (
+        "job digits-1\nfollow it: dmlstudy logs --job digits-1 --address http://h:8265 -f\n"
+    )
+    assert call(monkeypatch, *sent, "--json") == 0
+    assert json.loads(capfd.readouterr().out) == {
+        "job": "digits-1",
+        "study": "digits",
+        "address": "http://h:8265",
+    }
+    assert call(monkeypatch, *sent, "--wait") == 0
+    assert capfd.readouterr().out == "job digits-1\nall\n"
+    assert call(monkeypatch, *sent, "--wait", "--quiet") == 0
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("outcome", ["finished", "interrupted", "failed"])
+def test_the_end_of_a_run_names_the_store_again(
+    outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from dmlstudy.studies import study as studies
+
+    def play(spec: object, store: Store, *, address: object, tell: Any) -> Leaderboard:
+        tell("a line")
+        if outcome == "interrupted":
+            raise studies.StudyInterrupted
+        if outcome == "failed":
+            raise studies.StudyFailed("no trial finished;\nbecause")
+        return Leaderboard(
+            study="digits", objective="map_at_r", second_objective=None, status="finished", winner="red",
+            model=None, rows=[row("red", 4, 0.6, 0.7)], front=[], comparisons=[],
+        )  # fmt: skip
+
+    monkeypatch.setattr(studies, "run_study", play)
+    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    given = ("--store", tmp_path / "my store", "--address", "auto")
+    code = {"finished": 0, "interrupted": 130, "failed": 1}[outcome]
+    assert call(monkeypatch, "run", SPEC, *given) == code
+    said = capfd.readouterr()
+    assert said.out.startswith("a line\n")
+    at = f"--store '{tmp_path}/my store'"
+    if outcome == "finished":
+        assert f"models: dmlstudy models {at}\nMLflow's page: dmlstudy ui {at}\n" in said.out
+        assert f"what the engines said: dmlstudy logs digits --engine {at}\n" in said.out
+    elif outcome == "interrupted":
+        assert f"`dmlstudy resume digits {at} --address auto` goes on from there\n" in said.err
+    else:
+        assert said.err == "failed: no trial finished; because\n"
+    assert call(monkeypatch, "run", SPEC, *given, "--quiet") == code
+    quiet = capfd.readouterr()
+    assert quiet.out == ""
+    assert (quiet.err == "") is (outcome == "finished")
 
 
 def row(family: str, num: int, score: float, validation: float | None = None) -> Row:
@@ -220,6 +438,10 @@ def test_one_family_with_its_space(
     shown = capfd.readouterr().out
     assert "CGML" in shown
     assert "    if n_pair: scale in [1, 32], log, default 10" in shown
+    assert call(monkeypatch, "families", "graph_consistency", "--json") == 0
+    (family,) = json.loads(capfd.readouterr().out)
+    assert family["family"] == "graph_consistency"
+    assert "    if gc: weight in [0.0001, 1], log, default 0.01" in family["space"]
     assert "    if gc: weight in [0.0001, 1], log, default 0.01" in shown
 
 

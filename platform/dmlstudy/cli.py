@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
@@ -19,6 +21,7 @@ from rich.tree import Tree
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
+    from dmlstudy.registry.promotion import Decision
     from dmlstudy.registry.store import Store
     from dmlstudy.studies.spec import StudySpec
 
@@ -27,6 +30,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done · 1 a study or job failed, or what was asked for is not so (a champion that stays, a"
+    " study that does not run) · 2 wrong input, or a store or cluster that cannot be used, in one line ·"
+    " 130 interrupted by Ctrl-C.",
 )
 SCORES = ("recall_at_1", "map_at_r", "macro_f1", "accuracy", "map")
 """Metrics of which two are shown of a model, and one beside a study's objective; the first that there are."""
@@ -35,8 +42,21 @@ console = Console()
 if not console.is_terminal:
     console = Console(width=WIDTH)
 
+GIVEN: dict[str, str] = {}
+"""The options of this command line, not of the environment, that say which store, server and cluster."""
+
+
+def _noted(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    """The value of an option; kept for the commands that messages advise, if it was given on the command line."""
+    source = context.get_parameter_source(str(option.name))
+    if source is not None and source.name == "COMMANDLINE":
+        GIVEN[option.opts[0]] = str(value)
+    return value
+
+
 StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="DMLSTUDY_STORE", help="Folder of studies and models.")
+    Path,
+    typer.Option("--store", envvar="DMLSTUDY_STORE", help="Folder of studies and models.", callback=_noted),
 ]
 ServerOption = Annotated[
     Optional[str],
@@ -44,6 +64,7 @@ ServerOption = Annotated[
         "--tracking-uri",
         envvar="DMLSTUDY_TRACKING_URI",
         help="MLflow server to use instead of the store's own database.",
+        callback=_noted,
     ),
 ]
 PatienceOption = Annotated[
@@ -51,15 +72,18 @@ PatienceOption = Annotated[
     typer.Option(
         "--tracking-timeout",
         envvar="DMLSTUDY_TRACKING_TIMEOUT",
+        show_envvar=False,  # it would be cut in 80 columns
         min=0,
         help="Seconds a running study waits for an MLflow server that is away; then it stops, to be resumed."
-        " Default: 600.",
+        " Default: 600. Also DMLSTUDY_TRACKING_TIMEOUT.",
     ),
 ]
 ClusterOption = Annotated[
     Optional[str],
     typer.Option(
-        "--address", help="A running Ray cluster ('auto' for this node's); default: start Ray here."
+        "--address",
+        help="A running Ray cluster ('auto' for this node's); default: start Ray here.",
+        callback=_noted,
     ),
 ]
 AddressOption = Annotated[Optional[str], typer.Option("--address", help="The cluster, as http://HOST:8265.")]
@@ -73,26 +97,81 @@ SetOption = Annotated[
         " `families.NAME.override.loss.margin=0.3`; any number of times.",
     ),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 DEFAULT_STORE = Path("dmlstudy_store")
+LONGEST_ERROR = 1000
+"""Characters of an error's line; what is longer loses its middle, for the advice stands at its end."""
+ENGINES = ("mlflow", "optuna", "ray", "sqlalchemy")
+"""Libraries of which an error that nobody has foreseen is one line as well."""
 
 
 def main() -> None:
-    """Run the command line; wrong input is one line and exit code 2."""
+    """Run the command line; wrong input and what the machine refuses are one line and exit code 2."""
     try:
-        app()
-    except ValueError as error:
-        if os.environ.get("DMLSTUDY_DEBUG"):
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # who read it has seen enough, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        line = _error_line(error)
+        if line is None or os.environ.get("DMLSTUDY_DEBUG"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
-        if error.filename is None or os.environ.get("DMLSTUDY_DEBUG"):
-            raise
-        print(
-            f"error: {error.filename}: {error.strerror}; see that it is there, may be used and has room",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+
+
+def _error_line(error: Exception) -> str | None:
+    """What to tell people of an error, in one line; None of one that is a mistake of this program."""
+    if isinstance(error, OSError):
+        text = _os_error_line(error)
+    elif isinstance(error, MemoryError):
+        text = "out of memory; free some, or take smaller batches, images or models"
+    elif isinstance(error, RecursionError):
+        text = "the input is nested too deeply"
+    elif isinstance(error, ValueError):
+        text = str(error)
+    elif type(error).__module__.partition(".")[0] in ENGINES:
+        text = f"{type(error).__name__}: {error} (DMLSTUDY_DEBUG=1 shows where)"
+    else:
+        return None
+    line = " ".join(text.split()) or type(error).__name__
+    if len(line) > LONGEST_ERROR:
+        line = f"{line[: LONGEST_ERROR * 2 // 3]} ... {line[-LONGEST_ERROR // 3 :]}"
+    return line
+
+
+def _os_error_line(error: OSError) -> str:
+    what = error.strerror or str(error) or type(error).__name__
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}{what}; free some room, then do the same again"
+    if error.errno == errno.EROFS:
+        return f"{where}{what}; name a place that can be written"
+    return f"{where}{what}; see that it is there, may be used and has room"
+
+
+def _show_version(is_wished: bool) -> None:
+    if is_wished:
+        import dmlstudy
+
+        print(f"dmlstudy {dmlstudy.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Hyperparameter studies for deep metric learning on Ray: run, compare, register, pull, use."""
+    GIVEN.clear()
 
 
 @app.command(epilog="Example: `dmlstudy run search_spaces/studies/digits.yaml`")
@@ -104,11 +183,13 @@ def run(
     address: ClusterOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
     assignments: SetOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a study to its verdict; run it again to continue one that was interrupted."""
     from dmlstudy.studies import spec as specs
 
-    _run(specs.load(spec, name, assignments or ()), _store(store, tracking_uri, tracking_timeout), address)
+    study = specs.load(spec, name, assignments or ())
+    _run(study, _store(store, tracking_uri, tracking_timeout), address, quiet)
 
 
 @app.command(epilog="Example: `dmlstudy resume digits`")
@@ -118,12 +199,13 @@ def resume(
     tracking_uri: ServerOption = None,
     tracking_timeout: PatienceOption = None,
     address: ClusterOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Go on with a study as the store keeps it; no study file is needed. A finished one is only shown."""
     from dmlstudy.studies import control
 
     spec, place = control.resume(_store(store, tracking_uri, tracking_timeout), study)
-    _run(spec, place, address)
+    _run(spec, place, address, quiet)
 
 
 @app.command(
@@ -145,18 +227,27 @@ def submit(
     tracking_timeout: PatienceOption = None,
     name: Annotated[Optional[str], typer.Option("--name", help="Another name for the study.")] = None,
     assignments: SetOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
-    """Send a study to a Ray cluster as a job, with this package's code; prints the job id."""
+    """Send a study to a Ray cluster as a job, with this package's code; prints the job id.
+
+    The first line is `job ID`; nothing else is printed before it.
+    """
     from dmlstudy.studies import spec as specs
 
     study = specs.load(spec, name, assignments or ())
     from dmlstudy.studies import jobs
 
     job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri, tracking_timeout)
-    console.print(f"job {job}", highlight=False)
+    if json:
+        _show_json({"job": job, "study": study.name, "address": address})
+    elif not quiet:
+        print(f"job {job}", flush=True)
     if wait:
-        raise typer.Exit(jobs.follow(job, address, sys.stdout.write))
-    console.print(f"follow it: dmlstudy logs --job {job} --address {address} -f", highlight=False)
+        raise typer.Exit(jobs.follow(job, address, _written_off if json or quiet else sys.stdout.write))
+    if not (json or quiet):
+        print(f"follow it: {shlex.join(['dmlstudy', 'logs', '--job', job, '--address', address, '-f'])}")
 
 
 @app.command(
@@ -172,11 +263,23 @@ def status(
     address: AddressOption = None,
     job: JobOption = None,
 ) -> None:
-    """What studies are doing: trials by state and family, best so far, throughput, estimated end."""
+    """What studies are doing: trials by state and family, best so far, throughput, estimated end.
+
+    With `--address` what the jobs of a cluster are doing, or with `--job` one of them.
+    """
     from dmlstudy.studies import control
 
     if job:
-        console.print(control.job_status(job, address), highlight=False)
+        state = control.job_status(job, address)
+        _show_json(state.model_dump(mode="json")) if json else _print_lines(control.job_lines(state))
+        return
+    if address:
+        if study:
+            raise ValueError(
+                f"--address {address} has jobs, not studies: name one with --job, or leave --address away and name"
+                " the study's --store"
+            )
+        _show_jobs(address, json)
         return
     found = control.statuses(_store(store, tracking_uri), study)
     if json:
@@ -239,10 +342,15 @@ def stop(
     store: StoreOption = DEFAULT_STORE,
     address: AddressOption = None,
     job: JobOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """End a running study, or one running trial of it; what is finished is kept, and `resume` goes on."""
+    """End a running study, or one running trial of it; what is finished is kept, and `resume` goes on.
+
+    Of what does not run it says so, with exit code 1.
+    """
     from dmlstudy.studies import control
 
+    is_running = job is not None or study is None or _store(store).driver(study) is not None
     if trial is not None:
         _only_in_a_store(job, "a trial is ended through its study's folder; it")
         message = control.stop_trial(_store(store), study, trial)
@@ -250,7 +358,26 @@ def stop(
         message = control.stop_job(job, address)
     else:
         message = control.stop(_store(store), study)
-    console.print(message, highlight=False)
+    if json:
+        _show_json(
+            {"study": study, "trial": trial, "job": job, "was_running": is_running, "message": message}
+        )
+    else:
+        console.print(escape(message), highlight=False, soft_wrap=True)
+    if not is_running:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy jobs --address http://127.0.0.1:8265` ·"
+    " `dmlstudy jobs --address http://127.0.0.1:8265 --json`"
+)
+def jobs(
+    address: Annotated[str, typer.Option("--address", help="The cluster, as http://HOST:8265.")],
+    json: JsonOption = False,
+) -> None:
+    """The jobs of a cluster that `submit` sent: id, study, state, when it began and how long it has run."""
+    _show_jobs(address, json)
 
 
 @app.command(epilog="Example: `dmlstudy validate search_spaces/studies/digits.yaml`")
@@ -333,10 +460,19 @@ def init(
 @app.command(epilog="Examples: `dmlstudy families` · `dmlstudy families pair_weighting`")
 def families(
     name: Annotated[Optional[str], typer.Argument(help="Show this family's search space.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """The loss families that can be searched, with their paper and parameters."""
     from dmlstudy.studies import spec as specs
 
+    if json:
+        facts = []
+        for family in [name] if name else specs.family_files():
+            paper, space = specs.read_family(family, "family")
+            parameters, tree = specs.parameters(space), specs.tree(space)
+            facts.append({"family": family, "source": paper, "parameters": parameters, "space": tree})
+        _show_json(facts)
+        return
     table = Table("family", "source", "parameters" if name is None else "search space", box=None)
     for family in [name] if name else specs.family_files():
         paper, space = specs.read_family(family, "family")
@@ -444,10 +580,10 @@ def leaderboard(
         Optional[str], typer.Option("--against", help="Only win/tie/loss of this family, over the studies.")
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", help="table, json, or parquet: a row for each family.")
+        str, typer.Option("--format", help="table, json, or csv and parquet: a row for each family.")
     ] = "table",
     output: Annotated[
-        Optional[Path], typer.Option("-o", "--output", help="The file of json or parquet.")
+        Optional[Path], typer.Option("-o", "--output", help="The file of json, csv or parquet.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     store: StoreOption = DEFAULT_STORE,
@@ -473,6 +609,10 @@ def leaderboard(
         console.print(f"{output}: {len(boards[0].rows)} families", highlight=False, soft_wrap=True)
     elif format == "json":
         print(boards[0].model_dump_json(indent=1))
+    elif format == "csv":
+        from dmlstudy.registry import leaderboard_file
+
+        sys.stdout.write(leaderboard_file.csv_text(boards[0]))
     else:
         _show_leaderboard(boards[0])
 
@@ -519,9 +659,12 @@ def report(
 
     place = _store(store, tracking_uri)
     written = write_report(place, study, output, with_examples=not without_examples)
-    console.print(
-        f"{output}: {written.num_families} families; kept with the study's run as well", highlight=False
-    )
+    kept = "" if written.not_kept else "; kept with the study's run as well"
+    console.print(f"{output}: {written.num_families} families{kept}", highlight=False)
+    if written.not_kept:
+        console.print(
+            f"not kept with the study's run: {escape(written.not_kept)}", highlight=False, soft_wrap=True
+        )
     if written.notice:
         console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)
 
@@ -531,6 +674,7 @@ def models(
     name: Annotated[
         Optional[str], typer.Argument(help="Only this model, and what was decided on its versions.")
     ] = None,
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -541,7 +685,16 @@ def models(
     place = _store(store, tracking_uri)
     listed = [version for version in versions(place) if name in (None, version.name)]
     if name is not None and not listed:
-        raise ValueError(f"no model {name!r} in the store {place.tracking_uri}; `dmlstudy models` lists them")
+        listing = place.command("models")
+        raise ValueError(f"no model {name!r} in the store {place.tracking_uri}; `{listing}` lists them")
+    if json:
+        decisions = promotion.history(place, name) if name is not None else []
+        versions_of = [version.model_dump(mode="json") for version in listed]
+        history = (
+            {"history": [_decision_facts(decision) for decision in decisions]} if name is not None else {}
+        )
+        _show_json({"versions": versions_of, **history})
+        return
     table = Table("model", "version", "alias", "study", "family", "test scores", box=None)
     for version in listed:
         shown = [metric for metric in SCORES if f"test_{metric}" in version.metrics][:2]
@@ -569,6 +722,7 @@ def promote(
     anyway: Annotated[
         Optional[str], typer.Option("--anyway", help="Promote without a comparison, for this reason.")
     ] = None,
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -576,11 +730,7 @@ def promote(
     from dmlstudy.registry import promotion
 
     decision = promotion.promote(_store(store, tracking_uri), model, anyway)
-    console.print(
-        escape(promotion.said(decision, model.partition("@")[0].partition("/")[0])),
-        highlight=False,
-        soft_wrap=True,
-    )
+    _show_decision(decision, model.partition("@")[0].partition("/")[0], json)
     if not decision.is_promoted:
         raise typer.Exit(1)
 
@@ -588,6 +738,7 @@ def promote(
 @app.command(epilog="Example: `dmlstudy rollback digits-embedder`")
 def rollback(
     name: Annotated[str, typer.Argument(help="A registered model.")],
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -595,13 +746,14 @@ def rollback(
     from dmlstudy.registry import promotion
 
     decision = promotion.rollback(_store(store, tracking_uri), name)
-    console.print(escape(promotion.said(decision, name)), highlight=False, soft_wrap=True)
+    _show_decision(decision, name, json)
 
 
 @app.command(epilog="Example: `dmlstudy compare digits-embedder/1 digits-embedder/2`")
 def compare(
     first: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION.")],
     second: Annotated[str, typer.Argument(help="Another one, judged on the same test data.")],
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -609,6 +761,9 @@ def compare(
     from dmlstudy.registry import promotion
 
     comparison = promotion.compared(_store(store, tracking_uri), first, second)
+    if json:
+        _show_json(comparison.model_dump(mode="json"))
+        return
     console.print(escape(f"{comparison}, {comparison.num_seeds} seeds"), highlight=False, soft_wrap=True)
 
 
@@ -887,21 +1042,99 @@ def serve(
         server.serve(service, place, access, is_logged=access_log)
 
 
-@app.command(epilog="Example: `dmlstudy ui --port 5000`")
+@app.command(epilog="Examples: `dmlstudy ui --port 5000` · `dmlstudy ui --tracking-uri http://HOST:5000`")
 def ui(
     port: Annotated[int, typer.Option(help="Where the page listens, on loopback only.")] = 5000,
     store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
 ) -> None:
-    """Open MLflow's page on the store, and say where it has each study's leaderboard."""
+    """Open MLflow's page on the store, and say where it has each study's leaderboard.
+
+    With `--tracking-uri` the page is the server's own: only the addresses are printed.
+    """
     from dmlstudy.registry.board import links
     from dmlstudy.registry.page import check, serve
 
-    place = _store(store)
+    place = _store(store, tracking_uri)
+    if place.server is not None:
+        for study, link in links(place, port).items():
+            print(f"{study}: {link.replace(f'http://127.0.0.1:{port}', place.server.rstrip('/'))}")
+        return
     check(place, port)
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
     for study, link in links(place, port).items():
         console.print(escape(f"{study}: {link}"), highlight=False, soft_wrap=True)
     serve(place, port)
+
+
+@app.command(epilog="Examples: `dmlstudy delete digits` · `dmlstudy delete digits --yes --models`")
+def delete(
+    study: Annotated[str, typer.Argument(help="A study of the store.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    models: Annotated[
+        bool, typer.Option("--models", help="Also if a model of it is in use: champion or challenger.")
+    ] = False,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Delete a study for good: its runs, registered versions, search, artifacts and folder; not while it runs.
+
+    Killed in between it is called again. On an MLflow server runs are marked as deleted, for `mlflow gc`.
+    """
+    from dmlstudy.studies import cleanup
+
+    place = _store(store, tracking_uri)
+    there = cleanup.extent(place, study)
+    what = ", ".join(
+        (
+            f"{there.num_runs} runs",
+            f"{there.num_trials} trials",
+            f"{cleanup.bytes_told(there.num_bytes)} of files",
+            f"the registered {' '.join(there.versions)}" if there.versions else "no registered model",
+        )
+    )
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ValueError(f"study {study!r} has {what}; delete it with --yes")
+        typer.confirm(f"delete {study} with {what}?", abort=True)
+    deleted = cleanup.delete(place, study, with_models=models)
+    if json:
+        _show_json(deleted.model_dump(mode="json"))
+    else:
+        print(f"deleted {study}: {what}")
+
+
+@app.command(
+    epilog="Examples: `dmlstudy prune --dry-run` · `dmlstudy prune --older-than 1d --also models/ --parts`"
+)
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", help="Only what nobody has written to for so long, as 12h or 7d.")
+    ] = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    also: Annotated[
+        Optional[list[Path]],
+        typer.Option("--also", help="A folder in which a `pull` or an `embed` may have left something."),
+    ] = None,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="There also the parts from which an `embed` could go on.")
+    ] = False,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Delete what killed commands have left: drafts, states of ended trials, runs deleted on MLflow's page."""
+    from dmlstudy.studies import cleanup
+
+    seconds = cleanup.age(older_than)
+    found = cleanup.prune(_store(store), seconds, dry_run=dry_run, also=also or [Path()], with_parts=parts)
+    if json:
+        _show_json([each.model_dump(mode="json") for each in found])
+        return
+    for each in found:
+        print(f"{each.what}: {each.path} ({cleanup.bytes_told(each.num_bytes)})")
+    total = cleanup.bytes_told(sum(each.num_bytes for each in found))
+    print(f"{'would free' if dry_run else 'freed'} {total} in {len(found)} places")
 
 
 @contextmanager
@@ -923,38 +1156,88 @@ def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Pa
 def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:
     from dmlstudy.registry.store import Store
 
-    place = Store(root.expanduser().absolute(), tracking_uri)
+    place = Store(root.expanduser().absolute(), tracking_uri, given=dict(GIVEN))
     return place if patience_s is None else replace(place, patience_s=patience_s)
 
 
-def _run(study: StudySpec, place: Store, address: str | None) -> None:
+def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = False) -> None:
     """Run a study, or what is left of it, with its progress on the terminal."""
-    from dmlstudy.studies.progress import terminal
+    from dmlstudy.studies.progress import as_long_as_heard, terminal
     from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
 
     width = None if console.is_terminal else WIDTH
-    _say_notes(study)
+    if not quiet:
+        _say_notes(study)
+    again = place.command("resume", study.name)
     try:
         with terminal() as stream:
             tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
-            board = run_study(study, place, address=address, tell=tell)
+            board = run_study(
+                study, place, address=address, tell=_written_off if quiet else as_long_as_heard(tell)
+            )
     except StudyInterrupted:
-        console.print(
-            f"interrupted; what was finished is kept, `dmlstudy resume {study.name}` goes on from there"
-        )
+        print(f"interrupted; what was finished is kept, `{again}` goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
     except StudyFailed as error:
-        console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
+        print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from None
+    if quiet:
+        return
     _show_leaderboard(board)
+    log = place.command("logs", study.name, "--engine")
     console.print(
-        f"models: dmlstudy models   MLflow's page: dmlstudy ui   dmlstudy logs {study.name} --engine"
+        f"models: {place.command('models')}\nMLflow's page: {place.command('ui')}\nwhat the engines said: {log}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
     )
 
 
 def _say_notes(study: StudySpec) -> None:
     for note in study.notes:
         print(f"note: {note}", file=sys.stderr)
+
+
+def _written_off(_: str) -> None:
+    """Hears what nobody is to see."""
+
+
+def _show_json(facts: Any) -> None:
+    import json
+
+    print(json.dumps(facts, indent=1))
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _show_jobs(address: str, json: bool) -> None:
+    from dmlstudy.studies import control
+
+    listed = control.jobs_of(address)
+    if json:
+        _show_json([job.model_dump(mode="json") for job in listed])
+    elif not listed:
+        print(
+            f"no jobs at {address}; send one with `dmlstudy submit STUDY.yaml --address {shlex.quote(address)}`"
+        )
+    else:
+        _show_table(("job", "study", "state", "began", "time"), [control.job_row(job) for job in listed])
+
+
+def _decision_facts(decision: Decision) -> dict[str, Any]:
+    return {**decision.model_dump(mode="json"), "is_promoted": decision.is_promoted}
+
+
+def _show_decision(decision: Decision, name: str, json: bool) -> None:
+    from dmlstudy.registry import promotion
+
+    if json:
+        _show_json({"model": name, **_decision_facts(decision)})
+    else:
+        console.print(escape(promotion.said(decision, name)), highlight=False, soft_wrap=True)
 
 
 def _only_in_a_store(job: str | None, what: str) -> None:
@@ -967,13 +1250,13 @@ def _only_in_a_store(job: str | None, what: str) -> None:
 
 def _check_form(form: str, output: Path | None, against: str | None) -> None:
     """Raises ValueError for a form that there is none of, and for one that does not go where it is to go."""
-    if form not in ("table", "json", "parquet"):
-        raise ValueError(f"--format {form}: choose from table, json, parquet")
+    if form not in ("table", "json", "csv", "parquet"):
+        raise ValueError(f"--format {form}: choose from table, json, csv, parquet")
     if form == "parquet" and output is None:
         raise ValueError("--format parquet is a file: name it with -o")
     if output is not None and (form == "table" or against is not None):
         raise ValueError(
-            "-o is for a study's leaderboard in --format json or parquet; set one, or leave -o away"
+            "-o is for a study's leaderboard in --format json, csv or parquet; set one, or leave -o away"
         )
 
 

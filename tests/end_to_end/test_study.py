@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(900)
 KINDS = ("search", "verdict", "leaderboard", "fold")
 FAMILIES = {"pair-power", "pair-exponential", "triplet", "multi-similarity"}
 TRIAL_LINE = re.compile(
-    r" ?(\d+)/26  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}( ± [01]\.\d{4}| stopped, epoch \d+)?"
+    r" ?(\d+)/26  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}"
+    r"( ± [01]\.\d{4}| stopped, fold \d of \d, epoch \d of \d)?"
     r" +\d+\.\d s  best [01]\.\d{4} \S+ #\d+ +left (\.\.\.|\d+ s|\d+:\d\d min)"
 )
 
@@ -43,6 +44,7 @@ def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
     trials = [TRIAL_LINE.fullmatch(line.rstrip()) for line in lines if f"/{NUM_TRIALS} " in line]
     assert [match and int(match[1]) for match in trials] == list(range(1, NUM_TRIALS + 1)), submitted.shown
     told = ("job ", "digits:", "starting the workers", "* best", "test:", "trials:", "registered", "models:")
+    told += ("MLflow's page:", "what the engines said:", "the workers ")
     told += ("test map_at_r, paired by seed", *(f"  {name} " for name in FAMILIES), "better, worse:", "[ ]:")
     table = (" family", *(f" {name}" for name in FAMILIES), " untrained")
     ours = [
@@ -149,7 +151,7 @@ def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:
     assert set(states) == {"COMPLETE", "PRUNED"}
     for trial in study.trials:
         if trial.state.name == "PRUNED":
-            assert "stopped after epoch" in trial.user_attrs["reason"]
+            assert "stopped after " in trial.user_attrs["reason"]
             assert 1 <= len(trial.intermediate_values) < 10
         else:
             assert len(trial.intermediate_values) == 10
@@ -174,6 +176,8 @@ def test_a_job_is_followed_from_another_shell(ray_head: str, submitted: Finished
     job = submitted.shown.splitlines()[0].removeprefix("job ").strip()
     at: list[str] = ["--job", job, "--address", ray_head]
     assert "succeeded" in called("status", *at).stdout
+    (listed,) = json.loads(called("jobs", "--address", ray_head, "--json").stdout)
+    assert (listed["job"], listed["study"], listed["state"]) == (job, "digits", "succeeded")
     assert f"{NUM_TRIALS}/{NUM_TRIALS}" in called("logs", *at).stdout
     assert "had ended already" in called("stop", *at).stdout
     unknown = called("logs", "--job", "nope", "--address", ray_head)

@@ -47,11 +47,11 @@ def seconds_until_training(
     known: set[tuple[str, int]] = set()
     if than is None:
         time.sleep(1)  # the driver shows what it knew before the fault up to half a second later
-        known = {(trial["label"], trial["epoch"]) for trial in shown(study_folder)}
+        known = {(trial["label"], trial["step"]) for trial in shown(study_folder)}
     end = time.monotonic() + timeout
     while not any(
-        trial["epoch"] >= 1
-        and (trial["label"], trial["epoch"]) not in known
+        trial["step"] >= 1
+        and (trial["label"], trial["step"]) not in known
         and (trial["number"] is None or trial["number"] > (-1 if than is None else than))
         for trial in shown(study_folder)
     ):

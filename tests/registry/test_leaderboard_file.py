@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -141,11 +142,18 @@ def test_the_command_writes_each_form(
     for _ in range(2):  # an earlier one is replaced
         assert call("--format", "parquet", "-o", tmp_path / "b.parquet")[0] == 0
     assert pq.read_table(tmp_path / "b.parquet").num_rows == 4
+    for _ in range(2):
+        assert call("--format", "csv", "-o", tmp_path / "b.csv")[0] == 0
+    code, shown, _ = call("--format", "csv")
+    assert (code, shown) == (0, (tmp_path / "b.csv").read_text())
+    rows = list(csv.DictReader(shown.splitlines()))
+    assert [row["family"] for row in rows] == pq.read_table(tmp_path / "b.parquet")["family"].to_pylist()
+    assert float(rows[0]["validation_map_at_r"]) == board().rows[0].validation
     (tmp_path / "thesis.tex").write_text("years of work")
     for arguments, message in (
-        (("--format", "csv"), "--format csv: choose from table, json, parquet"),
+        (("--format", "xml"), "--format xml: choose from table, json, csv, parquet"),
         (("--format", "parquet"), "--format parquet is a file: name it with -o"),
-        (("-o", tmp_path / "x"), "-o is for a study's leaderboard in --format json or parquet"),
+        (("-o", tmp_path / "x"), "-o is for a study's leaderboard in --format json, csv or parquet"),
         (("--format", "json", "--against", "red", "-o", tmp_path / "x"), "-o is for a study's leaderboard"),
         (
             ("--format", "parquet", "-o", tmp_path / "thesis.tex"),
@@ -155,6 +163,10 @@ def test_the_command_writes_each_form(
             ("--format", "json", "-o", tmp_path / "thesis.tex"),
             "thesis.tex: exists already and is not a JSON object",
         ),
+        (
+            ("--format", "csv", "-o", tmp_path / "thesis.tex"),
+            "thesis.tex: exists already and is not a leaderboard in CSV",
+        ),
         (("--format", "parquet", "-o", tmp_path / "none" / "x"), "none: no such folder"),
     ):
         code, shown, said = call(*arguments)
@@ -162,4 +174,4 @@ def test_the_command_writes_each_form(
         assert message in said, said
         assert "\n" not in said
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.json", "b.parquet", "thesis.tex"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.csv", "b.json", "b.parquet", "thesis.tex"]

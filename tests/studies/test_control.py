@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from dmlstudy.registry import tracking
 from dmlstudy.registry.store import Store, StoreError, seconds_spent, sole_driver
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.studies import control, spec
+from dmlstudy.studies.duration import pace
+from dmlstudy.studies.epochs import place
 from dmlstudy.studies.search import Assignment, StudySearch, metrics_of
 from dmlstudy.studies.space import Fixed
 from dmlstudy.studies.spec import SpecError
@@ -51,15 +54,14 @@ RAW: dict[str, Any] = {
 
 
 def config(family: str = "red", **more: Any) -> TrialConfig:
-    return TrialConfig(
-        family=family,
-        data=DataConfig(name="digits"),
-        embedder=EmbedderConfig(),
-        batch=BatchConfig(),
-        training=TrainingConfig(),
-        loss=LossConfig(name="contrastive"),
-        **more,
-    )
+    parts = {
+        "data": DataConfig(name="digits"),
+        "embedder": EmbedderConfig(),
+        "batch": BatchConfig(),
+        "training": TrainingConfig(),
+        "loss": LossConfig(name="contrastive"),
+    }
+    return TrialConfig(family=family, **parts | more)
 
 
 class Tune:
@@ -99,6 +101,7 @@ def test_the_desk_shows_what_runs(tmp_path: Path) -> None:
     first, last = running_trials(tmp_path)
     assert (first.number, first.label, first.epoch, first.score) == (0, "red #0", 2, 0.5)
     assert (last.number, last.phase, last.epoch, last.score) == (None, "verdict", 0, None)
+    assert (first.place, last.place) == ("epoch 2 of 20", "no epoch yet")
     desk.serve(Tune(a="RUNNING"), assignments)
     assert running_trials(tmp_path) == [first], "its start is kept"
 
@@ -116,13 +119,16 @@ def test_a_wish_ends_a_running_trial_once(tmp_path: Path) -> None:
     assert wished(tmp_path) == [0, 1, 5]
     desk.serve(tune, assignments)
     assert tune.stopped == ["a"]
-    assert (assignments["a"].status, assignments["a"].reason) == ("pruned", "stopped by hand after epoch 1")
+    assert (assignments["a"].status, assignments["a"].reason) == (
+        "pruned",
+        "stopped by hand after epoch 1 of 20",
+    )
     assert wished(tmp_path) == [1], "one that waits for its workers is ended when it starts"
     tune.live[0].status = "RUNNING"
     desk.serve(tune, assignments)
     assert tune.stopped == ["a", "b"]
     assert wished(tmp_path) == []
-    assert assignments["b"].reason == "stopped by hand after epoch 0"
+    assert assignments["b"].reason == "stopped by hand before its first epoch ended"
 
 
 def test_a_new_sitting_forgets_unanswered_wishes_and_what_ran(tmp_path: Path) -> None:
@@ -184,7 +190,7 @@ def test_a_trial_stopped_by_hand_is_pruned_and_not_handed_out_again(tmp_path: Pa
     wish(tmp_path, 0)
     desk.serve(tune, search.assignments)
     (frozen,) = search.study.get_trials(states=(TrialState.PRUNED,))
-    assert frozen.user_attrs["reason"] == "stopped by hand after epoch 1"
+    assert frozen.user_attrs["reason"] == "stopped by hand after epoch 1 of 4"
     resumed = StudySearch(study, storage, set())
     resumed.suggest("b")
     assert resumed.assignments["b"].number != 0
@@ -268,12 +274,14 @@ def test_status_while_it_runs(ran: Store) -> None:
     assert (at_work.number, at_work.family, at_work.epoch, at_work.score) == (3, "blue", 3, 0.63)
     assert status.images_per_second == 100
     assert status.trials_per_hour is not None
-    assert status.seconds_left == pytest.approx(6 * 3600 / status.trials_per_hour)
+    session = time.time() - ran.read_state("s")["started"]
+    assert status.trials_per_hour == pytest.approx(3 * 3600 / session, rel=0.05), "start included"
+    assert status.seconds_left is not None
     assert 100 <= status.seconds_spent < 400
     row = control.status_row(status)
     assert row[:7] == ["s", "running", "1 + 0 judged", "1", "1", "6", "0.6000 red"]
     lines = control.status_lines(status)
-    assert lines[0].startswith("running: blue #3, epoch 3, 0.6300, for ")
+    assert lines[0].startswith("running: blue #3, epoch 3 of 20, 0.6300, for ")
     assert lines[1].endswith(" trials per hour, 100 images/s each")
     assert lines[2].startswith("estimated end: ")
 
@@ -297,7 +305,9 @@ def test_status_in_the_verdict(ran: Store, running: Desk) -> None:
     assert status.num_left == 3
     assert [family.num_waiting for family in status.families] == [0, 0]
     assert [family.num_running for family in status.families] == [1, 0]
-    assert control.status_lines(status)[0].startswith("running: red verdict seed 1, epoch 0, no score yet")
+    assert control.status_lines(status)[0].startswith(
+        "running: red verdict seed 1, no epoch yet, no score yet"
+    )
 
 
 def test_status_without_mlflow_tells_of_the_search(ran: Store) -> None:
@@ -310,7 +320,7 @@ def test_status_without_mlflow_tells_of_the_search(ran: Store) -> None:
 def test_logs_of_a_trial_that_runs(ran: Store) -> None:
     (ran.study_folder("s") / "engine.log").write_text("trial t3 started\nnothing\nworker of t3 says hello\n")
     lines = control.trial_log(ran, "s", 3)
-    assert lines[0].startswith("trial 3 of s: running, epoch 3, for ")
+    assert lines[0].startswith("trial 3 of s: running, epoch 3 of 20, for ")
     assert lines[-2:] == ["  trial t3 started", "  worker of t3 says hello"]
     assert "  loss: contrastive" in lines
 
@@ -322,7 +332,7 @@ def test_logs_of_ended_trials(ran: Store) -> None:
     assert any(line.startswith("begun 20") and "failed after" in line for line in failed)
     curve = failed.index("learning curve")
     assert failed[curve + 1].split() == ["epoch", "objective", "images_per_second"]
-    assert failed[curve + 4].split() == ["3", "0.62", "100"]
+    assert failed[curve + 4].split() == ["3/20", "0.62", "100"]
     assert control.trial_log(ran, "s", 1)[0].startswith("trial 1 of s: stopped early")
     with pytest.raises(StoreError, match=r"study 's' has no trial 4; it has #0 to #3 so far"):
         control.trial_log(ran, "s", 4)
@@ -465,6 +475,89 @@ def test_resume_from_another_folder_finds_what_the_study_named(
     (beside / "own.yaml").unlink()
     with pytest.raises(SpecError, match=rf"{beside}/own\.yaml: no such file \(named by families\.own"):
         control.resume(store, "s")
+
+
+def test_epochs_are_counted_fold_by_fold(tmp_path: Path) -> None:
+    more = {"num_folds": 3, "training": TrainingConfig(epochs=2)}
+    assert [str(place(config(**more), step)) for step in (0, 1, 2, 3, 6)] == [
+        "no epoch yet",
+        "fold 1 of 3, epoch 1 of 2",
+        "fold 1 of 3, epoch 2 of 2",
+        "fold 2 of 3, epoch 1 of 2",
+        "fold 3 of 3, epoch 2 of 2",
+    ]
+    verdict = config(phase="verdict", fold_models=True, **more)
+    assert str(place(verdict, 7)) == "model 4 of 4, epoch 1 of 2"
+    assert str(place(config(phase="verdict", **more), 2)) == "epoch 2 of 2"
+    shown = Desk(tmp_path)
+    shown.serve(Tune(a="RUNNING"), {"a": Assignment("red #0", config(**more), 0, curve=[{"step": 3.0}])})
+    (trial,) = running_trials(tmp_path)
+    assert (trial.step, trial.fold, trial.num_folds, trial.epoch, trial.num_epochs) == (3, 2, 3, 1, 2)
+    assert trial.place == "fold 2 of 3, epoch 1 of 2"
+
+
+def test_the_pace_leaves_out_the_burst_that_paid_for_the_start() -> None:
+    assert pace([], 1) is None
+    assert pace([100.0, 101.0], 2) is None, "two that ran at once say nothing"
+    assert pace([100.0, 101.0, 160.0], 2) is None
+    assert pace([100.0, 101.0, 160.0, 161.0], 2) == 30
+    assert pace([100.0, 140.0], 1) == 40
+
+
+def test_a_damaged_study_does_not_hide_the_others(ran: Store) -> None:
+    folder = ran.study_folder("damaged")
+    folder.mkdir(parents=True)
+    try:
+        for text, why in (
+            ("", "it is empty"),
+            ("{}", "it has no state"),
+            ("[]", "it has no state"),
+            ('{"state": "asleep"}', "it has no state"),
+            ("{", "Expecting property name"),
+        ):
+            (folder / "study.json").write_text(text)
+            damaged, whole = control.statuses(ran, None)
+            assert (damaged.study, damaged.state, whole.study) == ("damaged", "unreadable", "s")
+            (note,) = damaged.notes
+            assert note.startswith(f"{folder / 'study.json'}: is damaged ({why}")
+            assert note.endswith(
+                "delete it and run the study file again: the databases keep what is finished, and"
+                " the study goes on from there"
+            )
+            for ask in (control.study_status, control.resume, control.stop):
+                with pytest.raises(StoreError, match="is damaged"):
+                    ask(ran, "damaged")
+            with pytest.raises(StoreError, match="is damaged"):
+                ran.write_state("damaged", "running")
+        (folder / "study.json").write_text('{"state": "finished"}')
+        with pytest.raises(StoreError, match="does not hold the study file any more"):
+            control.study_status(ran, "damaged")
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_study_that_was_asked_to_stop_has_not_crashed(ran: Store) -> None:
+    mark = ran.study_folder("s") / stores.STOPPING
+    mark.touch()
+    try:
+        state = ran.read_state("s")
+        assert (state["state"], state["crashed"], state["stopped"]) == ("interrupted", False, True)
+        assert control.study_status(ran, "s").notes == [
+            "it was stopped on request; `dmlstudy resume s` goes on"
+        ]
+    finally:
+        mark.unlink()
+
+
+def test_hints_carry_the_store_and_server_that_were_given(ran: Store) -> None:
+    given = {"--store": "my store", "--tracking-uri": "http://host:1", "--address": "auto"}
+    store = Store(ran.root, given=given)
+    assert store == Store(ran.root)
+    resume = "dmlstudy resume s --store 'my store' --tracking-uri http://host:1 --address auto"
+    assert control.study_status(store, "s").notes == [f"its process is gone; `{resume}` goes on"]
+    assert store.command("stop", "a b") == "dmlstudy stop 'a b' --store 'my store'"
+    assert store.command("models") == "dmlstudy models --store 'my store' --tracking-uri http://host:1"
+    assert Store(ran.root).command("models") == "dmlstudy models"
 
 
 # Time over all sittings

@@ -106,6 +106,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
         search = SimpleNamespace(counts=dict, best_numbers=dict, num_left=1, is_over=True)
         parts: dict[str, Any] = {
             "open_storage": lambda *_: None,
+            "commit_recorded": lambda *_: None,
             "StudySearch": lambda *_: search,
             "_run_trials": lambda *_: None,
             "_conclude": lambda *_: None,

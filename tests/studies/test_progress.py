@@ -60,7 +60,7 @@ SCORES = {"map_at_r": 0.81234, "map_at_r_stderr": 0.0123, "test_map_at_r": 0.7}
         (assignment("finished", metrics={"map_at_r": 0.5}), "map_at_r 0.5000 "),
         (
             assignment("pruned", metrics={"map_at_r": 0.5}, curve=[{}, {}, {}]),
-            "map_at_r 0.5000 stopped, epoch 3",
+            "map_at_r 0.5000 stopped, epoch 3 of 20",
         ),
         (assignment("failed", reason="loss is nan in epoch 1"), "failed: loss is nan in epoch 1"),
         (assignment("finished", "verdict", metrics=SCORES), "test_map_at_r 0.7000"),
@@ -101,6 +101,51 @@ def test_no_best_yet_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no best yet" in told[0]
     assert [line.rpartition("left ")[2] for line in told] == ["...", "4:00 min", "4:40 min"]
     assert [line[:5] for line in told] == [" 1/10", " 2/10", " 3/10"]
+
+
+def test_no_time_is_told_from_one_burst_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    told: list[str] = []
+    shown = Progress(told.append, "map_at_r", 0, 10, 22, num_at_once=2)
+    for pause in (40, 1, 59, 1):
+        now[0] += pause
+        shown.ended(assignment("failed", reason="x"), 1.0, None)
+    assert [line.rpartition("left ")[2] for line in told] == ["...", "...", "...", "3:00 min"]
+
+
+def test_people_hear_that_workers_are_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    told: list[str] = []
+    shown = Progress(told.append, "map_at_r", 0, 10, 22)
+    for _ in range(45):
+        now[0] += 1
+        shown.beat(is_training=False)
+    shown.beat(is_training=True)
+    shown.beat(is_training=False)
+    assert told == [
+        "the workers are still starting, for 20 s",
+        "the workers are still starting, for 40 s",
+        "the workers train, 45 s after the start",
+    ]
+    quick: list[str] = []
+    Progress(quick.append, "map_at_r", 0, 10, 22).beat(is_training=True)
+    assert quick == []
+
+
+def test_a_study_goes_on_where_nobody_listens_any_more() -> None:
+    heard: list[str] = []
+
+    def terminal(line: str) -> None:
+        if heard:
+            raise BrokenPipeError(32, "Broken pipe")
+        heard.append(line)
+
+    tell = progress.as_long_as_heard(terminal)
+    for line in ("one", "two", "three"):
+        tell(line)
+    assert heard == ["one"]
 
 
 NOISE = """

@@ -22,6 +22,7 @@ from dmlstudy.studies import recorder as recorders
 from dmlstudy.studies import spec
 from dmlstudy.studies.cluster import ClusterError
 from dmlstudy.studies.gang import checkpoint_name
+from dmlstudy.studies.ledger import commit_recorded
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.recorder import Recorder, StudyEnds
 from dmlstudy.studies.search import Assignment, StudySearch
@@ -279,18 +280,45 @@ sys.path.insert(0, sys.argv[1])
 from test_recorder import Sitting, recorders, to_the_shipped_verdict
 from dmlstudy.registry.store import Store
 recorders.ray.get = lambda answer, timeout: answer
-sitting = Sitting(Store(Path(sys.argv[2])), "killed", optuna.storages.RDBStorage(sys.argv[3]))
-to_the_shipped_verdict(sitting)
-sitting.tracker.end_trial = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-sitting.end("v")
+sitting = Sitting(Store(Path(sys.argv[2])), sys.argv[4], optuna.storages.RDBStorage(sys.argv[3]))
+if sys.argv[4] == "killed":
+    to_the_shipped_verdict(sitting)
+    sitting.tracker.end_trial = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    sitting.end("v")
+else:
+    sitting.search.commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    sitting.begin("a")
+    sitting.end("a")
 """
+
+
+def test_a_driver_killed_between_a_trials_two_records_does_not_run_it_again(
+    store: Store, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(store.root), url, "between"]
+    assert subprocess.run(command, check=False, timeout=200).returncode == -9
+    storage = optuna.storages.RDBStorage(url)
+    (trial,) = storage.get_all_trials(storage.get_study_id_from_name("between"))
+    assert not trial.state.is_finished()
+    tracker = Sitting(
+        store, "between", optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'other.db'}")
+    ).tracker
+    assert commit_recorded(storage, "between", tracker) == [0]
+    resumed = Sitting(store, "between", storage)
+    first = resumed.search.study.trials[0]
+    (run,) = resumed.runs("tags.dmlstudy_kind = 'search'")
+    assert (first.state.name, first.values) == ("COMPLETE", [run.data.metrics["map_at_r"]])
+    resumed.begin("b")
+    assert resumed.search.assignments["b"].number != 0
+    assert commit_recorded(storage, "between", tracker) == []
 
 
 def test_a_driver_killed_before_the_end_is_recorded_finds_the_state_again(
     store: Store, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'optuna.db'}"
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(store.root), url]
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(store.root), url, "killed"]
     assert subprocess.run(command, check=False, timeout=200).returncode == -9
     resumed = Sitting(store, "killed", optuna.storages.RDBStorage(url))
     (left,) = resumed.checkpoints.iterdir()

@@ -78,7 +78,7 @@ def test_the_storage_tells_the_whole_search(tmp_path: Path) -> None:
         last = len(trial.intermediate_values)
         assert last in (2, 4)
         assert trial.user_attrs["reason"] == (
-            f"stopped after epoch {last}: not among its family's best there"
+            f"stopped after fold 1 of 2, epoch {last} of 4: not among its family's best there"
         )
     for trial in states[TrialState.FAIL]:
         assert trial.user_attrs["reason"] == "TrialFailed: loss is nan in epoch 1, batch 2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from typing import Any
@@ -12,8 +13,10 @@ from optuna.trial import TrialState
 from tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, study
 
 from dmlstudy.records import TrialConfig
+from dmlstudy.registry.tracking import RecordedEnd
+from dmlstudy.studies.ledger import commit_recorded
 from dmlstudy.studies.samplers import Memory
-from dmlstudy.studies.search import StudySearch
+from dmlstudy.studies.search import Assignment, StudySearch
 from dmlstudy.studies.spec import StudySpec
 
 SEED = 0
@@ -148,6 +151,60 @@ def test_a_trial_that_goes_on_has_a_whole_curve(repeats: bool) -> None:
     assert [report["step"] for report in first.curve] == [float(s) for s in range(1, EPOCHS * FOLDS + 1)]
 
 
+# Recorded, but not committed
+
+
+class Runs:
+    """What the runs of a study hold, as ``StudyTracker`` tells it."""
+
+    def __init__(self, *, has_values: bool = True) -> None:
+        self.has_values = has_values
+        self.ends: dict[int, list[RecordedEnd]] = {}
+        self.superseded: list[str] = []
+
+    def record(self, assignment: Assignment, values: list[float]) -> None:
+        if assignment.number is not None and assignment.status != "interrupted":
+            kept = json.loads(json.dumps(values)) if self.has_values else []
+            run_id = f"{assignment.number}-{len(self.of(assignment.number))}"
+            end = RecordedEnd(run_id, assignment.status, assignment.reason, kept)
+            self.ends.setdefault(assignment.number, []).append(end)
+
+    def of(self, number: int) -> list[RecordedEnd]:
+        return self.ends.get(number, [])
+
+    def recorded_ends(self, number: int) -> list[RecordedEnd]:
+        return [end for end in self.of(number) if end.run_id not in self.superseded]
+
+    def supersede(self, run_id: str) -> None:
+        self.superseded.append(run_id)
+
+
+@pytest.mark.parametrize("has_values", [True, False], ids=["whole", "of an older version"])
+@pytest.mark.parametrize(("sampler", "scheduler"), [("tpe", "halving"), ("nsga2", "none")])
+def test_a_trial_that_was_recorded_but_not_committed_is_not_run_again(
+    sampler: str, scheduler: str, has_values: bool
+) -> None:
+    found = choices(sampler, scheduler)
+    unbroken = Tune(in_memory(found), choosy).run().search
+    storage, runs, started = InMemoryStorage(), Runs(has_values=has_values), list[int]()
+    for sitting in range(10):
+        commit_recorded(storage, found.name, runs)
+        search = in_memory(found, storage=storage)
+        death = ("commit", 1 + sitting % 2) if sitting < 9 else ("", 0)
+        tune = Tune(search, choosy, seed=sitting, dies_before=death, record=runs.record).run()
+        started += [number for number, _ in tune.started if number is not None]
+    assert search.is_over
+    assert known(search) == known(unbroken)
+    assert search.best_configs() == unbroken.best_configs()
+    counted = {number: len(runs.recorded_ends(number)) for number in runs.ends}
+    assert set(counted.values()) == {1}, "no trial counts twice"
+    if has_values:
+        assert runs.superseded == []
+        assert sorted(started) == sorted(set(started)), "no trial is begun again"
+    else:
+        assert runs.superseded != []
+
+
 # What others put into the study
 
 
@@ -186,3 +243,13 @@ def test_points_enqueued_by_others_are_run_or_fail_with_a_reason() -> None:
     )  # of the budget, like the others
     assert search.is_over
     assert in_memory(study(), storage=storage).best_numbers() == search.best_numbers()
+
+
+def test_dashboards_are_told_what_the_objectives_are() -> None:
+    storage = InMemoryStorage()
+    search = in_memory(choices("nsga2", "none"), storage=storage)
+    assert search.study.metric_names == ["map_at_r", "embedding_dim"]
+    about = search.study.user_attrs
+    assert (about["data"], about["families"], about["sampler"]) == ("digits", "red", "nsga2")
+    assert about["objective"] == "map_at_r and embedding_dim"
+    assert in_memory(choices("nsga2", "none"), storage=storage).study.user_attrs == about

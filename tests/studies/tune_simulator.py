@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.store import Store
 from dmlstudy.studies import spec
-from dmlstudy.studies.search import StudySearch, metrics_of
+from dmlstudy.studies.search import Assignment, StudySearch, metrics_of
 from dmlstudy.studies.spec import StudySpec
 from dmlstudy.studies.storage import open_storage
 
@@ -80,7 +80,7 @@ class Tune:
 
     ``checkpoints`` are how far workers have got with each trial, over all sittings: a trial that goes on makes its
     earlier reports again, unless not ``repeats``. The driver dies before the so-many-th call of a method of the
-    search, as in ``dies_before=("commit", 3)``; ``run`` ends then.
+    search, as in ``dies_before=("commit", 3)``; ``run`` ends then. ``record`` is called before a trial is committed.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Tune:
         dies_before: tuple[str, int] = ("", 0),
         final: Mapping[str, float] | None = None,
         num_steps_of_trial: int = STEPS,
+        record: Callable[[Assignment, list[float]], object] = lambda *_: None,
     ) -> None:
         self.search = search
         self.score = score
@@ -105,6 +106,7 @@ class Tune:
         self.dies_before, self.calls_left = dies_before
         self.final = final or {}
         self.num_steps_of_trial = num_steps_of_trial
+        self.record = record
         self.running: dict[str, tuple[TrialConfig, int]] = {}
         self.started: list[tuple[int | None, TrialConfig]] = []
         self.num_steps = 0
@@ -184,6 +186,8 @@ class Tune:
         del self.running[trial_id]
         self.search.on_trial_complete(trial_id, result)
         self.search.on_trial_complete(trial_id, result)  # Tune may say so twice
+        assignment = self.search.assignments[trial_id]
+        self.record(assignment, self.search.values_of(assignment))
         self._calls("commit")
         self.search.commit(trial_id)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,29 @@ from dmlstudy.registry.leaderboard import Estimate, Leaderboard
 
 
 def write(board: Leaderboard, path: str | Path, form: str) -> None:
-    """Write 'json' or 'parquet' to ``path``, whole or not at all, an earlier one being replaced.
+    """Write 'json', 'csv' or 'parquet' to ``path``, whole or not at all, an earlier one being replaced.
 
     Raises ValueError for a path that may not be written (``data.check_output``).
     """
     if form == "parquet":
         data.write_table(data.check_output(path, "a Parquet file", data.PARQUET), columns(board))
         return
-    path = data.check_output(path, "a JSON object", b"{")
+    if form == "csv":
+        path, text = data.check_output(path, "a leaderboard in CSV", b"study,"), csv_text(board)
+    else:
+        path, text = data.check_output(path, "a JSON object", b"{"), f"{board.model_dump_json(indent=1)}\n"
     with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
-        file.write(f"{board.model_dump_json(indent=1)}\n".encode())
+        file.write(text.encode())
+
+
+def csv_text(board: Leaderboard) -> str:
+    """The columns of ``columns`` as CSV with a head; what is not known is empty."""
+    table = columns(board)
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow([column.name for column in table])
+    lines.writerows(zip(*(column.values for column in table), strict=True))
+    return text.getvalue()
 
 
 def columns(board: Leaderboard) -> list[Column]:

@@ -14,20 +14,37 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
+import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlparse
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
 LOCK = "lock"
+STOPPING = "stop-requested"
+"""The file in a study's folder that says that its driver was asked to end."""
+MAKING = ".making"
+"""The file whose lock one process holds while it makes a file of the store."""
+
+SIDE_FILES = ("-journal", "-wal", "-shm")
+"""What SQLite keeps beside a database; one that belongs to an earlier database would be applied to a new one."""
+
+TAKES = {
+    "run": ("--store", "--tracking-uri", "--address"),
+    "resume": ("--store", "--tracking-uri", "--address"),
+    "logs": ("--store", "--tracking-uri"),
+    "stop": ("--store",),
+}
+"""Which options of ``Store.given`` a command of the command line takes, where it is not store and server."""
 
 LOCK_PATIENCE_S = 0.5
 """Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
@@ -48,19 +65,25 @@ class Driver(NamedTuple):
 class Store:
     """A folder of studies; ``server`` is an MLflow server to use instead of the folder's database.
 
-    A running study waits ``patience_s`` for a server that stopped answering; anything else fails at once.
+    A running study waits ``patience_s`` for a server that stopped answering; anything else fails at once. ``given`` are
+    the options of the command line that named this store, for the commands that messages advise.
     """
 
     root: Path
     server: str | None = None
     patience_s: float = 600.0
+    given: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         refuse_login(self.server)
 
     @property
     def tracking_uri(self) -> str:
-        return self.server or f"sqlite:///{self.root / 'mlflow.db'}"
+        return self.server or f"sqlite:///{self.mlflow_file}"
+
+    @property
+    def mlflow_file(self) -> Path:
+        return self.root / "mlflow.db"
 
     @property
     def optuna_file(self) -> Path:
@@ -74,6 +97,14 @@ class Store:
     def artifacts(self) -> str | None:
         """Where a new experiment keeps its artifacts; a server decides for itself."""
         return None if self.server else (self.root / "artifacts").as_uri()
+
+    def command(self, verb: str, *words: str) -> str:
+        """A command line that does this with the same store, server and cluster, to be copied into a shell."""
+        taken = TAKES.get(verb, ("--store", "--tracking-uri"))
+        options = [
+            part for option, value in self.given.items() if option in taken for part in (option, value)
+        ]
+        return shlex.join(["dmlstudy", verb, *words, *options])
 
     def study_folder(self, name: str) -> Path:
         return self.root / "studies" / name
@@ -90,19 +121,15 @@ class Store:
             raise StoreError(
                 f"{self.root}: the store cannot be written ({error.strerror}); name another with --store"
             ) from None
-        for database in (self.root / "mlflow.db", self.optuna_file):
+        for database in (self.mlflow_file, self.optuna_file):
             if database.exists() and not (database.is_file() and os.access(database, os.W_OK)):
                 raise StoreError(f"{database}: cannot be written; change its owner or name another --store")
 
     def identity(self) -> str:
         """What tells this store from all others, made once."""
         path = self.root / "store.id"
-        with sole_maker(self):
-            known = path.read_text(encoding="utf-8") if path.exists() else ""
-            if not known:
-                known = secrets.token_hex(8)
-                path.write_text(known, encoding="utf-8")
-        return known
+        make_whole(self, path, lambda draft: draft.write_text(secrets.token_hex(8), encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
 
     def studies(self) -> list[str]:
         """Names of the studies in this store."""
@@ -112,11 +139,13 @@ class Store:
         """What ``write_state`` wrote; raises StoreError where there is no such study.
 
         Where the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and
-        ``updated`` is its last sign of life. Where another one has taken the study over, ``pid`` and ``host`` are its.
+        ``updated`` is its last sign of life; ``stopped`` says of an interrupted one that it was asked to end, and so
+        not ``crashed``, also where it had no time to record that. Where another one has taken the study over, ``pid``
+        and ``host`` are its.
         """
         path = self.study_folder(name) / "study.json"
         try:
-            state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            state = _read_state(path)
         except FileNotFoundError:
             known = self.studies()
             there = (
@@ -130,6 +159,8 @@ class Store:
                 state |= {"state": "interrupted", "crashed": True, "updated": self._last_sign(name)}
             elif driver.pid is not None:
                 state |= driver._asdict()
+        state["stopped"] = state["state"] == "interrupted" and (path.parent / STOPPING).exists()
+        state["crashed"] = state["crashed"] and not state["stopped"]
         return state
 
     def driver(self, name: str) -> Driver | None:
@@ -152,7 +183,7 @@ class Store:
         folder = self.study_folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "study.json"
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        old = _read_state(path) if path.exists() else {}
         new = old | details
         if "started" in details:
             end = self._last_sign(name) if old.get("state") == "running" else old.get("updated", 0.0)
@@ -160,6 +191,8 @@ class Store:
             new["spent"] = old.get("spent", 0.0) + sitting
         new |= {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
         new |= {"cwd": os.getcwd(), "server": self.server}
+        if "started" in details:
+            (folder / STOPPING).unlink(missing_ok=True)
         draft = folder / f".study.json.{os.getpid()}"
         draft.write_text(json.dumps(new, indent=1), encoding="utf-8")
         os.replace(draft, path)
@@ -169,6 +202,39 @@ class Store:
         files = ("study.json", "running.json", "progress.log")
         paths = [self.study_folder(name) / file for file in files]
         return max(path.stat().st_mtime for path in paths if path.exists())
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """A study's study.json; raises StoreError where it is damaged."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        state = json.loads(text)
+        why = "" if isinstance(state, dict) and state.get("state") in get_args(State) else "it has no state"
+    except ValueError as error:
+        state, why = None, first_line(error) if text.strip() else "it is empty"
+    if why:
+        raise StoreError(
+            f"{path}: is damaged ({why}); delete it and run the study file again: the databases keep what is finished,"
+            " and the study goes on from there"
+        )
+    return dict(state)
+
+
+def spec_of(store: Store, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The study file as study.json keeps it; raises StoreError where it is not there."""
+    spec = state.get("spec")
+    if isinstance(spec, dict) and isinstance(spec.get("families"), dict):
+        return spec
+    raise StoreError(
+        f"{store.study_folder(name) / 'study.json'}: does not hold the study file any more; delete it and run the"
+        " study file again: the databases keep what is finished, and the study goes on from there"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """An error's message as far as one line holds it, or its type where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
 
 
 def seconds_spent(state: Mapping[str, Any]) -> float:
@@ -210,12 +276,14 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
     end = time.monotonic() + LOCK_PATIENCE_S
     while (file := _taken(folder)) is None:
         if time.monotonic() > end:
-            raise StoreError(f"study {name!r} is running already; see `dmlstudy status {name}`")
+            raise StoreError(f"study {name!r} is running already; see `{store.command('status', name)}`")
         time.sleep(0.05)
     with file:
         file.truncate(0)
         file.write(json.dumps(Driver(os.getpid(), socket.gethostname())._asdict()))
         file.flush()
+        for draft in driver_drafts(folder):
+            draft.unlink(missing_ok=True)
         try:
             yield
         finally:
@@ -225,6 +293,11 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
                 for empty in (folder, folder.parent, store.root):
                     with suppress(OSError):
                         empty.rmdir()
+
+
+def driver_drafts(folder: Path) -> list[Path]:
+    """Files that the driver of a study was writing; of no use once it is gone."""
+    return [path for name in ("study", "running") for path in folder.glob(f".{name}.json.*")]
 
 
 def _taken(folder: Path) -> IO[str] | None:
@@ -252,10 +325,87 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def sole_maker(store: Store) -> Iterator[None]:
-    """Wait for and hold the store while tables are made in its databases, for two studies may begin at once."""
-    with open(store.root / ".making", "a", encoding="utf-8") as file:
+    """Wait for and hold the store while a file of it is made, for two studies may begin at once."""
+    with open(store.root / MAKING, "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def make_whole(
+    store: Store,
+    path: Path,
+    make: Callable[[Path], object],
+    *,
+    is_void: Callable[[Path], bool] = lambda _: False,
+) -> None:
+    """Make a file of the store if it is not there, whole or not at all, whenever the process is killed.
+
+    ``make`` writes a draft, which takes its name when it is done; a draft that a killed maker has left is removed. An
+    empty file counts as none, and so does one that ``is_void``: the rest of one that was made in its place.
+    """
+    if _is_made(path) and not is_void(path):
+        return
+    draft = draft_of(path)
+    with sole_maker(store):
+        if _is_made(path) and not is_void(path):  # by another one meanwhile
+            return
+        remove_database(draft)
+        try:
+            make(draft)
+            _synchronise(draft)
+        except BaseException:
+            remove_database(draft)
+            raise
+        left = [f"{draft.name}{end}" for end in SIDE_FILES if Path(f"{draft}{end}").exists()]
+        assert not left, f"{left} would be lost: its database was not closed"
+        remove_database(path)
+        os.replace(draft, path)
+        _synchronise(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Where a file of the store is made; only the holder of ``sole_maker`` may touch it."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def _is_made(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def remove_database(path: Path) -> None:
+    """Remove a file, and what SQLite may have kept beside it before it."""
+    for end in (*SIDE_FILES, ""):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+
+
+def _synchronise(path: Path) -> None:
+    """Have the disk keep a file, or a folder's names, before anything that relies on it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # file systems that cannot do it for a folder
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def holds_nothing(path: Path, *, apart_from: Mapping[str, str] = {}) -> bool:
+    """Whether a SQLite database provably holds no row, whatever tables it has.
+
+    ``apart_from`` names tables whose rows do not count where the condition holds, in SQL. A file that cannot be read
+    as a database may hold something.
+    """
+    try:
+        with closing(sqlite3.connect(path, timeout=20)) as database:
+            tables = [
+                row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            ]
+            for table in tables:
+                condition = f" WHERE NOT ({apart_from[table]})" if table in apart_from else ""
+                if database.execute(f'SELECT 1 FROM "{table}"{condition} LIMIT 1').fetchone():
+                    return False
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def _try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:

@@ -12,10 +12,11 @@ import json
 import logging
 import math
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import mlflow
 import requests
@@ -24,7 +25,16 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry.store import Store, StoreError, knock_at_server, sole_maker
+from dmlstudy.registry.store import (
+    Store,
+    StoreError,
+    holds_nothing,
+    knock_at_server,
+    make_whole,
+)
+from dmlstudy.registry.store import (
+    first_line as first_line,
+)
 
 PARENT = "mlflow.parentRunId"
 RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -37,10 +47,17 @@ STORE = "store_id"
 """The tag of a study's run that names the store it belongs to."""
 SITTINGS = "sittings"
 """The tag of a study's run that counts how often the study was run or gone on with."""
+VALUES = "objective_values"
+"""The tag of a finished search trial's run that holds, to the last digit, what Optuna is told of it."""
+SUPERSEDED = "superseded"
+"""The status of a run whose trial was run again."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
 MODEL = "embedder"
 """The artifact of a verdict trial's run that is its model's folder."""
+
+MADE_BY_MLFLOW = {"alembic_version": "1", "experiments": "name = 'Default'", "workspaces": "name = 'default'"}
+"""Rows that MLflow writes into a database before anyone uses it: for each table a condition in SQL."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -53,24 +70,66 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
 
     The store's own database is made only if ``create`` says so.
     """
-    if store.server is None and create is False and not (store.root / "mlflow.db").is_file():
-        raise StoreError(
-            f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
-        )
     if store.server:
         knock_at_server(store.server)
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
-        with sole_maker(store) if create and store.server is None else contextlib.nullcontext():
-            mlflow.set_tracking_uri(store.tracking_uri)
-            client = mlflow.MlflowClient(store.tracking_uri)
-            client.search_experiments(max_results=1)
+        if store.server is None and create:
+            make_whole(
+                store, store.mlflow_file, functools.partial(_make_database, store), is_void=_is_half_made
+            )
+        elif store.server is None and not _is_there(store.mlflow_file):
+            raise StoreError(
+                f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
+            )
+        mlflow.set_tracking_uri(store.tracking_uri)
+        client = mlflow.MlflowClient(store.tracking_uri)
+        client.search_experiments(max_results=1)
+    except StoreError:
+        raise
     except Exception as error:
         raise StoreError(
             f"the MLflow store {store.tracking_uri} does not answer ({first_line(error)});"
             " check --store or --tracking-uri"
         ) from None
     return client
+
+
+def _make_database(store: Store, draft: Path) -> None:
+    """Make MLflow's database, by dozens of migrations that each write to the disk."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    made = SqlAlchemyStore(f"sqlite:///{draft}", store.artifacts)  # type: ignore[no-untyped-call]
+    made._dispose_engine()  # type: ignore[no-untyped-call]
+    SqlAlchemyStore._engine_map.pop(made.db_uri, None)
+
+
+def _is_there(database: Path) -> bool:
+    return database.is_file() and database.stat().st_size > 0 and not _is_half_made(database)
+
+
+def _is_half_made(database: Path) -> bool:
+    """Whether a process that was killed has left tables, not all of them, in which no study was ever recorded.
+
+    A database is made whole or not at all (``make_whole``); this is one that an older version made in its place.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(database, timeout=20)) as opened:
+            versions = opened.execute("SELECT version_num FROM alembic_version").fetchall()
+    except sqlite3.Error as error:
+        if "no such table" not in str(error):
+            return False
+        versions = []
+    if versions == [(_newest_schema(),)]:
+        return False
+    return holds_nothing(database, apart_from=MADE_BY_MLFLOW)
+
+
+@functools.cache
+def _newest_schema() -> str:
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return str(_get_latest_schema_revision())  # type: ignore[no-untyped-call]
 
 
 def in_one_line(
@@ -164,12 +223,6 @@ def _is_outage(error: Exception) -> bool:
     return isinstance(error, StoreError | requests.exceptions.RequestException | ConnectionError)
 
 
-def first_line(error: Exception) -> str:
-    """An error's message as far as one line holds it, or its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
-
-
 class _PatientClient:
     """An MLflow client whose every call goes through a ``Patience``."""
 
@@ -180,6 +233,15 @@ class _PatientClient:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
         return lambda *args, **kwargs: self._patiently(functools.partial(method, *args, **kwargs))
+
+
+class RecordedEnd(NamedTuple):
+    """How a run of a search trial ended; ``values`` are the trial's objectives, where it finished."""
+
+    run_id: str
+    status: str
+    reason: str
+    values: list[float]
 
 
 class StudyTracker:
@@ -271,8 +333,9 @@ class StudyTracker:
         curve: Sequence[Mapping[str, float]],
         metrics: Mapping[str, float],
         reason: str = "",
+        values: Sequence[float] = (),
     ) -> None:
-        """Log the learning curve and the last scores, and end the run."""
+        """Log the learning curve and the last scores, and end the run; ``values`` are what the search takes it for."""
         now = int(time.time() * 1000)
         points = [
             Metric(name, value, now, int(row["step"]))
@@ -284,10 +347,29 @@ class StudyTracker:
         points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
         points = [point for point in points if math.isfinite(point.value)]
         tags = [RunTag("status", status)] + ([RunTag("reason", reason[:5000])] if reason else [])
+        tags += [RunTag(VALUES, json.dumps(list(values)))] if values else []
         for start in range(0, max(len(points), 1), BATCH):  # the status last, for then everything is there
             is_last = start + BATCH >= len(points)
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
         self.client.set_terminated(run_id, RUN_STATUS[status])
+
+    def recorded_ends(self, number: int) -> list[RecordedEnd]:
+        """How the runs of a search trial ended, oldest first, apart from those that were interrupted."""
+        ended = self._search(f"tags.dmlstudy_kind = 'search' and tags.trial_number = '{number}'")
+        return [
+            RecordedEnd(
+                run.info.run_id,
+                run.data.tags["status"],
+                run.data.tags.get("reason", ""),
+                json.loads(run.data.tags.get(VALUES, "[]")),
+            )
+            for run in ended
+            if run.data.tags.get("status") in ("finished", "pruned", "failed")
+        ]
+
+    def supersede(self, run_id: str) -> None:
+        """Mark the run of a trial that is run again, so that it counts nowhere."""
+        self.client.set_tag(run_id, "status", SUPERSEDED)
 
     def note_search(self, counts: Mapping[str, Mapping[str, int]], best: Mapping[str, int]) -> None:
         """Keep with the study's run how many search trials of each family ended how, and which is the best.

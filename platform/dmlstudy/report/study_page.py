@@ -35,17 +35,20 @@ BASE_HEIGHT, OF_LEGEND = 330, 16
 
 
 class Written(NamedTuple):
-    """Of a page: how many families it shows, and what its reader should know about the study's state."""
+    """Of a page: how many families it shows, and what its reader should know about the study's state.
+
+    ``not_kept`` says why the page could not be kept with the study's run, as in a store that is only read.
+    """
 
     num_families: int
     notice: str
+    not_kept: str = ""
 
 
 def write_report(store: Store, study: str, output: Path, *, with_examples: bool = True) -> Written:
     """Write a study's page to ``output``, whole or not at all, and keep it with the study's run.
 
-    Raises StoreError for an unknown study and a store that does not take the page, ValueError for an output that
-    cannot be written.
+    Raises StoreError for an unknown study, ValueError for an output that cannot be written.
     """
     check_place(output)
     board = leaderboard(store, study)
@@ -77,7 +80,10 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
     ]
     text = page(f"Study {study}", top, sections)
     write(output, text)
-    keep_page(store, study, text)
+    try:
+        keep_page(store, study, text)
+    except StoreError as error:
+        return Written(len(board.rows), notice, str(error))
     return Written(len(board.rows), notice)
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dmlstudy.records import Record
-from dmlstudy.registry.store import Store, StoreError, seconds_spent
-from dmlstudy.studies.duration import duration
+from dmlstudy.registry.store import Store, StoreError, seconds_spent, spec_of
+from dmlstudy.studies.duration import duration, pace
+from dmlstudy.studies.epochs import counted
 from dmlstudy.studies.wishes import (
     BY_HAND,
     RunningTrial,
@@ -33,6 +34,7 @@ from dmlstudy.studies.wishes import (
 )
 
 if TYPE_CHECKING:
+    from dmlstudy.studies.jobs import Job
     from dmlstudy.studies.spec import StudySpec
 
 Write = Callable[[str], object]
@@ -88,16 +90,39 @@ def statuses(store: Store, study: str | None) -> list[StudyStatus]:
     names = [study] if study else store.studies()
     if not names:
         raise StoreError(f"no studies in the store {store.root}; start one with `dmlstudy run`")
-    return [study_status(store, name) for name in names]
+    if study:
+        return [study_status(store, study)]
+    return [_status_or_why_not(store, name) for name in names]
+
+
+def _status_or_why_not(store: Store, name: str) -> StudyStatus:
+    """A study's status; of one whose folder is damaged, why there is none: it does not hide the others."""
+    try:
+        return study_status(store, name)
+    except StoreError as error:
+        return StudyStatus(
+            study=name,
+            state="unreadable",
+            reason="",
+            notes=[str(error)],
+            seconds_spent=0.0,
+            num_left=0,
+            families=[],
+            running=[],
+            trials_per_hour=None,
+            images_per_second=None,
+            seconds_left=None,
+        )
 
 
 def study_status(store: Store, name: str) -> StudyStatus:
     """What a study is doing, from Optuna, MLflow and the study's folder; no Ray is asked."""
     state = store.read_state(name)
+    spec_of(store, name, state)
     is_running = state["state"] == "running"
     running = running_trials(store.study_folder(name)) if is_running else []
     trials = _search_trials(store, name)
-    notes = [_mend(name, state)] if state["crashed"] else []
+    notes = [_mend(store, name, state)] if state["state"] == "interrupted" else []
     try:
         verdicts, speeds = _ended_runs(_served(store, state), name)
     except StoreError as error:
@@ -108,11 +133,14 @@ def study_status(store: Store, name: str) -> StudyStatus:
     is_searched = is_finished or bool(verdicts) or any(trial.phase != "search" for trial in running)
     families = _family_rows(state, trials, verdicts, running, is_searched)
     num_ended = sum(trial.state.is_finished() for trial in trials)
-    num_left = 0 if is_searched else max(0, state["num_search_trials"] - num_ended)
-    num_left += 0 if is_finished else max(0, state["num_verdict_trials"] - len(verdicts))
+    num_left = 0 if is_searched else max(0, state.get("num_search_trials", 0) - num_ended)
+    num_left += 0 if is_finished else max(0, state.get("num_verdict_trials", 0) - len(verdicts))
     ended_at = [trial.datetime_complete.timestamp() for trial in trials if trial.datetime_complete]
     ended_at += [run.info.end_time / 1000 for run in verdicts]
-    pace = _pace([moment for moment in ended_at if moment >= state["started"]])
+    started = state.get("started", 0.0)
+    own = [moment for moment in ended_at if moment >= started]
+    elapsed = (time.time() if is_running else state["updated"]) - started
+    each = pace(own, max(1, len(running)))
     return StudyStatus(
         study=name,
         state=state["state"],
@@ -122,9 +150,9 @@ def study_status(store: Store, name: str) -> StudyStatus:
         num_left=num_left,
         families=families,
         running=running,
-        trials_per_hour=None if pace is None else 3600 / pace,
+        trials_per_hour=3600 * len(own) / elapsed if own and elapsed > 0 else None,
         images_per_second=statistics.median(speeds) if speeds else None,
-        seconds_left=pace * num_left if pace is not None and is_running else None,
+        seconds_left=each * num_left if each is not None and is_running else None,
     )
 
 
@@ -162,12 +190,14 @@ def status_lines(status: StudyStatus) -> list[str]:
     for trial in status.running:
         score = "no score yet" if trial.score is None else f"{trial.score:.4f}"
         lines.append(
-            f"running: {trial.label}, epoch {trial.epoch}, {score}, for {duration(time.time() - trial.started)}"
+            f"running: {trial.label}, {trial.place}, {score}, for {duration(time.time() - trial.started)}"
         )
     if status.trials_per_hour is not None:
         speed = "" if status.images_per_second is None else f", {status.images_per_second:.0f} images/s each"
         lines.append(f"throughput: {status.trials_per_hour:.0f} trials per hour{speed}")
-    if status.seconds_left is not None and status.state == "running":
+    if status.seconds_left is None and status.state == "running":
+        lines.append("estimated end: ... (too few trials have ended to say)")
+    elif status.seconds_left is not None and status.state == "running":
         end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + status.seconds_left))
         lines.append(f"estimated end: {end}, in {duration(status.seconds_left)}")
     return lines
@@ -194,7 +224,7 @@ def _family_rows(
         by_state = Counter(trial.state.name for trial in own)
         num_ended = sum(by_state[kind] for kind in ("COMPLETE", "PRUNED", "FAIL"))
         # One search over all families says only when it asks for a trial which family it is for.
-        planned = state["num_search_trials"] // len(names) if is_equal and name in names else len(own)
+        planned = state.get("num_search_trials", 0) // len(names) if is_equal and name in names else len(own)
         waiting = 0 if is_searched else max(0, planned - num_ended - searched[name])
         scored = [trial for trial in own if trial.state.name == "COMPLETE"]
         best = max(scored, key=lambda trial: (trial.values[0], -trial.number), default=None)
@@ -214,20 +244,18 @@ def _family_rows(
     return rows
 
 
-def _mend(name: str, state: Mapping[str, Any]) -> str:
+def _mend(store: Store, name: str, state: Mapping[str, Any]) -> str:
     """What to know and do about a study that does not run."""
     if state["state"] == "finished":
-        return f"see `dmlstudy leaderboard {name}`"
-    gone = "its process is gone; " if state["crashed"] else ""
-    return f"{gone}`dmlstudy resume {name}` goes on"
-
-
-def _pace(moments: list[float], num: int = 30) -> float | None:
-    """Seconds from one end of a trial to the next, over the last ones; the first has paid for the start."""
-    last = sorted(moments)[-num:]
-    if len(last) < 3 or last[-1] == last[0]:
-        return None
-    return (last[-1] - last[0]) / (len(last) - 1)
+        return f"see `{store.command('leaderboard', name)}`"
+    why = (
+        "its process is gone; "
+        if state["crashed"]
+        else "it was stopped on request; "
+        if state["stopped"]
+        else ""
+    )
+    return f"{why}`{store.command('resume', name)}` goes on"
 
 
 def _search_trials(store: Store, name: str) -> list[Any]:
@@ -314,7 +342,7 @@ def trial_log(store: Store, study: str | None, number: int) -> list[str]:
 
 def _trial_state(trial: Any, at_work: RunningTrial | None) -> str:
     if at_work is not None:
-        return f"running, epoch {at_work.epoch}, for {duration(time.time() - at_work.started)}"
+        return f"running, {at_work.place}, for {duration(time.time() - at_work.started)}"
     return {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}.get(
         trial.state.name, "waiting"
     ) + (f", {trial.values[0]:.4f}" if trial.values else "")
@@ -333,17 +361,23 @@ def _sittings(runs: list[tuple[Any, Any]]) -> list[str]:
 
 
 def _curve_lines(trial: Any, runs: list[tuple[Any, Any]]) -> list[str]:
-    """Epochs with the objective, and with what else MLflow has once the trial has ended."""
+    """Epochs, fold by fold, with the objective, and with what else MLflow has once the trial has ended."""
     columns: dict[str, dict[int, float]] = {"objective": dict(trial.intermediate_values)}
     columns |= runs[-1][1] if runs else {}
     steps = sorted({step for values in columns.values() for step in values})
     if not steps:
         return ["  no report yet"]
-    lines = [f"  {'epoch':>5}" + "".join(f"  {column:>17}" for column in columns)]
+    params = runs[-1][0].data.params if runs else {}
+    num_folds, num_epochs = int(params.get("num_folds", 1)), int(params.get("training.epochs", steps[-1]))
+    folds = f"  {'fold':>6}" if num_folds > 1 else ""
+    lines = [f"{folds}  {'epoch':>6}" + "".join(f"  {column:>17}" for column in columns)]
     for step in steps:
+        at = counted(step, num_folds, num_epochs)
+        fold = f"  {f'{at.fold}/{num_folds}':>6}" if num_folds > 1 else ""
         cells = (columns[column].get(step) for column in columns)
         lines.append(
-            f"  {step:>5}" + "".join(f"  {'-' if c is None else format(c, '.6g'):>17}" for c in cells)
+            f"{fold}  {f'{at.epoch}/{at.num_epochs}':>6}"
+            + "".join(f"  {'-' if c is None else format(c, '.6g'):>17}" for c in cells)
         )
     return lines
 
@@ -401,7 +435,7 @@ def stop(store: Store, study: str | None) -> str:
         except OSError as error:
             raise StoreError(
                 f"study {name!r}: its process {driver.pid} takes no signal from here ({error.strerror});"
-                f" see `dmlstudy status {name}`, and stop it where and as whom it was started"
+                f" see `{store.command('status', name)}`, and stop it where and as whom it was started"
             ) from None
     for _ in range(600):
         if store.driver(name) != driver:
@@ -412,7 +446,7 @@ def stop(store: Store, study: str | None) -> str:
     ended = store.read_state(name)
     if ended["state"] in ("finished", "failed") and ended["pid"] == driver.pid:
         return f"study {name} has come to its end by itself: it is {ended['state']}"
-    return f"study {name} is stopped; `dmlstudy resume {name}` goes on with it"
+    return f"study {name} is stopped; `{store.command('resume', name)}` goes on with it"
 
 
 def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float = 60.0) -> str:
@@ -425,7 +459,9 @@ def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float
     state = store.read_state(name)
     folder = store.study_folder(name)
     if state["state"] != "running":
-        raise StoreError(f"study {name!r} is not running: it is {state['state']}; {_mend(name, state)}")
+        raise StoreError(
+            f"study {name!r} is not running: it is {state['state']}; {_mend(store, name, state)}"
+        )
     running = _at_work(folder, state)
     if number not in {trial.number for trial in running}:
         labels = ", ".join(trial.label for trial in running) or "none at this moment"
@@ -439,7 +475,7 @@ def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float
         if store.read_state(name)["state"] != "running":
             withdraw(folder, number)
             raise StoreError(
-                f"study {name!r} ended before it looked at the wish; see `dmlstudy status {name}`"
+                f"study {name!r} ended before it looked at the wish; see `{store.command('status', name)}`"
             )
         if time.monotonic() > end:
             return f"trial {number} of {name} was asked to stop, and ends when its study next looks"
@@ -463,10 +499,12 @@ def resume(store: Store, study: str | None) -> tuple[StudySpec, Store]:
     name = _named(store, study)
     state = store.read_state(name)
     if state["state"] == "running":
-        raise StoreError(f"study {name!r} is running on {state['host']}; see `dmlstudy status {name}`")
+        raise StoreError(
+            f"study {name!r} is running on {state['host']}; see `{store.command('status', name)}`"
+        )
     # Where its relative paths were looked for; a store of an earlier version has the current folder alone.
     folders = state.get("folders") or [state.get("cwd", os.getcwd())]
-    return specs.parse({**state["spec"], "name": name}, Places(*folders)), _served(store, state)
+    return specs.parse({**spec_of(store, name, state), "name": name}, Places(*folders)), _served(store, state)
 
 
 def _named(store: Store, study: str | None) -> str:
@@ -480,11 +518,30 @@ def _at_work(folder: Path, state: Mapping[str, Any]) -> list[RunningTrial]:
     return running_trials(folder) if state["state"] == "running" else []
 
 
-def job_status(job: str, address: str | None) -> str:
-    """The state of a job, in one line."""
+def job_status(job: str, address: str | None) -> Job:
+    """What a job is doing, with what it printed last."""
     from dmlstudy.studies import jobs
 
-    return f"job {job}: {jobs.known_job(job, address).status.lower()}"
+    return jobs.job(job, address)
+
+
+def jobs_of(address: str) -> list[Job]:
+    """The jobs of a cluster, oldest first."""
+    from dmlstudy.studies import jobs
+
+    return jobs.jobs(address)
+
+
+def job_row(job: Job) -> list[str]:
+    """Id, study, state, when it began and how long it ran."""
+    began = "" if job.started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started))
+    return [job.job, job.study or "-", job.state, began, "" if job.seconds is None else duration(job.seconds)]
+
+
+def job_lines(job: Job) -> list[str]:
+    """A job's state and time; below it the study's last progress line, with its trials and the time left."""
+    ran = "" if job.seconds is None else f", for {duration(job.seconds)}"
+    return [f"job {job.job}: {job.state}{ran}", *([job.last_line] if job.last_line else [])]
 
 
 def job_logs(job: str, address: str | None, write: Write, *, follow: bool) -> None:

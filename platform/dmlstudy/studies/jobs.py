@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from urllib.parse import urlparse
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
+from dmlstudy.records import Record
 from dmlstudy.registry import environment
 from dmlstudy.registry.store import refuse_login
 from dmlstudy.studies import yaml_file
@@ -30,7 +32,11 @@ from dmlstudy.studies.cluster import (
 from dmlstudy.studies.spec import StudySpec
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-AGENT_TIMEOUT_S = 60.0
+NODES_TIMEOUT_S = 60.0
+AGENT_TIMEOUT_S = 30.0
+"""How long a head may take to have an agent for jobs; each of Ray's own attempts takes up to 10 s of it."""
+STOP_PATIENCE_S = 60
+"""How long a job that is asked to stop may take to record that, before Ray kills it."""
 ELSEWHERE: dict[str, str | None] = {"RAY_ADDRESS": None, "RAY_API_SERVER_ADDRESS": None}
 """Ray lets these overrule the address that it is given."""
 EXIT_CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 130}
@@ -92,6 +98,7 @@ def submit(
                     "DMLSTUDY_JOB": job,
                     "PYTHONPATH": "platform",
                     "PYTHONUNBUFFERED": "1",
+                    "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_PATIENCE_S),
                     environment.COMMIT: environment.commit() or "",
                 },
             },
@@ -103,16 +110,68 @@ def submit(
 def _submit_patiently(there: JobSubmissionClient, address: str, **job: Any) -> None:
     """Submit a job; a head that has just started answers before it can take one."""
     end = time.monotonic() + AGENT_TIMEOUT_S
+    for name in ("ray", "ray.dashboard.modules.dashboard_sdk"):  # they tell of each upload
+        logging.getLogger(name).setLevel(logging.WARNING)
     while True:
         try:
             there.submit_job(**job)
             return
         except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > end:
+            if "No available agent" not in str(error):
                 raise ClusterError(
                     f"the Ray cluster at {address} takes no job: {first_line(error)}"
                 ) from None
+            if time.monotonic() > end:
+                raise ClusterError(
+                    f"the Ray cluster at {address} takes no job: its head has no job agent that answers; where two Rays"
+                    " share a machine their agents' ports collide: start the head with another"
+                    " --dashboard-agent-listen-port"
+                ) from None
         time.sleep(1)
+
+
+class Job(Record):
+    """A job of a cluster: a study that ``submit`` sent, or another's; times are seconds since 1970."""
+
+    job: str
+    study: str | None
+    state: str
+    started: float | None
+    ended: float | None
+    last_line: str = ""
+    """What it printed last, where that was asked for."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it has run."""
+        return None if self.started is None else (self.ended or time.time()) - self.started
+
+
+def jobs(address: str | None) -> list[Job]:
+    """The jobs of a cluster that were submitted to it, oldest first; raises ClusterError where none answers."""
+    try:
+        known = client(address).list_jobs()
+    except RuntimeError as error:
+        raise ClusterError(f"the Ray cluster at {address} lists no jobs: {first_line(error)}") from None
+    found = [_job(each) for each in known if each.submission_id]
+    return sorted(found, key=lambda each: (each.started or 0.0, each.job))
+
+
+def job(name: str, address: str | None) -> Job:
+    """One job of a cluster, with what it printed last; raises ClusterError where there is none."""
+    found = _job(known_job(name, address))
+    lines = [line.strip() for line in client(address).get_job_logs(name).splitlines() if line.strip()]
+    return found.model_copy(update={"last_line": lines[-1] if lines else ""})
+
+
+def _job(details: JobDetails) -> Job:
+    return Job(
+        job=str(details.submission_id),
+        study=(details.metadata or {}).get("study"),
+        state=details.status.lower(),
+        started=details.start_time / 1000 if details.start_time else None,
+        ended=details.end_time / 1000 if details.end_time else None,
+    )
 
 
 def known_job(job: str, address: str | None) -> JobDetails:
@@ -120,7 +179,9 @@ def known_job(job: str, address: str | None) -> JobDetails:
     try:
         return client(address).get_job_info(job)
     except RuntimeError:
-        raise ClusterError(f"no job {job!r} at {address}; `dmlstudy submit` prints a job's id") from None
+        raise ClusterError(
+            f"no job {job!r} at {address}; `dmlstudy jobs --address {address}` lists them"
+        ) from None
 
 
 def follow(job: str, address: str, write: Callable[[str], object]) -> int:
@@ -142,7 +203,7 @@ def _check_capacity(study: StudySpec, address: str) -> None:
     and the job itself asks the autoscaler how far."""
     from ray.util.state import list_nodes
 
-    end = time.monotonic() + AGENT_TIMEOUT_S
+    end = time.monotonic() + NODES_TIMEOUT_S
     with variables(ELSEWHERE):
         while not (nodes := [node for node in list_nodes(address=address) if node.state == "ALIVE"]):
             if time.monotonic() > end:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import optuna
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import TrialConfig
+from dmlstudy.registry.tracking import RecordedEnd
 from dmlstudy.studies.early_stopping import Curve
 from dmlstudy.studies.lanes import Lane, lanes_of
 from dmlstudy.studies.samplers import FAMILY, OutsideSpaceError, Point, directions_of
@@ -63,6 +65,7 @@ class Ledger:
             directions=directions_of(spec.file.search),
             load_if_exists=True,
         )
+        self._name_for_dashboards()
         self.num_open = 0
         self.next_number = 0
         """The next trial's, unless others put trials into the study meanwhile."""
@@ -71,6 +74,27 @@ class Ledger:
         self._failed: dict[int, str] = {}
         self._best: dict[str, FrozenTrial] = {}
         self._counts = {family: dict.fromkeys(STATUS_OF.values(), 0) for family in spec.families}
+
+    def _name_for_dashboards(self) -> None:
+        """Give Optuna's dashboard the names of the objectives, and what the search is about."""
+        search, protocol = self._spec.file.search, self._spec.file.protocol
+        names = [protocol.objective, *([search.second_objective] if search.second_objective else [])]
+        about = {
+            "objective": " and ".join(names),
+            "data": self._spec.data.name,
+            "families": ", ".join(self._spec.families),
+            "sampler": search.sampler,
+            "early_stopping": search.scheduler,
+            "num_folds": protocol.num_folds,
+        }
+        known = self.study.user_attrs
+        for name, value in about.items():
+            if known.get(name) != value:
+                self.study.set_user_attr(name, value)
+        if self.study.metric_names != names:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self.study.set_metric_names(names)
 
     # What earlier sittings and others have left
 
@@ -147,8 +171,7 @@ class Ledger:
     ) -> None:
         """Store how a trial ended. As in Optuna, the value of a pruned one is its last score."""
         if state == TrialState.PRUNED:
-            last = trial.intermediate_values[trial.last_step] if trial.last_step is not None else math.nan
-            values = [last] if math.isfinite(last) and len(self.study.directions) == 1 else None
+            values = _last_value(trial, len(self.study.directions))
         if reason:
             self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
             trial.user_attrs["reason"] = reason
@@ -200,6 +223,54 @@ class Ledger:
     def failure_reasons(self) -> list[str]:
         """Why trials of the search failed, oldest first."""
         return [self._failed[number] for number in sorted(self._failed)]
+
+
+class Recorded(Protocol):
+    """What the runs of a study say of its search trials (``tracking.StudyTracker``)."""
+
+    def recorded_ends(self, number: int) -> Sequence[RecordedEnd]: ...
+
+    def supersede(self, run_id: str) -> None: ...
+
+
+def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: Recorded) -> list[int]:
+    """Tell Optuna of the trials that have ended, as their runs say, and of which it has not heard; their numbers.
+
+    A driver writes the end of a trial into its run first, and into Optuna's storage last; one that was killed in
+    between leaves such a trial. A run that does not hold all that Optuna is to know is superseded, for its trial runs
+    again.
+    """
+    try:
+        study_id = storage.get_study_id_from_name(study)
+    except KeyError:
+        return []
+    directions = storage.get_study_directions(study_id)
+    committed = []
+    for trial in storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,)):
+        ends = list(recorded.recorded_ends(trial.number)) if "generation" in trial.user_attrs else []
+        taken = next(
+            (end for end in ends if end.status != "finished" or len(end.values) == len(directions)), None
+        )
+        for end in ends:
+            if end is not taken:
+                recorded.supersede(end.run_id)
+        if taken is None:
+            continue
+        state = {status: state for state, status in STATUS_OF.items()}[taken.status]
+        values = taken.values if taken.status == "finished" else None
+        if state == TrialState.PRUNED:
+            values = _last_value(trial, len(directions))
+        if taken.reason:
+            storage.set_trial_user_attr(trial._trial_id, "reason", taken.reason)
+        storage.set_trial_state_values(trial._trial_id, state, values)
+        committed.append(trial.number)
+    return committed
+
+
+def _last_value(trial: FrozenTrial, num_objectives: int) -> list[float] | None:
+    """What Optuna takes a pruned trial for: its last score, where there is one objective."""
+    last = trial.intermediate_values[trial.last_step] if trial.last_step is not None else math.nan
+    return [last] if math.isfinite(last) and num_objectives == 1 else None
 
 
 def label(trial: FrozenTrial) -> str:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from dmlstudy.studies.duration import duration
+from dmlstudy.studies.duration import duration, pace
+from dmlstudy.studies.epochs import place
 from dmlstudy.studies.search import Assignment
 from dmlstudy.studies.wishes import BY_HAND
 
@@ -50,11 +51,35 @@ def terminal() -> IO[str]:
     return open(os.dup(1), "w", encoding="utf-8", errors="replace", buffering=1)
 
 
-class Progress:
-    """Tells of each trial that ends: its score, the best so far and the time left."""
+def as_long_as_heard(tell: Tell) -> Tell:
+    """Tell lines until that fails for good, as where the terminal is gone or ``| head`` has ended; a study goes on."""
+    is_heard = True
 
-    def __init__(self, tell: Tell, objective: str, num_done: int, num_total: int, width: int) -> None:
+    def tell_or_not(line: str) -> None:
+        nonlocal is_heard
+        if is_heard:
+            try:
+                tell(line)
+            except OSError:
+                is_heard = False
+
+    return tell_or_not
+
+
+STARTING_TOLD_S = 20.0
+"""How often people are told that the workers are still starting."""
+
+
+class Progress:
+    """Tells of each trial that ends: its score, the best so far and the time left; ``num_at_once`` may run at once."""
+
+    def __init__(
+        self, tell: Tell, objective: str, num_done: int, num_total: int, width: int, num_at_once: int = 1
+    ) -> None:
         self._tell = tell
+        self._num_at_once = num_at_once
+        self._begun_at = self._starting_told = time.monotonic()
+        self._is_training = False
         self._objective = objective
         self._num_done = num_done
         self._num_total = num_total
@@ -65,6 +90,19 @@ class Progress:
         """Something else worth knowing."""
         self._tell(line)
 
+    def beat(self, is_training: bool) -> None:
+        """Say now and then that the workers are still starting, and once that they train."""
+        now = time.monotonic()
+        if self._is_training:
+            return
+        if is_training:
+            self._is_training = True
+            if self._starting_told > self._begun_at:
+                self._tell(f"the workers train, {duration(now - self._begun_at)} after the start")
+        elif now - self._starting_told >= STARTING_TOLD_S:
+            self._starting_told = now
+            self._tell(f"the workers are still starting, for {duration(now - self._begun_at)}")
+
     def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
         """One line for a trial that has ended."""
         if assignment.status == "interrupted":
@@ -74,6 +112,7 @@ class Progress:
             )
             return
         self._num_done += 1
+        self._is_training = True
         self._ended_at.append(time.monotonic())
         count = f"{self._num_done:>{len(str(self._num_total))}}/{self._num_total}"
         champion = f"best {best[0]:.4f} {best[1]}" if best else "no best yet"
@@ -93,15 +132,12 @@ class Progress:
         text = f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
         if assignment.status == "pruned":
             how = BY_HAND if assignment.reason.startswith(BY_HAND) else "stopped"
-            text = f"{text} {how}, epoch {len(assignment.curve)}"
+            text = f"{text} {how}, {place(assignment.config, len(assignment.curve))}"
         return text
 
     def _time_left(self) -> str:
-        """From the pace since the first trial ended, for that one paid for starting the workers."""
-        if len(self._ended_at) < 2:
-            return "..."
-        pace = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
-        return duration(pace * (self._num_total - self._num_done))
+        left = pace(self._ended_at, self._num_at_once)
+        return "..." if left is None else duration(left * (self._num_total - self._num_done))
 
 
 def _shortened(reason: str, length: int = 90) -> str:

@@ -98,6 +98,7 @@ class Recorder(tune.Callback):
             self.failure = ClusterError(self._to_be_resumed(reason))
         if self.failure or self._is_stopped():
             raise StudyEnds
+        self._progress.beat(self._search.has_progress())
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if self.failure:
@@ -170,7 +171,12 @@ class Recorder(tune.Callback):
                     (Path(folder) / name).write_bytes(content)
                 self._tracker.log_model(run_id, folder)
         self._tracker.end_trial(
-            run_id, assignment.status, assignment.curve, assignment.metrics, assignment.reason
+            run_id,
+            assignment.status,
+            assignment.curve,
+            assignment.metrics,
+            assignment.reason,
+            self._search.values_of(assignment),
         )
         self._search.commit(trial_id)
         del self._open[trial_id]

@@ -35,6 +35,7 @@ from ray.tune.search import Searcher
 from dmlstudy.records import TrialConfig
 from dmlstudy.studies import early_stopping, samplers
 from dmlstudy.studies.budget import Clock, TimeBudget, seconds_of
+from dmlstudy.studies.epochs import place
 from dmlstudy.studies.lanes import Lane
 from dmlstudy.studies.ledger import Entry, Ledger, label
 from dmlstudy.studies.spec import StudySpec
@@ -270,8 +271,9 @@ class StudySearch(Searcher):
     def commit(self, trial_id: str) -> None:
         """Tell Optuna how the trial ended: the last thing that is written of a trial.
 
-        A driver killed before this runs the trial again, and ends with the same; so nothing that Optuna
-        knows to be over is missing anywhere else.
+        So nothing that Optuna knows to be over is missing anywhere else. Where a driver is killed before this, the
+        next session commits what the trial's run holds (``ledger.commit_recorded``), or runs the trial again and ends
+        with the same.
         """
         assignment = self.assignments[trial_id]
         if assignment.status == "running":
@@ -283,14 +285,19 @@ class StudySearch(Searcher):
         if entry is None or entry.trial.state.is_finished():
             return
         if assignment.status == "finished":
-            self._ledger.end(entry.trial, TrialState.COMPLETE, self._values(assignment))
+            self._ledger.end(entry.trial, TrialState.COMPLETE, self.values_of(assignment))
         else:
             state = TrialState.PRUNED if assignment.status == "pruned" else TrialState.FAIL
             self._ledger.end(entry.trial, state, reason=assignment.reason)
         self._settle_if_alone(entry.trial.number)
 
-    def _values(self, assignment: Assignment) -> list[float]:
-        """What a finished trial has reached in each objective; one that tells no latency counts as the slowest."""
+    def values_of(self, assignment: Assignment) -> list[float]:
+        """What a finished trial of the search has reached in each objective; nothing of any other one.
+
+        A trial that tells no latency counts as the slowest.
+        """
+        if assignment.number is None or assignment.status != "finished":
+            return []
         quality = assignment.metrics[self.metric]
         second = self.spec.file.search.second_objective
         if second == "embedding_dim":
@@ -334,7 +341,7 @@ class StudySearch(Searcher):
 
     def _why_stopped(self, entry: Entry, step: int) -> str:
         whose = "the search's" if entry.lane.chooses_family else "its family's"
-        return f"stopped after epoch {step}: {self._stopping.WHY.format(whose=whose)}"
+        return f"stopped after {place(entry.config, step)}: {self._stopping.WHY.format(whose=whose)}"
 
     # The search
 

@@ -24,11 +24,12 @@ from dmlstudy.registry.board import publish, publish_study
 from dmlstudy.registry.card import card
 from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
-from dmlstudy.registry.store import Store, StoreError, sole_driver
+from dmlstudy.registry.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, preflight, provenance
 from dmlstudy.studies.cluster import ClusterError, busy, concurrency, connected, variables
 from dmlstudy.studies.cluster_watch import ClusterWatch
 from dmlstudy.studies.gang import GangTrainable
+from dmlstudy.studies.ledger import commit_recorded
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
 from dmlstudy.studies.scheduler import StudyScheduler
@@ -92,7 +93,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             _kept(folder / "progress.log", tell) as said,
             ClusterWatch(address, lambda reason: _end_at_once(spec, store, said, reason)) as watch,
             connected(address, spec.file.resources),
-            Interruption() as interruption,
+            Interruption(folder / STOPPING) as interruption,
         ):
             for remark in remarks:
                 said(remark)
@@ -137,6 +138,7 @@ def _run_here(
     try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage = open_storage(store)
+        commit_recorded(storage, spec.name, tracker)
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
@@ -179,7 +181,7 @@ def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None
 
     Ray itself would end it soon, without a word. What it has started here is ended first.
     """
-    line = f"{reason}; `dmlstudy resume {spec.name}` goes on"
+    line = f"{reason}; `{store.command('resume', spec.name)}` goes on"
     with suppress(OSError):
         store.write_state(spec.name, "interrupted", reason=line)
     tell(f"error: {line}")
@@ -191,11 +193,10 @@ def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None
 
 
 def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bool:
-    try:
-        state = store.read_state(spec.name)
-    except StoreError:
+    if spec.name not in store.studies():
         return False
-    if state["fingerprint"] != spec.fingerprint():
+    state = store.read_state(spec.name)
+    if state.get("fingerprint") != spec.fingerprint():
         raise StoreError(
             f"study {spec.name!r} is in the store {store.root} already, from another study file or version; "
             "give this one another name (--name) or store (--store)"
@@ -225,12 +226,15 @@ def _run_trials(
     )
     for line in filter(None, [search.idle_places(num_at_once), busy(resources), *search.take_notes()]):
         tell(line)
+    num_done = num_total - search.num_left
+    if num_done:
+        tell(f"{num_done} of {num_total} trials are done; going on with the others")
     tell("starting the workers; they stay for all trials, so only the first trial waits for them")
     vault_name = f"vault-{spec.name}-{time.time_ns()}"
     vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
     width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
     objective = spec.file.protocol.objective
-    progress = Progress(tell, objective, num_total - search.num_left, num_total, width)
+    progress = Progress(tell, objective, num_done, num_total, width, num_at_once)
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = _checkpoints(spec, store)
     recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished, watch.why_gone)
@@ -303,7 +307,7 @@ def _conclude(
     trained = [row for row in board.rows if not is_untrained(row.family)]
     shipped = {row.family: tracker.verdict_run(row.family, SHIPPED_SEED) for row in trained}
     if shipped.get(winner) is None:
-        raise StudyFailed(f"the retraining of {winner} failed; see `dmlstudy logs {spec.name}`")
+        raise StudyFailed(f"the retraining of {winner} failed; see `{store.command('logs', spec.name)}`")
     versions = {
         row.family: _registered(spec, store, tracker, board, row, shipped[row.family])
         for row in sorted(trained, key=lambda row: row.family != winner)
@@ -389,10 +393,12 @@ class Interruption:
     """Hears, in its block, who wishes that the study ends: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
 
     While the wish is ``looked_at`` it is only noted at first, so that Tune ends its trials in good order. A second
-    one, and any at another time, is a KeyboardInterrupt. In a thread other than the main one nothing is heard.
+    one, and any at another time, is a KeyboardInterrupt. In a thread other than the main one nothing is heard. The
+    first is noted in the file ``noted_in``, for who asks may not wait until the study has recorded its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noted_in: Path | None = None) -> None:
+        self._noted_in = noted_in
         self._is_wished = False
         self._is_looked_at = False
 
@@ -420,5 +426,8 @@ class Interruption:
 
     def _hear(self, number: int, frame: object) -> None:
         is_first, self._is_wished = not self._is_wished, True
+        if is_first and self._noted_in is not None:
+            with suppress(OSError):
+                self._noted_in.touch()
         if not (is_first and self._is_looked_at):
             raise KeyboardInterrupt

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dmlstudy.records import Record
 from dmlstudy.registry.store import LOCK
+from dmlstudy.studies.epochs import Place, place
 
 if TYPE_CHECKING:
     from dmlstudy.studies.search import Assignment
@@ -27,15 +28,29 @@ BY_HAND = "stopped by hand"
 
 
 class RunningTrial(Record):
-    """A trial that runs now; trials of the verdict have no number. ``score`` is the objective so far."""
+    """A trial that runs now; trials of the verdict have no number. ``score`` is the objective so far.
+
+    ``step`` counts its reports, ``epoch`` and ``fold`` (of a verdict: the model) say what the last one was about; all
+    are 0 before the first.
+    """
 
     number: int | None
     label: str
     family: str
     phase: str
+    step: int
+    fold: int
+    num_folds: int
     epoch: int
+    num_epochs: int
     score: float | None
     started: float
+
+    @property
+    def place(self) -> str:
+        """How far it is, in words."""
+        of = "fold" if self.phase == "search" else "model"
+        return str(Place(self.fold, self.num_folds, self.epoch, self.num_epochs, of))
 
 
 class Desk:
@@ -88,7 +103,8 @@ class Desk:
     def _end(self, controller: Any, trial: Any, assignment: Assignment) -> None:
         # The searcher leaves a status alone that is settled, and Tune's callbacks record it.
         assignment.status = "pruned"
-        assignment.reason = f"{BY_HAND} after epoch {_epoch(assignment)}"
+        at = place(assignment.config, _step(assignment))
+        assignment.reason = f"{BY_HAND} after {at}" if at.epoch else f"{BY_HAND} before its first epoch ended"
         controller.stop_trial(trial)
 
     def _show(self, running: list[RunningTrial]) -> None:
@@ -108,9 +124,10 @@ def running_trials(folder: Path) -> list[RunningTrial]:
         if (folder / LOCK).exists() and path.stat().st_mtime_ns < (folder / LOCK).stat().st_mtime_ns:
             return []
         shown = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        trials = [RunningTrial.model_validate(trial) for trial in shown]
+    except (FileNotFoundError, ValueError):  # ValueError: damaged, or as another version shows it
         return []
-    return sorted((RunningTrial.model_validate(trial) for trial in shown), key=lambda trial: trial.started)
+    return sorted(trials, key=lambda trial: trial.started)
 
 
 def tune_ids(folder: Path, number: int) -> list[str]:
@@ -146,19 +163,24 @@ def withdraw(folder: Path, number: int) -> None:
 
 
 def _shown(assignment: Assignment, started: float) -> RunningTrial:
-    config = assignment.config
+    config, step = assignment.config, _step(assignment)
+    at = place(config, step)
     return RunningTrial(
         number=assignment.number,
         label=assignment.label,
         family=config.family,
         phase=config.phase,
-        epoch=_epoch(assignment),
+        step=step,
+        fold=at.fold,
+        num_folds=at.num_folds,
+        epoch=at.epoch,
+        num_epochs=at.num_epochs,
         score=assignment.metrics.get(config.objective),
         started=started,
     )
 
 
-def _epoch(assignment: Assignment) -> int:
+def _step(assignment: Assignment) -> int:
     return int(assignment.curve[-1].get("step", 0)) if assignment.curve else 0
 
 

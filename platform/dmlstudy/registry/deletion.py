@@ -1,0 +1,126 @@
+"""Deleting what MLflow holds of a study, and what it was told to delete before.
+
+A store's own database forgets runs for good. A server only marks them, under another name, so that the study's name is
+free at once; its owner's ``mlflow gc`` frees the room.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlparse
+
+import mlflow
+from mlflow.entities import ViewType
+
+from dmlstudy.registry import models, tracking
+from dmlstudy.registry.models import RegisteredVersion
+from dmlstudy.registry.store import Store, StoreError
+
+DELETED = "-deleted-"
+"""Between a study's name and the time in the name of its experiment while that is deleted."""
+
+
+class Held(NamedTuple):
+    """What MLflow holds of a study: its experiments (one, and what an earlier deletion has left), runs and versions."""
+
+    experiment_ids: list[str]
+    run_ids: list[str]
+    versions: list[RegisteredVersion]
+
+
+@tracking.in_one_line
+def held(store: Store, study: str) -> Held:
+    """What MLflow holds of a study; raises StoreError for one of this name that belongs to another store."""
+    if store.server is None and not store.mlflow_file.is_file():
+        return Held([], [], [])
+    client = tracking.connect(store)
+    view = ViewType.ACTIVE_ONLY if store.server else ViewType.ALL
+    experiments = [
+        each
+        for each in client.search_experiments(view_type=view)
+        if each.name == study or each.name.startswith(f"{study}{DELETED}")
+    ]
+    run_ids: list[str] = []
+    for experiment in experiments:
+        runs = _runs(client, experiment.experiment_id)
+        _check_own(store, study, runs)
+        run_ids += [run.info.run_id for run in runs]
+    known = set(run_ids)
+    versions = [each for each in models.versions(store) if each.study == study and each.run_id in known]
+    return Held([each.experiment_id for each in experiments], run_ids, versions)
+
+
+def _check_own(store: Store, study: str, runs: list[Any]) -> None:
+    parents = [run for run in runs if run.data.tags.get("dmlstudy_kind") == "study"]
+    own = store.identity()
+    foreign = [run for run in parents if run.data.tags.get(tracking.STORE, own) != own]
+    if foreign or (store.server and not parents):
+        raise StoreError(
+            f"study {study!r} at {store.tracking_uri} is not of the store {store.root}; delete it from its own store"
+        )
+
+
+@tracking.in_one_line
+def delete(store: Store, study: str, found: Held) -> None:
+    """Delete it; killed in between, the same again deletes the rest."""
+    client = tracking.connect(store)
+    for version in found.versions:
+        client.delete_model_version(version.name, str(version.version))
+    for name in {version.name for version in found.versions}:
+        if not client.search_model_versions(f"name='{name}'"):
+            client.delete_registered_model(name)
+    for experiment_id in found.experiment_ids:
+        experiment = client.get_experiment(experiment_id)
+        if experiment.lifecycle_stage == "active":
+            if experiment.name == study:
+                client.rename_experiment(experiment_id, f"{study}{DELETED}{time.time_ns()}")
+            client.delete_experiment(experiment_id)
+        if store.server is None:
+            database = _database(store)
+            for run in _runs(client, experiment_id):
+                database._hard_delete_run(run.info.run_id)
+            database._hard_delete_experiment(experiment_id)
+
+
+def deleted_runs(store: Store, older_than_s: float) -> list[str]:
+    """Runs of the store's own database that someone deleted, on MLflow's page or by its client, so long ago."""
+    if store.server is not None or not store.mlflow_file.is_file():
+        return []
+    tracking.connect(store)
+    return list(_database(store)._get_deleted_runs(older_than=int(older_than_s * 1000)))
+
+
+def forget_runs(store: Store, run_ids: list[str]) -> int:
+    """Delete such runs for good, with their artifacts; the bytes that were freed."""
+    freed, database = 0, _database(store)
+    for run_id in run_ids:
+        place = urlparse(database.get_run(run_id).info.artifact_uri)
+        folder = Path(unquote(place.path))
+        if place.scheme in ("", "file") and folder.is_dir() and store.root in folder.parents:
+            freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        database._hard_delete_run(run_id)
+    return freed
+
+
+def _database(store: Store) -> Any:
+    """MLflow's own access to the database: its client cannot delete for good."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    return SqlAlchemyStore(store.tracking_uri, store.artifacts)  # type: ignore[no-untyped-call]
+
+
+def _runs(client: mlflow.MlflowClient, experiment_id: str) -> list[Any]:
+    found: list[Any] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment_id], run_view_type=ViewType.ALL, max_results=1000, page_token=token
+        )
+        found += page
+        token = page.token
+        if not token:
+            return found
