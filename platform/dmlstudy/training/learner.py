@@ -24,7 +24,7 @@ from dmlstudy.data.images import Indices, Inputs, Labels
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum
 from dmlstudy.losses.memory import CrossBatchMemory
-from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig
+from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -103,6 +103,8 @@ class Learner:
             else Loader(train, augmentation, self.seed)
         )
         regularizer = config.regularizer
+        if problem := draw_mismatch(config.batch, regularizer):
+            raise ValueError(problem)
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,
