@@ -1,4 +1,4 @@
-"""Metrics learned from a stream of constraints, one at a time: OAHU, and LEGO, RDML, OASIS and OPML beside it."""
+"""Metrics learned from a stream of constraints, one at a time: OAHU, and linear learners beside it."""
 
 from dmlstudy.online import constraint_files, constraints
 from dmlstudy.online.applications import (
