@@ -437,7 +437,7 @@ def test_one_family_with_its_space(
     assert call(monkeypatch, "families", "graph_consistency") == 0
     shown = capfd.readouterr().out
     assert "CGML" in shown
-    assert "    if n_pair: scale in [1, 32], log, default 10" in shown
+    assert "    if n_pair: scale in [1, 128], log, default 100" in shown
     assert call(monkeypatch, "families", "graph_consistency", "--json") == 0
     (family,) = json.loads(capfd.readouterr().out)
     assert family["family"] == "graph_consistency"

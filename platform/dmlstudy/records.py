@@ -217,6 +217,24 @@ class BatchConfig(Record):
     memory_warmup: Annotated[int, Field(ge=0, le=MANY, description="batches before the memory is used")] = 0
 
 
+def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | None:
+    """What is wrong, in one line, where graph consistency and the sampler of batches differ about the two draws."""
+    if regularizer is None or regularizer.name != "graph_consistency":
+        return None
+    draw = regularizer.params.get("draw", "split")
+    if (draw == "two_draws") == (batch.sampler == "two_draws"):
+        return None
+    if draw == "two_draws":
+        return (
+            f"regularizer.draw: two_draws needs batches of two draws, not batch.sampler: {batch.sampler};"
+            " set batch.sampler: two_draws, or regularizer.draw: split"
+        )
+    return (
+        f"regularizer.draw: {draw} would mix the two draws of batch.sampler: two_draws;"
+        " set regularizer.draw: two_draws, or batch.sampler: pk"
+    )
+
+
 class TrainingConfig(Record):
     """Optimiser and schedule."""
 

@@ -65,7 +65,7 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
     "graph_consistency": [
         {"sigma": 0.001},
         {"term": "gc"},
-        {"sigma_mode": "median", "draw": "two_draws"},
+        {"sigma_mode": "median"},
     ],
     "structure": [
         {"alpha": 60.0},

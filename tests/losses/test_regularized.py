@@ -26,7 +26,7 @@ each_split = pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join
 
 REGULARIZERS: dict[str, Loss] = {
     "gc_bar": GraphConsistency(),
-    "gc_bar median": GraphConsistency(sigma_mode="median", draw="two_draws"),
+    "gc_bar median": GraphConsistency(sigma_mode="median"),
     "gc_bar_squared": GraphConsistency("gc_bar_squared"),
     "gc": GraphConsistency("gc", sigma=0.5),
     "structure": Structure(),

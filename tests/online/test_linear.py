@@ -1,4 +1,4 @@
-"""The four linear learners against their formulas with whole matrices, what these imply, and one contract for all."""
+"""The linear learners against their formulas with whole matrices, what these imply, and one contract for all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 
 from dmlstudy.online import linear
 from dmlstudy.online.learner import Constraints, Counts, Floats
-from dmlstudy.online.linear import LEGO, OASIS, OPML, RDML, LinearLearner, lowest_eigenpair
+from dmlstudy.online.linear import (
+    LEGO,
+    OASIS,
+    OPML,
+    RDML,
+    LinearLearner,
+    PairHinge,
+    TripletHinge,
+    lowest_eigenpair,
+)
 
 D = 12
 
@@ -30,6 +39,8 @@ BUILDERS: dict[str, Callable[[], LinearLearner]] = {
     "rdml-capped-from-identity": lambda: RDML(D, step_size=0.001, projection="capped", initial="identity"),
     "oasis": lambda: OASIS(D, aggressiveness=0.05),
     "opml": lambda: OPML(D, step_size=0.03),
+    "pair-hinge": lambda: PairHinge(D, bound=9.0, eta=0.001),
+    "triplet-hinge": lambda: TripletHinge(D, margin=0.3, eta=0.02),
 }
 """Learners that use some constraints of ``stream`` and pass others by."""
 
@@ -148,6 +159,28 @@ def opml_step(learner: OPML, m: Floats, x: Floats, similar: bool) -> Step:
     return m @ np.linalg.inv(perturbed), loss, True
 
 
+def pair_hinge_step(learner: PairHinge, m: Floats, x: Floats, similar: bool) -> Step:
+    """The loss's gradient entry by entry: d|M z|^2 / dM_rc = 2 (M z)_r z_c."""
+    z, y = x[0] - x[1], 1 if similar else -1
+    mapped = [sum(m[r, c] * z[c] for c in range(D)) for r in range(D)]
+    loss = max(0.0, y * (sum(v * v for v in mapped) - learner.bound) + 1)
+    gradient = np.array([[2 * y * mapped[r] * z[c] for c in range(D)] for r in range(D)])
+    return (m - learner.eta * gradient, loss, True) if loss > 0 else (m, 0.0, False)
+
+
+def triplet_hinge_step(learner: TripletHinge, m: Floats, x: Floats, similar: bool) -> Step:
+    """The loss's gradient entry by entry: d|M z| / dM_rc = (M z)_r z_c / |M z|."""
+
+    def distance_and_gradient(z: Floats) -> tuple[float, Floats]:
+        mapped = [sum(m[r, c] * z[c] for c in range(D)) for r in range(D)]
+        distance = math.sqrt(sum(v * v for v in mapped))
+        return distance, np.array([[mapped[r] * z[c] / distance for c in range(D)] for r in range(D)])
+
+    (positive, pull), (negative, push) = (distance_and_gradient(x[0] - other) for other in x[1:])
+    loss = max(0.0, learner.margin + positive - negative)
+    return (m - learner.eta * (pull - push), loss, True) if loss > 0 else (m, 0.0, False)
+
+
 REFERENCES = {
     "lego": lego_step,
     "rdml-exact": rdml_exact_step,
@@ -156,6 +189,8 @@ REFERENCES = {
     "rdml-capped-from-identity": rdml_capped_step,
     "oasis": oasis_step,
     "opml": opml_step,
+    "pair-hinge": pair_hinge_step,
+    "triplet-hinge": triplet_hinge_step,
 }
 
 
@@ -362,6 +397,34 @@ def test_oasis_names_a_point_too_long_to_embed() -> None:
     learner.embed(1e3 * x_ND, "query")
 
 
+@pytest.mark.parametrize(("bound", "is_similar", "loss"), [(2, True, 0), (1.5, True, 0.5), (1.5, False, 1.5)])
+def test_the_hinge_of_a_pair_leaves_a_band_of_one(bound: float, is_similar: bool, loss: float) -> None:
+    learner = PairHinge(D, bound=bound, eta=0.1)
+    assert learner.partial_fit(pair(np.eye(D)[0], is_similar))[0] == loss
+    assert learner.counts.used == (loss > 0)
+    moved = {True: 1 - 0.2, False: 1 + 0.2}[is_similar] if loss else 1.0
+    assert matrix(learner)[0, 0] == pytest.approx(moved)
+
+
+def test_the_hinge_of_a_triplet_lets_a_failure_pass() -> None:
+    """OAHU's Figure 2: without a margin, a negative nearer to the positive than to the anchor costs nothing."""
+    learner = TripletHinge(D, margin=0.0)
+    e = np.eye(D)
+    assert learner.partial_fit(triplet(2 * e[0], 2.1 * e[0]))[0] == 0
+    assert learner.counts.used == 0
+    assert TripletHinge(D, margin=0.5).partial_fit(triplet(2 * e[0], 2.1 * e[0]))[0] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-200])
+def test_the_hinge_of_a_triplet_has_no_direction_at_distance_0(length: float) -> None:
+    learner = TripletHinge(D, margin=1.0, eta=0.1)
+    learner.restore({**learner.state(), "triplet_hinge_map": np.diag([length] + [1.0] * (D - 1))})
+    e = np.eye(D)
+    assert learner.partial_fit(triplet(e[0], 0.5 * e[1]))[0] == pytest.approx(0.5)
+    assert np.isfinite(matrix(learner)).all()
+    assert matrix(learner)[1, 1] == pytest.approx(1 + 0.1 * 0.5)
+
+
 def test_opml_lowers_the_loss_by_its_step() -> None:
     """L' minimises |L' - L|^2 / 2 + lambda z / 2, so z falls by |L' - L|^2 / lambda at least."""
     learner = OPML(D, step_size=0.02)
@@ -540,7 +603,7 @@ def test_neighbours_of_embeddings_are_those_of_the_learned_distance(name: str, n
                 -q_D @ learned_DD @ x_D
                 if isinstance(learner, OASIS)
                 else np.linalg.norm(learned_DD @ (q_D - x_D)) ** 2
-                if isinstance(learner, OPML)
+                if isinstance(learner, OPML | PairHinge | TripletHinge)
                 else (q_D - x_D) @ learned_DD @ (q_D - x_D)
                 for x_D in x_ND
             ]

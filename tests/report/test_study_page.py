@@ -55,7 +55,8 @@ def test_every_part_is_there_and_nothing_is_loaded(page: Path) -> None:
     assert "iframe" not in found.tags
     assert "Not shown" not in text
     shown = words_of(page)
-    assert "alpha wins by validation map_at_r 0.7000; on the test classes it has 0.6100" in shown
+    news = shown.index("alpha wins and beats the untrained embedder by 0.4600")
+    assert news < shown.index("alpha wins by validation map_at_r 0.7000; on the test classes it has 0.6100")
     assert "and is better than the runner-up beta: +0.1000" in shown
     assert "Not finished" not in shown
 
@@ -65,6 +66,7 @@ def test_little_is_said_of_a_family_where_there_is_little(page: Path) -> None:
     assert "No trial finished (0 finished, 0 stopped early, 1 failed), so there is nothing to draw." in shown
     assert "The first failed with: loss is not finite &lt;b&gt;" in shown
     assert "Families without a searched parameter" in shown
+    assert "it takes 4 finished trials" not in shown
     assert "5 finished, 1 stopped early, 0 failed. Best: #3, 0.7000, with training.lr = 0.004" in shown
 
 

@@ -98,6 +98,53 @@ def test_verdicts_of_little(found: Leaderboard, expected: str) -> None:
     assert expected in words.verdict(found)
 
 
+UP, DOWN = [0.71, 0.73, 0.72], [0.30, 0.31, 0.32]
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ({"a": UP, "untrained": A}, r"a wins and beats the untrained embedder by 0.1100 \[.*\], p .* test map_at_r\."),
+        ({"a": UP, "b": UP, "untrained": A}, r"a wins and beats .*; the other family does too\."),
+        ({"a": UP, "b": LIKE_A, "untrained": A}, r"a wins and beats .*; the other family does not\."),
+        ({"a": UP, "b": UP, "c": UP, "untrained": A}, r".*; 2 of the 2 other families do\."),
+        ({"a": UP, "b": DOWN, "c": UP, "untrained": A}, r".*; 1 of the 2 other families does\."),
+        ({"a": UP, "b": DOWN, "c": DOWN, "untrained": A}, r".*; none of the 2 other families does\."),
+        (
+            {"a": LIKE_A, "b": UP, "untrained": A},
+            r"a wins, but does not measurably beat the untrained embedder on test map_at_r;"
+            r" b does: \+0.1100 \[.*\], p .*",
+        ),
+        (
+            {"a": LIKE_A, "b": [0.62, 0.61, 0.61], "untrained": A},
+            r"a wins, but nothing beats the untrained embedder by more than 0.0033 test map_at_r: b \+0.0033 \[.*\],"
+            r" p = 1.000, not distinguishable\.",
+        ),
+        (
+            {"a": DOWN, "b": B, "untrained": A},
+            r"a wins, but nothing beats the untrained embedder on test map_at_r: b \N{MINUS SIGN}0.1000 .*, worse\.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_news_is_what_training_was_worth(scores: dict[str, list[float]], expected: str) -> None:
+    assert re.fullmatch(expected, words.news(board(scores)))
+
+
+def test_there_is_no_news_without_an_untrained_row_and_little_while_it_runs() -> None:
+    assert words.news(board({"a": A, "b": B})) == ""
+    assert words.news(board({"a": [], "b": []}, None)) == ""
+    assert words.news(board({"a": UP, "untrained": A}, None)).startswith(
+        "a leads so far and beats the untrained"
+    )
+
+
+@pytest.mark.parametrize(("name", "noun"), [("hashing.num_bits", "code"), ("online.k", "learner")])
+def test_what_is_untrained_has_its_name(name: str, noun: str) -> None:
+    found = board({"a": UP, "untrained": A})
+    rows = [found.rows[0].model_copy(update={"params": {name: "5"}}), found.rows[1]]
+    assert f"beats the untrained {noun} by" in words.news(found.model_copy(update={"rows": rows}))
+
+
 def cells(text: str) -> list[list[str]]:
     """The body of a table, tags left out."""
     body = text[text.index("<tbody>") :]
@@ -109,17 +156,38 @@ def cells(text: str) -> list[list[str]]:
 
 def test_the_leaderboards_numbers(small: Maker) -> None:
     found = leaderboard(small.store, "small")
-    rows = cells(words.leaderboard_table(found, ["recall_at_1", "nmi"]))
+    text = words.leaderboard_table(found)
+    assert re.findall(r'scope="col"[^>]*>([^<]*)', text) == [
+        "family",
+        "test map_at_r",
+        "less untrained",
+        "verdict",
+    ]
+    rows = cells(text)
+    against = next(each for each in found.comparisons if {each.first, each.second} == {"alpha", "untrained"})
     assert rows[0] == [
         "alpha (winner)",
-        "0.7000",
         "0.6100 [0.5852, 0.6348]",
-        "0.7100 [0.6852, 0.7348]",
-        "3",
-        "5 + 1 + 0",
+        words.difference(against, "alpha"),
+        f"better, {words.p_value(against)}".replace("<", "&lt;"),
     ]
+    assert rows[0][2].startswith("+0.4600 [+0.")
     assert [each[0] for each in rows][:2] == ["alpha (winner)", "beta"]
-    assert ["gamma", "–", "–", "–", "–", "0 + 0 + 1"] in rows
+    assert ["gamma", "–", "–", "–"] in rows
+    assert rows[-1] == ["untrained", "0.1500 [0.0258, 0.2742]", "–", "–"]
+    searched = cells(words.search_table(found))
+    assert searched[0] == ["alpha (winner)", "0.7000", "5 + 1 + 0", "3"]
+    assert ["gamma", "–", "0 + 0 + 1", "–"] in searched
+    scores = words.scores_table(found, ["recall_at_1", "nmi"])
+    assert scores is not None
+    assert cells(scores)[0] == ["alpha (winner)", "0.7100 [0.6852, 0.7348]"]
+    assert words.scores_table(found, ["nmi"]) is None
+
+
+def test_a_leaderboard_before_the_verdict_has_the_validation_scores() -> None:
+    text = words.leaderboard_table(board({"a": [], "b": []}, None))
+    assert cells(text) == [["a", "0.9000"], ["b", "0.8000"]]
+    assert "no test score yet" in text
 
 
 def test_the_comparisons_numbers(small: Maker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn import metrics as reference
+from sklearn.cluster import KMeans
 from sklearn.metrics.cluster import pair_confusion_matrix
 
 from dmlstudy import retrieval
@@ -152,6 +153,30 @@ def test_clusters_are_scored_as_scikit_learn_does(seed: int) -> None:
 
 def test_clusters_without_pairs_score_0() -> None:
     assert retrieval.pair_f1(np.arange(5), np.arange(5)) == 0.0
+
+
+def cost_and_changes(z_ND: np.ndarray, cluster_N: np.ndarray) -> tuple[float, int]:
+    """Sum of squared distances to the clusters' means, and how many items are nearer to another's; float64."""
+    z_ND = z_ND.astype(np.float64)
+    means_KD = np.stack([z_ND[cluster_N == c].mean(axis=0) for c in range(cluster_N.max() + 1)])
+    squared_NK = np.square(z_ND[:, None] - means_KD).sum(axis=2)
+    cost = squared_NK[np.arange(len(z_ND)), cluster_N].sum()
+    return float(cost), int((squared_NK.argmin(axis=1) != cluster_N).sum())
+
+
+@pytest.mark.parametrize(("num_items", "dim", "num_clusters"), [(400, 8, 12), (2000, 32, 50)])
+def test_k_means_goes_on_until_no_item_changes_its_cluster(
+    num_items: int, dim: int, num_clusters: int
+) -> None:
+    z_ND = np.random.default_rng(0).normal(size=(num_items, dim))
+    z_ND /= np.linalg.norm(z_ND, axis=1, keepdims=True)
+    cost, num_changes = cost_and_changes(z_ND, retrieval.k_means(z_ND, num_clusters))
+    assert num_changes == 0
+    theirs = KMeans(num_clusters, init="random", n_init=10, max_iter=1000, tol=0, random_state=0)
+    assert cost == pytest.approx(theirs.fit(z_ND).inertia_, rel=0.01)
+    early, num_changes = cost_and_changes(z_ND, retrieval.k_means(z_ND, num_clusters, num_steps=5))
+    assert num_changes > 0
+    assert early > cost
 
 
 def test_k_means_finds_separate_classes_and_repeats_itself() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dmlstudy.losses import catalogue
 from dmlstudy.naming import LINE
@@ -156,7 +157,7 @@ PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
     ("margin", "loss.alpha", 0.2, [0.2]),
     ("margin", "loss.nu", 0.0, [0.0, 1e-4, 1e-2]),
     ("triplet", "loss.margin", 0.2, [0.1, 0.2]),
-    ("n_pair", "loss.scale", 10.0, [1, 10]),
+    ("n_pair", "loss.scale", 100.0, [1, 10, 100, 128]),
     ("n_pair", "loss.l2", 5e-4, [5e-4]),
     ("lifted_structure", "loss.margin", 1.0, [1.0]),
     ("multi_similarity_distance", "loss.version", "v1", ["v1", "v2"]),
@@ -178,6 +179,7 @@ PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
     ("cosface", "loss.margin", 0.35, [0.35]),
     ("graph_consistency", "loss.name", "binomial_deviance", ["triplet_weighting", "n_pair"]),
     ("graph_consistency", "loss.name/triplet_weighting/margin", 0.1, [0.1]),
+    ("graph_consistency", "loss.name/n_pair/scale", 100.0, [10, 100]),
     ("graph_consistency", "loss.name/binomial_deviance/negative_weight", 25.0, [25]),
     ("graph_consistency", "regularizer.term/gc_bar/weight", 0.002, [0.001, 0.002]),
     ("graph_consistency", "regularizer.term/gc/weight", 0.01, [0.01]),
@@ -700,6 +702,61 @@ def test_a_bad_family_file_is_refused_in_one_line(text: str, line: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
+OVERRIDES = [
+    (name, line.removeprefix("# override: "))
+    for name, file in spec.family_files().items()
+    for line in file.read_text().splitlines()
+    if line.startswith("# override: ")
+]
+
+
+@pytest.mark.parametrize(("name", "line"), OVERRIDES, ids=[f"{name}-{line[:40]}" for name, line in OVERRIDES])
+def test_an_override_that_a_space_names_is_one(name: str, line: str) -> None:
+    override = yaml.safe_load(line)
+    raw = {key: value for key, value in study().items() if key not in ("batch", "embedder")}
+    family = spec.parse(raw | {"families": {"a": {"space": name, "override": override}}}).families["a"]
+    for full_name in override:
+        assert full_name in family.space
+
+
+TWO_DRAWS = {"space": "graph_consistency", "override": {"regularizer.draw": "two_draws"}}
+
+
+def test_two_draws_of_a_regularizer_set_the_sampler() -> None:
+    found, family = only({"space": "graph_consistency"})
+    configs = [found.trial_config(family, values) for values in found.corners(family)]
+    assert {(c.regularizer.params["draw"], c.batch.sampler) for c in configs if c.regularizer} == {
+        ("split", "pk"),
+        ("two_draws", "two_draws"),
+    }
+    assert default_config(TWO_DRAWS).batch.sampler == "two_draws"
+    assert default_config(TWO_DRAWS, batch={"sampler": "two_draws", "classes": 2}).batch.classes == 2
+    assert default_config({"space": "triplet"}, batch={"sampler": "two_draws"}).batch.sampler == "two_draws"
+
+
+@pytest.mark.parametrize(
+    ("entry", "sampler", "message"),
+    [
+        (
+            TWO_DRAWS,
+            "pk",
+            "two_draws needs batches of two draws, not batch.sampler: pk; set batch.sampler: two",
+        ),
+        (TWO_DRAWS, "random", "two_draws needs batches of two draws, not batch.sampler: random; set batch"),
+        (
+            {"space": "graph_consistency"},
+            "two_draws",
+            "split would mix the two draws of batch.sampler: two_draws",
+        ),
+    ],
+)
+def test_a_sampler_that_does_not_fit_the_regularizer_is_refused(
+    entry: dict[str, Any], sampler: str, message: str
+) -> None:
+    with pytest.raises(SpecError, match=f"^families.a: regularizer.draw: {message}"):
+        only(entry, batch={"sampler": sampler})
+
+
 def only(entry: dict[str, Any], **changes: Any) -> tuple[StudySpec, spec.Family]:
     found = spec.parse(study(families={"a": entry}, **changes))
     return found, found.families["a"]
@@ -724,7 +781,7 @@ def test_the_loss_of_a_family_may_be_searched() -> None:
 
 def test_the_loss_of_a_family_may_be_fixed_to_one_of_several() -> None:
     entry: dict[str, Any] = {"space": "graph_consistency", "override": {"loss.name": "n_pair"}}
-    assert default_config(entry).loss == LossConfig(name="n_pair", params={"scale": 10.0, "l2": 0.0})
+    assert default_config(entry).loss == LossConfig(name="n_pair", params={"scale": 100.0, "l2": 0.0})
     entry["override"]["loss.scale"] = 5.0
     assert default_config(entry).loss.params == {"scale": 5.0, "l2": 0.0}
 

@@ -21,7 +21,7 @@ from dmlstudy.training import streams
 from dmlstudy.training.learner import derived_seed
 from dmlstudy.training.trial import run_trial
 
-LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "euclidean")
+LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "pair_hinge", "triplet_hinge", "euclidean")
 SMALL = {"loss.num_hidden": 2, "loss.width": 20, "loss.size": 10}
 
 

@@ -9,6 +9,7 @@ from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
 from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
+from dmlstudy.data.lfw import LFW, load_lfw
 from dmlstudy.data.loader import Loader
 from dmlstudy.data.outputs import HTML, PARQUET, ZIP, check_output
 from dmlstudy.data.parquet import (
@@ -33,6 +34,7 @@ __all__ = [
     "EXPECTED",
     "EXPECTED_CLOSED",
     "HTML",
+    "LFW",
     "PARQUET",
     "ZIP",
     "Augmentation",
@@ -67,6 +69,7 @@ __all__ = [
     "load",
     "load_closed",
     "load_features",
+    "load_lfw",
     "open_images",
     "open_vectors",
     "read_embeddings",

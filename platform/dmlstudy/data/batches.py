@@ -80,8 +80,9 @@ class PKBatches:
 class TwoDraws(PKBatches):
     """Two sub-batches of the same P classes in the same order, K images of each class in each.
 
-    The K images of a class are drawn anew for the second sub-batch, so that an image may be in both; the batch is
-    the one and then the other, 2*P*K images (CGML's introduction; METHODS A-C1, ``two_draws``: 2 x 13 x 10).
+    The K images of a class are drawn anew for the second sub-batch, so that an image may be in both. The batch is
+    the one and then the other, 2*P*K images; CGML has 2 x 13 x 10. Graph consistency with ``draw='two_draws'`` takes
+    its first half as X' and its last as X''.
     ``batches_per_epoch`` defaults to max(1, N // (2*P*K)).
     """
 

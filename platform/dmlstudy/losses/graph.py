@@ -37,12 +37,18 @@ class GraphConsistency(Loss):
     square, 'gc': ||S' - S''||_F^2 (Eq. 1). Gradients flow through S and X of both. ``sigma_mode='median'`` takes
     for sigma the median of the squared distances of two different rows of one sub-batch, over both of
     them, detached, the lower of two middle ones, of at most ``MEDIAN_ROWS`` evenly spaced rows of either;
-    ``sigma`` is then not looked at. From a class with n_c
-    images in the global batch, n_c // 2 go into either sub-batch: ``draw='split'`` takes disjoint random halves,
-    'two_draws' draws twice without replacement, so that an image may be in both (METHODS A-C1). An image
-    drawn into the batch several times counts once, by its first row. The draw depends on ``seed`` and the
-    batch's ids alone. Rows are shared out among the ranks, each of which counts its part of 1. Without
-    two images of any class it is 0 and counts 0. Raises ValueError unless sigma > 0, and for unknown names.
+    ``sigma`` is then not looked at.
+
+    ``draw='split'`` cuts a batch of any kind: from a class with n_c images in the global batch, n_c // 2 go into
+    either sub-batch, disjoint random halves. An image drawn into the batch several times counts once, by its first
+    row. The halves depend on ``seed`` and the batch's ids alone. Without two images of any class it is 0 and counts 0.
+
+    ``draw='two_draws'`` takes the batch as ``data.TwoDraws`` has drawn it: the first half of the global batch's rows
+    is X', the last half X'', so that an image drawn twice is in both. Within a class, rows are compared in the
+    order in which they were drawn. An empty batch gives 0 and counts 0.
+
+    Rows are shared out among the ranks, each of which counts its part of 1. Raises ValueError unless sigma > 0, for
+    unknown names, and where 'two_draws' meets a batch whose halves differ in their classes.
     """
 
     def __init__(
@@ -67,7 +73,8 @@ class GraphConsistency(Loss):
         """This rank's part of the value, and that part of 1."""
         (z_MD,) = full_precision(references.z_ND)
         with torch.autocast(z_MD.device.type, enabled=False):
-            first_n, second_n = sub_batches(references, self.draw, self.seed)
+            halves = two_draws(references) if self.draw == "two_draws" else split(references, self.seed)
+            first_n, second_n = halves
             return self._value(z_MD[first_n], z_MD[second_n], world)
 
     def _value(self, x1_nD: Tensor, x2_nD: Tensor, world: World) -> LossSum:
@@ -98,7 +105,23 @@ class GraphConsistency(Loss):
         return LossSum(torch.where(squared > 0, norm, 0) * part, part)
 
 
-def sub_batches(references: Embeddings, draw: str, seed: int) -> tuple[Tensor, Tensor]:
+def two_draws(references: Embeddings) -> tuple[Tensor, Tensor]:
+    """Places in the batch of the rows of X', its first half, and of X'', its last: each sorted by class.
+
+    Raises ValueError unless the halves have the same classes, each as often.
+    """
+    num_rows = len(references.y_N)
+    first_n = references.y_N[: num_rows // 2].argsort(stable=True)
+    second_n = references.y_N[num_rows // 2 :].argsort(stable=True) + num_rows // 2
+    if not torch.equal(references.y_N[first_n], references.y_N[second_n]):
+        raise ValueError(
+            f"draw='two_draws': the first and the last half of a batch of {num_rows} rows differ in their classes; "
+            "draw batches with batch.sampler: two_draws, or set draw='split'"
+        )
+    return first_n, second_n
+
+
+def split(references: Embeddings, seed: int) -> tuple[Tensor, Tensor]:
     """Places in the batch of the rows of X' and of X'': sorted by class, in random order within a class."""
     order_U = in_order(references)
     y_U, id_U = references.y_N[order_U], references.id_N[order_U]
@@ -108,16 +131,11 @@ def sub_batches(references: Embeddings, draw: str, seed: int) -> tuple[Tensor, T
     start_U, end_U = torch.searchsorted(y_U, y_U), torch.searchsorted(y_U, y_U, right=True)
     place_U, num_U = torch.arange(len(y_U), device=y_U.device) - start_U, (end_U - start_U) // 2
 
-    def shuffled(stream: int) -> Tensor:
-        """The images in a random order within their classes."""
-        salt = scrambled(scrambled(id_U.sum() + seed) + stream)
-        by_key_U = scrambled(scrambled(id_U + salt)).argsort()
-        return by_key_U[y_U[by_key_U].argsort(stable=True)]
-
-    once_U = shuffled(0)
-    first_n = once_U[place_U < num_U]
-    again_U, skipped_U = (once_U, num_U) if draw == "split" else (shuffled(1), 0 * num_U)
-    second_n = again_U[(place_U >= skipped_U) & (place_U < skipped_U + num_U)]
+    salt = scrambled(scrambled(id_U.sum() + seed))
+    by_key_U = scrambled(scrambled(id_U + salt)).argsort()
+    shuffled_U = by_key_U[y_U[by_key_U].argsort(stable=True)]
+    first_n = shuffled_U[place_U < num_U]
+    second_n = shuffled_U[(place_U >= num_U) & (place_U < 2 * num_U)]
     assert torch.equal(y_U[first_n], y_U[second_n]), "the sub-batches differ in their classes"
     return order_U[first_n], order_U[second_n]
 

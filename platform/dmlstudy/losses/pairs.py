@@ -292,18 +292,19 @@ class Circle(RowLoss):
 
 
 class NPair(RowLoss):
-    """N-pair loss (Sohn 2016, Eq. 6, 10; GPW Eq. 15; CGML Eq. 6, METHODS 3.1, 6, A-C7).
+    """N-pair loss (Sohn 2016, Eq. 6, 10; GPW Eq. 15; CGML Eq. 6).
 
     L_i = log(1 + sum_{neg(i)} e^{scale (S_ik - S_ij)}) + l2 ||z_i||^2, S = z_i.z_j and j the nearest
     positive ('nearest', of equally near ones the first by label and id), or the mean of the logarithms over all
     positives ('all'), against all negatives of the batch. With 'one_per_class' (Sohn's own form) only the first
     two images of a class, by id, take part: the first is the anchor, the second its positive and the negative of
-    all other classes' anchors. ``l2`` holds the norms of embeddings that are not normalised. The count is the
+    all other classes' anchors. ``scale`` multiplies products: features times 10, as CGML's author released them
+    with ECAML, are a scale of 100. ``l2`` holds the norms of embeddings that are not normalised. The count is the
     number of anchors; without a positive or a negative the logarithm is 0. Raises ValueError unless scale > 0,
     l2 >= 0, and for an unknown ``positive``.
     """
 
-    def __init__(self, scale: float = 10.0, l2: float = 0.0005, positive: str = "nearest") -> None:
+    def __init__(self, scale: float = 100.0, l2: float = 0.0005, positive: str = "nearest") -> None:
         super().__init__(cosine)
         self.scale = above("scale", scale, 0)
         self.l2 = at_least("l2", l2, 0)

@@ -1,4 +1,4 @@
-"""Metrics learned from a stream of constraints, one at a time: OAHU, and LEGO, RDML, OASIS and OPML beside it."""
+"""Metrics learned from a stream of constraints, one at a time: OAHU, and linear learners beside it."""
 
 from dmlstudy.online import constraint_files, constraints
 from dmlstudy.online.applications import (
@@ -17,6 +17,7 @@ from dmlstudy.online.learner import Constraints, Counts, OnlineLearner
 from dmlstudy.online.oahu import OAHU
 from dmlstudy.online.preparation import SCALINGS, Preparation
 from dmlstudy.online.stream import Moment, learn
+from dmlstudy.online.verification import Verified, verify, verify_on
 
 __all__ = [
     "LEARNERS",
@@ -29,6 +30,7 @@ __all__ = [
     "Moment",
     "OnlineLearner",
     "Preparation",
+    "Verified",
     "are_similar",
     "build",
     "candidates",
@@ -43,4 +45,6 @@ __all__ = [
     "retrieve_distinct",
     "roc_auc",
     "save",
+    "verify",
+    "verify_on",
 ]

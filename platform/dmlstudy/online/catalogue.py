@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.losses.parameters import choice, constructed, hyperparameters
 from dmlstudy.online.learner import Flags, Floats, OnInvalid, OnlineLearner, Side, State
-from dmlstudy.online.linear import LEGO, OASIS, OPML, RDML
+from dmlstudy.online.linear import LEGO, OASIS, OPML, RDML, PairHinge, TripletHinge
 from dmlstudy.online.oahu import OAHU
 from dmlstudy.records import Scalar
 
@@ -45,6 +45,8 @@ LEARNERS: dict[str, type[OnlineLearner]] = {
     "rdml": RDML,
     "oasis": OASIS,
     "opml": OPML,
+    "pair_hinge": PairHinge,
+    "triplet_hinge": TripletHinge,
     "euclidean": Euclidean,
 }
 

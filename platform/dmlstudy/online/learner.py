@@ -43,7 +43,11 @@ class Counts(NamedTuple):
 
     @property
     def utilization(self) -> float:
-        """U, the share of the constraints with a loss above 0; those skipped do not count. 0 of none."""
+        """U, the share of the constraints that moved the metric; those skipped do not count. 0 of none.
+
+        A constraint moves it where its loss is above 0, but for a triplet for which OPML's step is not defined:
+        that has a loss and is not counted.
+        """
         return self.used / max(self.seen - self.skipped, 1)
 
 

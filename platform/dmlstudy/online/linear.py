@@ -1,4 +1,4 @@
-"""Four online learners of a linear metric: LEGO and RDML from pairs, OASIS and OPML from triplets (METHODS 6).
+"""Online learners of a linear metric: LEGO, RDML and a hinge from pairs, OASIS, OPML and a hinge from triplets.
 
 Each has one D x D matrix and changes it by a matrix of rank one or two, in place: O(D^2) a constraint. RDML alone
 needs more where it takes from its metric: some tens of products with it, or a Cholesky decomposition.
@@ -413,6 +413,88 @@ def lowest_eigenpair(a_DD: Floats, z_D: Floats, step: float) -> tuple[float, Flo
     full_DD = a_DD - step * np.outer(z_D, z_D)
     values_1, vectors_D1 = eigh(full_DD, lower=True, subset_by_index=[0, 0])
     return float(values_1[0]), vectors_D1[:, 0].copy()
+
+
+class PairHinge(LinearLearner):
+    """A fixed margin on pairs, by gradient descent on a linear map M (OAHU, Eq. 4; after Shalev-Shwartz et al. 2004).
+
+    M_0 = I. With z = x_1 - x_2, y = +1 of a similar pair, -1 of a dissimilar one, and b = ``bound``, the loss is
+
+        l = max(0, y (|M z|^2 - b) + 1),
+
+    0 where similar points are within b - 1 and dissimilar ones beyond b + 1, in squared distances. Where it is above 0
+
+        M <- M - 2 eta y (M z) z^T.
+
+    The paper prints the loss; map, start and step are our choice. Raises ValueError unless bound > 0 and eta > 0.
+    """
+
+    arity = 2
+    matrix_name = "pair_hinge_map"
+
+    def __init__(
+        self, num_features: int, bound: float = 2.0, eta: float = 0.01, on_invalid: OnInvalid = "error"
+    ) -> None:
+        super().__init__(num_features, on_invalid)
+        self.bound = above("bound", bound, 0)
+        self.eta = above("eta", eta, 0)
+
+    def embed(self, x_ND: NDArray[np.floating], side: Side = "gallery") -> list[Floats]:
+        return [self._points(x_ND) @ self.matrix_DD.T]
+
+    def _step(self, x_CD: Floats, is_similar: bool) -> tuple[float, bool]:
+        z_D = x_CD[0] - x_CD[1]
+        mapped_D = np.dot(self.matrix_DD, z_D)
+        sign = 1 if is_similar else -1
+        loss = max(0.0, sign * (float(np.dot(mapped_D, mapped_D)) - self.bound) + 1)
+        step = 2 * self.eta * sign
+        is_sound = loss > 0 and 0 < abs(step) * _norm(mapped_D) * _norm(z_D) <= MOST_STEP
+        if is_sound:
+            self.matrix_DD = _plus_outer(self.matrix_DD, -step, mapped_D, z_D)
+        return loss, is_sound
+
+
+class TripletHinge(LinearLearner):
+    """A fixed margin on triplets, by gradient descent on a linear map M (OAHU, Eq. 5).
+
+    M_0 = I. With a = x - x+, c = x - x- and b = ``margin`` the loss is, in distances that are not squared,
+
+        l = max(0, b + |M a| - |M c|),
+
+    and where it is above 0
+
+        M <- M - eta ((M a) a^T / |M a| - (M c) c^T / |M c|),
+
+    a term without a direction (|M a| = 0 or |M c| = 0) left out. The paper prints the loss; map, start and step are
+    our choice. Raises ValueError unless margin >= 0 and eta > 0.
+    """
+
+    arity = 3
+    matrix_name = "triplet_hinge_map"
+
+    def __init__(
+        self, num_features: int, margin: float = 1.0, eta: float = 0.01, on_invalid: OnInvalid = "error"
+    ) -> None:
+        super().__init__(num_features, on_invalid)
+        self.margin = at_least("margin", margin, 0)
+        self.eta = above("eta", eta, 0)
+
+    def embed(self, x_ND: NDArray[np.floating], side: Side = "gallery") -> list[Floats]:
+        return [self._points(x_ND) @ self.matrix_DD.T]
+
+    def _step(self, x_CD: Floats, is_similar: bool) -> tuple[float, bool]:
+        ac_2D = x_CD[0] - x_CD[1:]
+        mapped_2D = np.dot(ac_2D, self.matrix_DD.T)
+        distance_2 = _norms(mapped_2D)
+        loss = max(0.0, self.margin + float(distance_2[0] - distance_2[1]))
+        # |(M a) a^T| / |M a| is |a|: the change is at most eta (|a| + |c|).
+        has_step = distance_2.any() and self.eta * float(_norms(ac_2D).sum()) <= MOST_STEP
+        if loss == 0 or not has_step:
+            return loss, False
+        for sign, mapped_D, distance, z_D in zip((-1, 1), mapped_2D, distance_2.tolist(), ac_2D, strict=True):
+            if distance > 0:
+                self.matrix_DD = _plus_outer(self.matrix_DD, sign * self.eta / distance, mapped_D, z_D)
+        return loss, True
 
 
 def root(a_DD: Floats) -> Floats:

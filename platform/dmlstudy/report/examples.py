@@ -40,8 +40,8 @@ MOST_POINTS = 2_000
 """Points of the map."""
 MOST_PAIRS = 50_000
 """Pairs of each kind whose distances are shown."""
-MOST_SHOWN = 12
-"""Classes of the map that have a colour and a mark."""
+MOST_SHOWN = 10
+"""Classes of the map that have a colour of their own and a mark; all others are grey."""
 FEWEST_CLASSES = 20
 """Where whole classes would be fewer, items are drawn one by one."""
 NUM_QUERIES, NUM_WRONG, NUM_NEIGHBOURS = 6, 4, 7

@@ -22,7 +22,9 @@ from dmlstudy.studies.searched import Parameter, Searched, Tried
 
 T = TypeVar("T")
 
-COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
+COLORS = (
+    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#b5cf3b"
+)  # fmt: skip
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SCALE = "Viridis"
@@ -35,6 +37,8 @@ STRENGTHS = 5
 """How many strengths lines through parameters have."""
 MOST_CHARACTERS = 22
 """Of a name on an axis."""
+MOST_TICKS = 12
+"""Epochs that are numbered on an axis; of more some at equal distances."""
 BINS = 60
 
 
@@ -318,14 +322,18 @@ def slices(family: Searched, objective: str) -> go.Figure:
     return figure
 
 
-def validation_curves(families: Sequence[Searched], order: Mapping[str, int], objective: str) -> go.Figure:
-    """The objective after each epoch of each family's best finished trial."""
+def validation_curves(
+    families: Sequence[Searched], order: Mapping[str, int], objective: str, epochs: int | None = None
+) -> go.Figure:
+    """The objective after each epoch of each family's best finished trial; fold after fold of ``epochs`` each."""
     figure = go.Figure()
+    last = 1
     for family in families:
         own, best = look(order[family.family]), best_of(family)
         if best is None or not best.curve:
             continue
         steps = sorted(best.curve)
+        last = max(last, steps[-1])
         figure.add_scatter(
             x=steps,
             y=[best.curve[step] for step in steps],
@@ -334,7 +342,36 @@ def validation_curves(families: Sequence[Searched], order: Mapping[str, int], ob
             line={"color": own.color, "dash": own.dash},
             marker={"symbol": own.symbol, "size": 7},
         )
-    return styled(figure, x="report (epochs, fold by fold)", y=f"validation {objective}")
+    epochs = epochs or last
+    num_folds = -(-last // epochs)
+    styled(figure, x="epoch of each fold" if num_folds > 1 else "epoch", y=f"validation {objective}")
+    apart = -(-last // MOST_TICKS)
+    ticks = [step for step in range(1, last + 1) if apart == 1 or (step - 1) % epochs % apart == 0]
+    if len(ticks) > 2 * MOST_TICKS:  # many folds: each by its last epoch
+        ticks = list(range(epochs, last + 1, epochs))
+    figure.update_xaxes(
+        tickvals=ticks,
+        ticktext=[str((step - 1) % epochs + 1) for step in ticks],
+        range=[0.5, last + 0.5],
+        zeroline=False,
+    )
+    if num_folds == 1:
+        return figure
+    for fold in range(num_folds):
+        if fold:
+            figure.add_vline(x=fold * epochs + 0.5, line={"color": GREY, "width": 1, "dash": "dot"})
+        figure.add_annotation(
+            x=fold * epochs + 0.5,
+            y=1,
+            yref="paper",
+            text=f"fold {fold + 1}" if num_folds <= MOST_TICKS // 2 else str(fold + 1),
+            showarrow=False,
+            xanchor="left",
+            yanchor="bottom",
+            font={"size": 11},
+        )
+    figure.update_layout(legend={"y": 1.1}, margin={"t": 28})
+    return figure
 
 
 def best_of(family: Searched) -> Tried | None:
@@ -343,9 +380,14 @@ def best_of(family: Searched) -> Tried | None:
     return max(scored, key=lambda trial: (trial.score or 0.0, -trial.number), default=None)
 
 
-def training_loss(curves: Sequence[Curve], order: Mapping[str, int]) -> go.Figure:
-    """Mean training loss over the verdict's seeds by epoch, a line for each family, on a log scale if it can be."""
+def training_loss(curves: Sequence[Curve], order: Mapping[str, int], epochs: int | None = None) -> go.Figure:
+    """Mean training loss over the verdict's seeds by epoch, a line for each family, on a log scale if it can be.
+
+    A trial of the verdict trains the shipped model for ``epochs`` and then, where it does, a model on each fold: these
+    are thin lines over the same epochs.
+    """
     figure = go.Figure()
+    most = 1
     is_positive = True
     for family in sorted({curve.family for curve in curves}, key=lambda name: order.get(name, len(order))):
         own = look(order.get(family, len(order)))
@@ -353,18 +395,32 @@ def training_loss(curves: Sequence[Curve], order: Mapping[str, int]) -> go.Figur
         length = min(map(len, losses))
         mean = np.mean([loss[:length] for loss in losses], axis=0)
         is_positive = is_positive and bool((mean > 0).all())
-        figure.add_scatter(
-            x=list(range(1, length + 1)),
-            y=mean.tolist(),
-            mode="lines+markers",
-            name=in_plot(family),
-            line={"color": own.color, "dash": own.dash},
-            marker={"symbol": own.symbol, "size": 6},
-        )
-    styled(figure, x="epoch of the verdict's training", y="training loss (mean over seeds)")
+        of_model = epochs or max(length, 1)
+        most = max(most, min(of_model, length))
+        for start in range(0, length, of_model):
+            of_epoch = mean[start : start + of_model].tolist()
+            figure.add_scatter(
+                x=list(range(1, len(of_epoch) + 1)),
+                y=of_epoch,
+                mode="lines" if start else "lines+markers",
+                name=in_plot(family),
+                legendgroup=in_plot(family),
+                showlegend=start == 0,
+                opacity=0.45 if start else 1,
+                line={"color": own.color, "dash": own.dash, "width": 1 if start else 2},
+                marker={"symbol": own.symbol, "size": 6},
+                hovertemplate=f"{in_plot(family)}, {_model(start // of_model)}: %{{y:.4g}}<extra></extra>",
+            )
+    styled(figure, x="epoch", y="training loss (mean over seeds)")
+    figure.update_xaxes(dtick=max(1, -(-most // MOST_TICKS)), tick0=1, tickformat="d", zeroline=False)
     if is_positive:
         figure.update_yaxes(type="log")
     return figure
+
+
+def _model(number: int) -> str:
+    """A model of a verdict's trial, in the order in which they are trained."""
+    return f"model of fold {number}" if number else "model on all classes"
 
 
 def embedding_map(point_N2: NDArray[np.float64], labels: Sequence[str], shown: Sequence[str]) -> go.Figure:

@@ -49,6 +49,9 @@ caption span{display:block;position:sticky;left:.7rem;max-width:calc(min(62rem,1
 th,td{text-align:left;padding:.35rem .7rem;border-top:1px solid var(--line);white-space:nowrap;vertical-align:top}
 thead th{background:var(--soft);font-weight:600;position:sticky;top:0}tbody th{font-weight:600}
 td.number,th.number{text-align:right}
+tbody th{white-space:normal;overflow-wrap:anywhere;min-width:7rem}
+.interval{display:block;color:var(--quiet);font-size:.92em}
+details{margin:.75rem 0}summary{cursor:pointer;color:var(--accent);font-size:.95rem;padding:.3rem 0}
 .facts th,.facts td{white-space:normal;overflow-wrap:anywhere}
 .facts th{width:36%}
 pre{overflow-x:auto;background:var(--soft);border:1px solid var(--line);border-radius:6px;padding:.7rem;
@@ -63,7 +66,15 @@ figure{margin:1rem 0}
 .right b{color:var(--right)}.wrong b{color:var(--wrong)}
 .js-plotly-plot .infolayer text,.js-plotly-plot .cartesianlayer text{fill:var(--ink)!important}
 .js-plotly-plot .gridlayer path,.js-plotly-plot .zerolinelayer path{stroke:var(--line)!important}
-@media (max-width:40rem){main{padding:.75rem .75rem 3rem}h1{font-size:1.4rem}.verdict{font-size:1.05rem}}
+@media (max-width:40rem){main{padding:.75rem .75rem 3rem}h1{font-size:1.4rem}.verdict{font-size:1.05rem}
+.cards,.cards caption,.cards tbody{display:block}.cards thead{display:none}
+.cards tr{display:grid;grid-template-columns:1fr 1fr;gap:.35rem .8rem;padding:.6rem .7rem;
+border-top:1px solid var(--line)}
+.cards th,.cards td,.cards td.number{display:block;border:0;padding:0;text-align:left;white-space:normal;
+overflow-wrap:anywhere}
+.cards tbody th{grid-column:1/-1;font-size:1rem}
+.cards td::before{content:attr(data-label);display:block;color:var(--quiet);font-size:.78rem}
+.interval{white-space:nowrap}}
 @media print{:root{--paper:#fff;--ink:#000;--quiet:#444;--line:#bbb;--soft:#f6f6f6;--accent:#000;--warn:#fff}
 main{max-width:none;padding:0}nav{display:none}body{font-size:10pt}h2,h3{break-after:avoid}
 figure,tr,.examples{break-inside:avoid}pre{white-space:pre-wrap}.scroll{overflow:visible;max-height:none;border:0}
@@ -108,16 +119,20 @@ def with_commands(text: str) -> Html:
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], numbers: str = "") -> Html:
     """A table that scrolls in a box of its own; the first cell of a row is its header.
 
-    ``numbers`` says of each column by a letter whether it is set to the right (n) or the left; the left is what is
-    meant where it ends.
+    One of three columns and more is a list of rows on a phone, each cell below its column's name. ``numbers`` says
+    of each column by a letter whether it is set to the right (n) or the left; the left is what is meant where it ends.
     """
     kinds = [{"class_": "number"} if letter == "n" else {} for letter in numbers.ljust(len(head))]
     top = [element("th", name, scope="col", **kind) for name, kind in zip(head, kinds, strict=True)]
+    is_list = len(head) > 2
+    of_cells = [
+        kind | ({"data_label": name} if is_list else {}) for name, kind in zip(head, kinds, strict=True)
+    ]
     body = [
         element(
             "tr",
             element("th", row[0], scope="row"),
-            *(element("td", cell, **kind) for cell, kind in zip(row[1:], kinds[1:], strict=True)),
+            *(element("td", cell, **own) for cell, own in zip(row[1:], of_cells[1:], strict=True)),
         )
         for row in rows
     ]
@@ -126,6 +141,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], numb
         element("caption", element("span", caption)),
         element("thead", element("tr", *top)),
         element("tbody", *body),
+        **({"class_": "cards"} if is_list else {}),
     )
     return element("div", whole, class_="scroll", role="region", aria_label=caption, tabindex="0")
 
@@ -133,6 +149,11 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], numb
 def facts(caption: str, known: Iterable[tuple[str, str]], head: tuple[str, str] = ("what", "value")) -> Html:
     """A table of names and values, which are broken into lines where there is no room."""
     return element("div", table(caption, head, known), class_="facts")
+
+
+def folded(summary: str, *content: str) -> Html:
+    """What is shown when its summary is asked for."""
+    return element("details", element("summary", summary), *content)
 
 
 def in_plot(text: str) -> str:

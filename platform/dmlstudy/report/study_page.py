@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from dmlstudy.report.page import (
     Section,
     check_place,
     element,
+    folded,
     page,
     paragraph,
     table,
@@ -60,7 +62,10 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
         of_winner = examples.absent("left out by --without-examples.")
     else:
         of_winner = examples.sections(store, study, board, kept.tags, state.get("cwd"))
-    top: list[Html] = [paragraph(words.verdict(board), kind="verdict")]
+    first = words.news(board)
+    top: list[Html] = [paragraph(first or words.verdict(board), kind="verdict")]
+    if first:
+        top.append(paragraph(words.verdict(board)))
     if notice:
         top.insert(
             0,
@@ -114,17 +119,18 @@ def _leaderboard(board: Leaderboard) -> list[str | Plot]:
     further = [name for name in FURTHER if name != board.objective]
     further = [name for name in further if any(f"test_{name}" in row.test for row in board.rows)]
     of_folds = [f"{kind}_{board.objective}" for kind in ("separate", "concatenated")]
-    parts: list[str | Plot] = [words.leaderboard_table(board, [*further[:MOST_FURTHER], *of_folds])]
+    parts: list[str | Plot] = [words.leaderboard_table(board)]
     judged = [row for row in board.rows if metric in row.test]
     if judged:
-        caption = (
-            f"Test {board.objective}: mean over seeds with its 95% t-interval, in the leaderboard’s order."
-        )
+        caption = "The same as a picture: mean over seeds with its 95% t-interval."
         label = "; ".join(f"{row.family} {words.interval(row.test[metric])}" for row in judged)
         parts.append(Plot(figures.scores(board.rows, metric), caption, label, 90 + 34 * len(board.rows)))
     if board.front:
         parts.append(words.front_table(board))
-    return parts
+    scores = words.scores_table(board, [*further[:MOST_FURTHER], *of_folds])
+    more = [words.search_table(board), *([scores] if scores else [])]
+    told = "Validation scores, trials and seeds" + (", other test scores" if scores else "")
+    return [*parts, folded(told, *more)]
 
 
 def _pairs(board: Leaderboard) -> list[str | Plot]:
@@ -157,6 +163,15 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
         )
         height = BASE_HEIGHT + OF_LEGEND * len(own)
         parts.append(Plot(figures.history(own, order, board.objective), caption, label, height))
+    few = [each.family for each in own if each.parameters and 2 <= len(each.of("finished")) < FEWEST]
+    if few:
+        parts.append(
+            paragraph(
+                f"How much each parameter matters is estimated from {FEWEST} finished trials of a family on; fewer"
+                f" have: {', '.join(few)}. A larger search.trials_per_family gives more.",
+                kind="quiet",
+            )
+        )
     fixed = [each for each in own if not each.parameters and figures.best_of(each) is not None]
     for each in own:
         if each not in fixed:
@@ -218,15 +233,9 @@ def _family(family: Searched, objective: str) -> list[str | Plot]:
             f"Importance (PED-ANOVA) from {len(finished)} finished trials; of few trials a hint, no more."
         )
         parts.append(Plot(figures.importance(family), caption, f"Importance: {told}", 90 + 30 * len(known)))
-    else:
+    elif len(finished) >= FEWEST:
         parts.append(
-            paragraph(
-                f"Importance is not told: it takes {FEWEST} finished trials with different scores, and there are"
-                f" {len(finished)}."
-                if len(finished) < FEWEST
-                else "Importance is not told: all finished trials have the same score.",
-                kind="quiet",
-            )
+            paragraph("All finished trials have the same score: no parameter mattered.", kind="quiet")
         )
     caption = f"Each parameter by itself; the brighter, the later the trial.{_thinned([family])}"
     label = f"{family.family}: {objective} against each of {rows} parameters"
@@ -234,16 +243,29 @@ def _family(family: Searched, objective: str) -> list[str | Plot]:
     return parts
 
 
+def _epochs(board: Leaderboard) -> int | None:
+    """Epochs of a model, the same for all families; none where no run says."""
+    known = [int(row.params["training.epochs"]) for row in board.rows if "training.epochs" in row.params]
+    return max(1, *known) if known else None
+
+
 def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plot]:
     order = {row.family: place for place, row in enumerate(board.rows)}
     order |= {name: order.get(name, len(order)) for name in tried}
     own = sorted(tried.values(), key=lambda each: order[each.family])
     parts: list[str | Plot] = []
-    if any((best := figures.best_of(each)) is not None and len(best.curve) > 1 for each in own):
+    epochs = _epochs(board)
+    longest = max((max(best.curve, default=0) for each in own if (best := figures.best_of(each))), default=0)
+    if longest > 1:
+        over = (
+            " From the second fold on, the mean with the folds before."
+            if longest > (epochs or longest)
+            else ""
+        )
         parts.append(
             Plot(
-                figures.validation_curves(own, order, board.objective),
-                f"Validation {board.objective} after each epoch of each family’s best trial of the search.",
+                figures.validation_curves(own, order, board.objective, epochs),
+                f"Validation {board.objective} after each epoch of each family’s best trial of the search.{over}",
                 f"Learning curves of the best trials of {len(own)} families",
                 BASE_HEIGHT + OF_LEGEND * len(own),
             )
@@ -253,11 +275,13 @@ def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> 
         return [*parts, *streams.plots(told)]
     losses = verdict_curves(store, board.study, "train_loss")
     if any(len(curve.values["train_loss"]) > 1 for curve in losses):
+        of_folds = any(len(curve.values["train_loss"]) > (epochs or math.inf) for curve in losses)
         parts.append(
             Plot(
-                figures.training_loss(losses, order),
-                "Training loss of the verdict’s models, mean over seeds. Each family has a loss of its own: shapes can"
-                " be compared, heights cannot.",
+                figures.training_loss(losses, order, epochs),
+                "Training loss of the verdict’s models, mean over seeds."
+                f"{' Thin lines: the models of the folds.' if of_folds else ''} Each family has a loss of its own:"
+                " shapes can be compared, heights cannot.",
                 "Training losses of the verdict's models by epoch",
                 BASE_HEIGHT + OF_LEGEND * len({curve.family for curve in losses}),
             )

@@ -7,14 +7,58 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dmlstudy.records import is_untrained
+from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry.comparison import Comparison
 from dmlstudy.registry.history import History, TrialRun
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard
-from dmlstudy.report.page import Html, element, facts, paragraph, table
+from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.report.page import Html, element, facts, joined, paragraph, table
 from dmlstudy.studies.duration import duration
 
 MINUS = "\N{MINUS SIGN}"
+
+
+NOUNS = {"hashing.num_bits": "code", "online.k": "learner"}
+"""What an untrained row is of, by a parameter that only such trials have; any other is an embedder."""
+
+
+def news(board: Leaderboard) -> str:
+    """Whether training was worth it: the winner on the test classes against the same embedder untrained.
+
+    Where the winner does not beat it, who does, or how near anyone came. Empty where no family was compared with it.
+    """
+    known: dict[str, tuple[str, Comparison]] = {}
+    for row in board.rows:
+        outcome, found = comparison_of(board, row.family, row.untrained) if row.untrained else ("", None)
+        if found is not None:
+            known[row.family] = outcome, found
+    if not known:
+        return ""
+    leader = board.winner or next(row.family for row in board.rows if row.validation is not None)
+    wins = f"{leader} {'wins' if board.winner else 'leads so far'}"
+    params = next(row.params for row in board.rows if row.family in known)
+    untrained = f"the untrained {next((own for name, own in NOUNS.items() if name in params), 'embedder')}"
+    metric = f"test {board.objective}"
+
+    def by(family: str) -> str:
+        return f"{difference(known[family][1], family)}, {p_value(known[family][1])}"
+
+    better = [family for family, (outcome, _) in known.items() if outcome == "better"]
+    best = max(better or known, key=lambda family: _effect(known[family][1], family))
+    if leader in better:
+        others, so_do = len(known) - 1, len(better) - 1
+        also = f"; {so_do or 'none'} of the {others} other families {'does' if so_do < 2 else 'do'}"
+        if others < 2:
+            also = f"; the other family {'does too' if so_do else 'does not'}" if others else ""
+        return f"{wins} and beats {untrained} by {by(leader).removeprefix('+')} {metric}{also}."
+    if better:
+        return f"{wins}, but does not measurably beat {untrained} on {metric}; {best} does: {by(best)}."
+    effect = _effect(known[best][1], best)
+    bound = f"by more than {effect:.4f} {metric}" if effect > 0 else f"on {metric}"
+    return f"{wins}, but nothing beats {untrained} {bound}: {best} {by(best)}, {known[best][0]}."
+
+
+def _effect(each: Comparison, family: str) -> float:
+    return each.effect if each.first == family else -each.effect
 
 
 def verdict(board: Leaderboard) -> str:
@@ -87,32 +131,78 @@ def p_value(each: Comparison) -> str:
     return "p < 0.001" if each.adjusted_p_value < 0.001 else f"p = {each.adjusted_p_value:.3f}"
 
 
-def leaderboard_table(board: Leaderboard, further: Sequence[str]) -> Html:
-    """Families by validation; ``further`` are metrics of the test classes beside the objective."""
-    objective = f"test_{board.objective}"
-    names = [f"test_{name}" for name in further]
-    names = [name for name in (objective, *names) if any(name in row.test for row in board.rows)]
-    head = ["family", f"validation {board.objective}", *(name.replace("test_", "test ") for name in names)]
+def leaderboard_table(board: Leaderboard) -> Html:
+    """Families by validation: the objective on the test classes, and how that differs from the untrained embedder's.
+
+    Before any was judged, the objective on the validation classes.
+    """
+    metric = f"test_{board.objective}"
+    if not any(metric in row.test for row in board.rows):
+        rows = [[_named(board, row), _validation(row)] for row in board.rows]
+        caption = "Best on the validation classes first, mean over folds ± standard error; no test score yet."
+        return table(caption, ["family", f"validation {board.objective}"], rows, "ln")
     rows = []
     for row in board.rows:
-        spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.4f}"
-        is_winner = row.family == board.winner
-        rows.append(
-            [
-                f"{row.family}{' (winner)' if is_winner else ''}",
-                "–" if row.validation is None else f"{row.validation:.4f}{spread}",
-                *(interval(row.test.get(name)) for name in names),
-                str(row.num_judged or "–"),
-                f"{row.num_finished} + {row.num_pruned} + {row.num_failed}" if row.num_tried else "–",
-            ]
-        )
-    judged = any(row.num_judged for row in board.rows)
+        outcome, each = comparison_of(board, row.family, row.untrained) if row.untrained else ("", None)
+        told = ["–", "–"]
+        if each is not None:
+            against = "" if row.untrained == UNTRAINED else f" ({row.untrained})"
+            told = [_two_lines(difference(each, row.family)), f"{outcome}, {p_value(each)}{against}"]
+        rows.append([_named(board, row), _two_lines(interval(row.test.get(metric))), *told])
     caption = (
-        "Best on the validation classes first, mean over folds ± standard error."
-        f" Test: {'mean [95% t-interval] over seeds, each scored once' if judged else 'not judged yet'}."
-        " Trials: finished + stopped early + failed."
+        "Best on the validation classes first. Test: mean over seeds, each scored once, with its 95% t-interval."
+        " Less untrained: paired by seed, against the same embedder before training, with an interval that holds for"
+        " all pairs at once (95%); better or worse is what has p ≤ 0.05 adjusted for all pairs."
     )
-    return table(caption, [*head, "seeds", "trials"], rows, "l" + "n" * (len(head) + 1))
+    return table(caption, ["family", metric.replace("_", " ", 1), "less untrained", "verdict"], rows, "lnnl")
+
+
+def search_table(board: Leaderboard) -> Html:
+    """How each family's search went: its best on the validation classes, and numbers of trials and seeds."""
+    rows = [
+        [
+            _named(board, row),
+            _validation(row),
+            f"{row.num_finished} + {row.num_pruned} + {row.num_failed}" if row.num_tried else "–",
+            str(row.num_judged or "–"),
+        ]
+        for row in board.rows
+    ]
+    caption = (
+        "Validation: mean over folds ± standard error. Trials: finished + stopped early + failed. Seeds: models that"
+        " were judged on the test classes."
+    )
+    return table(caption, ["family", f"validation {board.objective}", "trials", "seeds"], rows, "lnnn")
+
+
+def scores_table(board: Leaderboard, names: Sequence[str]) -> Html | None:
+    """Further metrics of the test classes; nothing where there are none of these."""
+    names = [name for name in names if any(f"test_{name}" in row.test for row in board.rows)]
+    if not names:
+        return None
+    rows = [
+        [_named(board, row), *(_two_lines(interval(row.test.get(f"test_{name}"))) for name in names)]
+        for row in board.rows
+        if row.test
+    ]
+    caption = "Other scores on the test classes: mean over seeds with its 95% t-interval."
+    return table(caption, ["family", *names], rows, "l" + "n" * len(names))
+
+
+def _named(board: Leaderboard, row: Row) -> str:
+    return f"{row.family} (winner)" if row.family == board.winner else row.family
+
+
+def _validation(row: Row) -> str:
+    if row.validation is None:
+        return "–"
+    return f"{row.validation:.4f}{'' if row.validation_stderr is None else f' ± {row.validation_stderr:.4f}'}"
+
+
+def _two_lines(text: str) -> Html:
+    """A number, and what follows it in brackets on a line of its own."""
+    number, space, rest = text.partition(" ")
+    return joined([number, space, element("span", rest, class_="interval")] if rest else [number])
 
 
 def front_table(board: Leaderboard) -> Html:

@@ -1,4 +1,4 @@
-"""Clustering metrics: k-means with a fixed seed, and how well its clusters are the classes; METHODS.md section 8.
+"""Clustering metrics: converged k-means with a fixed seed, and how well its clusters are the classes.
 
 Shapes: N items, D embedding size.
 """
@@ -16,12 +16,17 @@ from dmlstudy.retrieval.neighbours import Floats, Ints, checked
 
 Mean: TypeAlias = Literal["arithmetic", "geometric"]
 
+MAX_STEPS = 300
+"""Steps after which a restart of k-means ends, converged or not; most need fewer than 50."""
+
 
 def k_means(
-    z_ND: Floats, num_clusters: int, *, seed: int = 0, num_restarts: int = 10, num_steps: int = 20
+    z_ND: Floats, num_clusters: int, *, seed: int = 0, num_restarts: int = 10, num_steps: int = MAX_STEPS
 ) -> Ints:
     """The cluster of each L2-normalised embedding (a zero one stays), the best of some restarts by their cost.
 
+    Each restart begins with random items and goes on until its cost no longer falls, which is when no item changes
+    its cluster, or for ``num_steps``. The best of ten is near the least cost, not always at it.
     The same seed and number of threads give the same clusters. Raises ValueError for embeddings that are not
     finite and unless 1 <= num_clusters <= N.
     """

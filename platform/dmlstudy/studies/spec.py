@@ -33,6 +33,7 @@ from dmlstudy.records import (
     Scalar,
     TrainingConfig,
     TrialConfig,
+    draw_mismatch,
 )
 from dmlstudy.studies import space as spaces
 from dmlstudy.studies import yaml_file
@@ -396,13 +397,22 @@ class StudySpec:
             if name not in OTHER_KINDS or sections[name]
         }
         protocol = self.file.protocol
-        regularizer = sections["regularizer"].get("name", NO_REGULARIZER)
+        is_regularized = sections["regularizer"].get("name", NO_REGULARIZER) != NO_REGULARIZER
+        regularizer = _named(sections["regularizer"]) if is_regularized else None
+        if (
+            regularizer
+            and regularizer.params.get("draw") == "two_draws"
+            and "sampler" not in sections["batch"]
+        ):
+            records["batch"] = records["batch"].model_copy(update={"sampler": "two_draws"})
+        if problem := draw_mismatch(records["batch"], regularizer):
+            raise SpecError(f"{path}: {problem}" if path else problem)
         return TrialConfig(
             family=family.name,
             phase=phase,
             data=self.data,
             loss=_named(sections["loss"]),
-            regularizer=None if regularizer == NO_REGULARIZER else _named(sections["regularizer"]),
+            regularizer=regularizer,
             num_folds=protocol.num_folds,
             fold_models=protocol.fold_models and protocol.num_folds > 1 and self.kind == "embedder",
             seed=self.file.search.seed if seed is None else seed,

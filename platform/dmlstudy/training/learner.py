@@ -25,7 +25,7 @@ from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum
 from dmlstudy.losses.memory import CrossBatchMemory
-from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig
+from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -104,6 +104,8 @@ class Learner:
             else Loader(train, augmentation, self.seed)
         )
         regularizer = config.regularizer
+        if problem := draw_mismatch(config.batch, regularizer):
+            raise ValueError(problem)
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,
