@@ -79,7 +79,7 @@ def differing_data(config: TrialConfig, expected: Mapping[str, str]) -> str:
         found = str(len(getattr(dataset, side)))
         if expected.get(name, found) != found:
             return (
-                f"{here()} sees {found} {side} items in {config.data.path}, the driver {expected[name]}; give both the"
+                f"{here()} sees {found} {side} items in {config.data.path or config.data.name}, the driver {expected[name]}; give both the"
                 " same files"
             )
     return ""
