@@ -228,7 +228,8 @@ class ResourcesConfig(Record):
         ),
     ] = 3600
     silence_limit_s: Annotated[
-        PositiveFloat, Field(description="a trial that reports nothing for this long is failed")
+        PositiveFloat,
+        Field(description="a trial whose workers report nothing and finish no batch for this long is failed"),
     ] = 1800
     storage_path: Annotated[
         str | None,
@@ -238,7 +239,12 @@ class ResourcesConfig(Record):
         ),
     ] = None
     retries: Annotated[
-        int, Field(ge=0, description="how often a trial goes on with fresh workers after a worker was lost")
+        int,
+        Field(
+            ge=0,
+            description="how often in a row a trial goes on with fresh workers after it lost one, without an epoch in"
+            " between; each further epoch begins the count anew",
+        ),
     ] = 1
 
 

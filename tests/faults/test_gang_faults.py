@@ -252,7 +252,7 @@ def test_a_batch_is_a_sign_of_life_and_a_hang_is_none(mark: str, monkeypatch: py
     gang = Gang(ResourcesConfig(silence_limit_s=1), "nowhere", "long")
     gang.hand_over(Command("t", {}, ""))
     assert gang.next_reply("t").kind == "report"
-    with pytest.raises(GangLost, match="^no sign of life for 1 s$") as lost:
+    with pytest.raises(GangLost, match=r"^no sign of life for 1 s$") as lost:
         gang.next_reply("t")
     assert not lost.value.blameless
     gang.kill()
@@ -362,7 +362,7 @@ class PlayedGang:
 
 
 @pytest.fixture
-def trainable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GangTrainable]]:
+def trainable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GangTrainable]:
     """``trainable(said, retries=1)``: a Tune actor that has begun a trial with workers that are played."""
     monkeypatch.setattr(gangs, "Gang", PlayedGang)
     monkeypatch.setattr(GangTrainable, "trial_id", "t")
@@ -384,7 +384,7 @@ def trainable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GangTra
         )
         return actor
 
-    yield begun
+    return begun
 
 
 def epoch(step: int) -> Reply:
