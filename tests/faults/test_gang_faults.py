@@ -11,18 +11,21 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import ray
+import torch
 from ray.air.execution._internal import RayActorManager
 
 from dmlstudy.records import ResourcesConfig, TrialConfig
 from dmlstudy.studies import gang as gangs
-from dmlstudy.studies import tune_mends
+from dmlstudy.studies import tune_mends, worker
 from dmlstudy.studies.gang import Gang, GangLost, GangTrainable, keep_in_vault
 from dmlstudy.studies.mailbox import Command, Mailbox, Reply
 from dmlstudy.studies.recorder import Vault
+from dmlstudy.studies.study import engine_settings
 from dmlstudy.studies.tune_mends import AllActors, tune_mended
 
 from .conftest import DMLSTUDY, Record, marked, runs_left_open, seconds_until_training, trials_of
@@ -218,12 +221,12 @@ def test_the_first_word_to_a_mailbox_that_comes_up_late_is_waited_for(
     monkeypatch.setattr(gangs, "Mailbox", ray.remote(num_cpus=0)(late))
     monkeypatch.setattr(gangs, "CALL_TIMEOUT_S", 0.2)
 
-    def worker(mailbox: Any) -> None:
+    def all_workers(mailbox: Any) -> None:
         command = ray.get(mailbox.command.remote(0, 0, 0.0))
         for reply in (Reply("begun"), Reply("report", {"step": 1.0})):
             ray.get(mailbox.reply.remote(command.trial, reply))
 
-    play(monkeypatch, worker)
+    play(monkeypatch, all_workers)
     gang = Gang(ResourcesConfig(), "nowhere", "late")
     started = time.monotonic()
     gang.hand_over(Command("t", {}, ""))
@@ -239,7 +242,7 @@ def of_a_late_mailbox(self: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_batch_is_a_sign_of_life_and_a_hang_is_none(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def worker(mailbox: Any) -> None:
+    def all_workers(mailbox: Any) -> None:
         trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
         ray.get(mailbox.reply.remote(trial, Reply("begun")))
         for _ in range(12):  # an epoch of three times the limit
@@ -248,7 +251,7 @@ def test_a_batch_is_a_sign_of_life_and_a_hang_is_none(mark: str, monkeypatch: py
         ray.get(mailbox.reply.remote(trial, Reply("report", {"step": 1.0})))
         time.sleep(2)
 
-    play(monkeypatch, worker)
+    play(monkeypatch, all_workers)
     gang = Gang(ResourcesConfig(silence_limit_s=1), "nowhere", "long")
     gang.hand_over(Command("t", {}, ""))
     assert gang.next_reply("t").kind == "report"
@@ -272,12 +275,12 @@ def test_a_mailbox_is_beside_its_tune_actor_and_its_loss_is_nobodys_fault(
     monkeypatch.setattr(Mailbox, "options", noted)
     over = threading.Event()
 
-    def worker(mailbox: Any) -> None:
+    def all_workers(mailbox: Any) -> None:
         trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
         ray.get(mailbox.reply.remote(trial, Reply("begun")))
         over.wait(30)
 
-    play(monkeypatch, worker)
+    play(monkeypatch, all_workers)
     gang = Gang(ResourcesConfig(), "nowhere", "posted")
     (place,) = places
     assert place.node_id == ray.get_runtime_context().get_node_id()
@@ -296,12 +299,12 @@ def test_a_mailbox_is_beside_its_tune_actor_and_its_loss_is_nobodys_fault(
 def test_a_node_that_lacks_something_is_told_and_not_tried_again(
     mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def worker(mailbox: Any) -> None:
+    def all_workers(mailbox: Any) -> None:
         trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
         ray.get(mailbox.reply.remote(trial, Reply("begun")))
         ray.get(mailbox.reply.remote(trial, Reply("unfit", reason="node 10.0.0.3 has no /data")))
 
-    play(monkeypatch, worker)
+    play(monkeypatch, all_workers)
     gang = Gang(ResourcesConfig(), "nowhere", "unfit")
     gang.hand_over(Command("t", {}, ""))
     with pytest.raises(GangLost, match=r"^node 10.0.0.3 has no /data$") as lost:
@@ -442,6 +445,38 @@ def test_a_gang_that_does_not_take_its_trial_is_ended_before_its_actor(
     with pytest.raises(ray.exceptions.GetTimeoutError):
         trainable()
     assert PlayedGang.num_killed == 1
+
+
+@pytest.mark.parametrize(("gpus", "kill_s", "cleanup_s"), [(0, 8, "15"), (0.5, 45, "60")])
+def test_workers_on_gpus_have_longer_to_end(
+    monkeypatch: pytest.MonkeyPatch, gpus: float, kill_s: float, cleanup_s: str
+) -> None:
+    resources = ResourcesConfig(gpus_per_worker=gpus)
+    waited: list[float] = []
+    gang = Gang.__new__(Gang)
+    gang._resources, gang._placement_group = resources, "places"
+    gang._thread = SimpleNamespace(is_alive=lambda: not waited, join=waited.append)  # type: ignore[assignment]
+    gang._mailbox = None
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    assert gang.kill()
+    assert waited == [kill_s]
+    assert engine_settings(resources)["TUNE_FORCE_TRIAL_CLEANUP_S"] == cleanup_s
+
+
+def test_a_trial_begins_with_its_gpus_memory_given_back_and_tells_the_most_it_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU is played: what CUDA itself does is not tested here."""
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: said.append(f"reset {device}"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
+    for name in ("cpu", "cuda:1"):
+        worker.free_gpu_memory(torch.device(name))
+    assert said == ["emptied", "reset cuda:1"]
+    assert worker.gpu_peak(torch.device("cpu")) == {}
+    assert worker.gpu_peak(torch.device("cuda:1")) == {"gpu_peak_mib": 3.0}
 
 
 def test_the_node_on_which_workers_could_not_be_started_is_named() -> None:

@@ -107,3 +107,12 @@ def test_before_ray_is_started_nothing_is_dead(table: Table, monkeypatch: pytest
     with ClusterWatch(None, lambda reason: None, every_s=0.02) as watch:
         time.sleep(0.4)
         assert watch.why_gone() == ""
+
+
+def test_doubt_is_settled_by_an_answer_to_a_question_that_was_asked_later(table: Table) -> None:
+    with ClusterWatch("auto", lambda reason: None, every_s=0.02) as watch:
+        assert not watch.is_doubtful()
+        table.nodes = lambda: [node("own", alive=False)]
+        time.sleep(0.05)
+        assert watch.is_doubtful()
+        assert until(watch.why_gone).startswith("the Ray cluster of this node has died: ")
