@@ -331,7 +331,11 @@ class ResourcesConfig(Record):
         ),
     ] = 3600
     silence_limit_s: Annotated[
-        PositiveFloat, Field(le=10**7, description="a trial that reports nothing for this long is failed")
+        PositiveFloat,
+        Field(
+            le=10**7,
+            description="a trial whose workers report nothing and finish no batch for this long is failed",
+        ),
     ] = 1800
     storage_path: Annotated[
         str | None,
@@ -343,7 +347,10 @@ class ResourcesConfig(Record):
     retries: Annotated[
         int,
         Field(
-            ge=0, le=1000, description="how often a trial goes on with fresh workers after a worker was lost"
+            ge=0,
+            le=1000,
+            description="how often in a row a trial goes on with fresh workers after it lost one, without an epoch in"
+            " between; each further epoch begins the count anew",
         ),
     ] = 1
 

@@ -172,16 +172,105 @@ def judged(store: Path) -> dict[tuple[str, str], str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the study, run without a fault."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "tiny.yaml").write_text(SPEC)
+    driver = Driver(folder / "shown", "run", folder / "tiny.yaml", "--store", folder / "store")
+    try:
+        assert driver.process.wait(timeout=400) == 0, driver.log.read_text()
+    finally:
+        driver.end()
+    return folder / "store"
+
+
+def assert_equal(broken: Path, whole: Path) -> None:
+    """Both have the same leaderboard and the same trials, digit for digit."""
+    assert board_of(broken, "tiny") == board_of(whole, "tiny")
+    for kept, expected in zip(trials_of(broken, "tiny"), trials_of(whole, "tiny"), strict=True):
+        for what in ("number", "state", "params", "value", "intermediate_values"):
+            assert getattr(kept, what) == getattr(expected, what), (kept.number, what)
+    assert statuses_in_mlflow(broken) <= {"FINISHED", "KILLED"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["raylet/raylet", "gcs_server"])
+def test_a_ray_that_dies_ends_the_study_in_one_line_and_it_can_be_resumed(
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, whole: Path, victim: str
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    store = tmp_path / "store"
+    driver = drive(tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", store)
+    driver.wait_until(driver.said("^2/9 "))
+    (process,) = marked(driver.mark, f"/{victim}")
+    process.kill()
+    killed = time.monotonic()
+    assert driver.process.wait(timeout=100) == 2, driver.log.read_text()
+    seconds = time.monotonic() - killed
+    line = driver.log.read_text().splitlines()[-1]
+    assert re.fullmatch(r"error: Ray on this machine has died: .*; `dmlstudy resume tiny` goes on", line), (
+        line
+    )
+    record_fault(f"{Path(victim).name} killed, until the study has ended", 0, seconds)
+    gone = json.loads(called("status", "tiny", "--json", "--store", store).stdout)
+    assert gone["state"] == "interrupted"
+    assert gone["reason"] == line.removeprefix("error: ")
+    end = time.monotonic() + 30
+    while driver.left() and time.monotonic() < end:
+        time.sleep(0.5)
+    assert driver.left() == [], "a process outlived its driver"
+    resumed = drive(tmp_path / "1", "resume", "tiny", "--store", store)
+    assert resumed.process.wait(timeout=400) == 0, resumed.log.read_text()
+    assert_equal(store, whole)
+
+
+@pytest.mark.long
+def test_a_vault_and_a_mailbox_that_are_killed_cost_nothing(
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, whole: Path
+) -> None:
+    """The vault in the search, and twice as the first verdict's embedder comes to it; the mailbox once."""
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    store = tmp_path / "store"
+    folder = store / "studies" / "tiny"
+    driver = drive(tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", store)
+    driver.wait_until(driver.said("^1/9 "))
+    for name in ("ray::Vault", "ray::Mailbox"):
+        (process, *_) = marked(driver.mark, name)
+        process.kill()
+        killed = time.monotonic()
+        record_fault(f"{name} killed", 0, seconds_until_training(folder, since=killed))
+    kill_the_vault_as_an_embedder_comes(driver, store)
+    assert driver.process.wait(timeout=400) == 0, driver.log.read_text()
+    assert_equal(store, whole)
+    assert driver.left() == [], "a process outlived its driver"
+
+
+def kill_the_vault_as_an_embedder_comes(driver: Driver, store: Path) -> None:
+    """Kill the vault when the first verdict trial has trained its last epoch, and again as soon as it is back."""
+    begun: dict[str, str] = {}
+
+    def has_begun() -> bool:
+        begun.update(row for row in in_mlflow(store, BEGUN))
+        return bool(begun)
+
+    driver.wait_until(has_begun, every=0.01)
+    (family,) = begun.values()
+    driver.wait_until(lambda: any(state["epoch"] == 12 for state in states_kept(store, family)), every=0.01)
+    for _ in range(2):
+        driver.wait_until(lambda: marked(driver.mark, "ray::Vault"))
+        for vault in marked(driver.mark, "ray::Vault"):
+            vault.kill()
+
+
 @pytest.mark.long
 def test_a_killed_driver_loses_nothing(
-    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, whole: Path
 ) -> None:
     """Killed while it starts, while trials run, between the end of one and its record, and while it registers the
     winner, and resumed each time at once, it ends as if unbroken, and runs no verdict twice."""
     (tmp_path / "tiny.yaml").write_text(SPEC)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    unbroken = drive(tmp_path / "unbroken", "run", tmp_path / "tiny.yaml", "--store", whole)
-    assert unbroken.process.wait(timeout=400) == 0, unbroken.log.read_text()
+    broken = tmp_path / "broken"
 
     moments = random.Random(seed := random.SystemRandom().randrange(1000))
     sys.stdout.write(f"moments of seed {seed}\n")
@@ -233,11 +322,7 @@ def test_a_killed_driver_loses_nothing(
         == 0
     )
 
-    assert board_of(broken, "tiny") == board_of(whole, "tiny")
-    for kept, expected in zip(trials_of(broken, "tiny"), trials_of(whole, "tiny"), strict=True):
-        for what in ("number", "state", "params", "value", "intermediate_values"):
-            assert getattr(kept, what) == getattr(expected, what), (kept.number, what)
-    assert statuses_in_mlflow(broken) <= {"FINISHED", "KILLED"}
+    assert_equal(broken, whole)
     status = json.loads(called("status", "tiny", "--json", "--store", broken).stdout)
     assert (status["state"], status["num_left"]) == ("finished", 0)
     for driver in (first, second, *resumed):

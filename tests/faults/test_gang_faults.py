@@ -6,20 +6,26 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import ray
+import torch
 from ray.air.execution._internal import RayActorManager
 
 from dmlstudy.records import ResourcesConfig, TrialConfig
-from dmlstudy.studies import tune_mends
-from dmlstudy.studies.gang import Gang, GangLost
-from dmlstudy.studies.mailbox import Command
+from dmlstudy.studies import gang as gangs
+from dmlstudy.studies import tune_mends, worker
+from dmlstudy.studies.gang import Gang, GangLost, GangTrainable, keep_in_vault
+from dmlstudy.studies.mailbox import Command, Mailbox, Reply
+from dmlstudy.studies.recorder import Vault
+from dmlstudy.studies.study import engine_settings
 from dmlstudy.studies.tune_mends import AllActors, tune_mended
 
 from .conftest import DMLSTUDY, Record, marked, runs_left_open, seconds_until_training, trials_of
@@ -94,7 +100,7 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
             record_fault("trial's actor killed", 0, again)
             wait_for(log, "^4/8 ")
             hurt = hit("RayTrainWorker", signal.SIGSTOP, than=3)
-            wait_for(log, "^5/8 .*failed: no report for 20 s")
+            wait_for(log, "^5/8 .*failed: no sign of life for 20 s")
             seconds = seconds_until_training(folder, than=4, since=hurt)
             record_fault("hang in a collective (watchdog at 20 s)", 1, seconds)
             assert study.wait(timeout=300) == 0, log.read_text()
@@ -108,7 +114,7 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
     assert states == ["COMPLETE"] * 4 + ["FAIL", "COMPLETE"]
     for lost in (trials[1], trials[2]):
         assert list(lost.intermediate_values) == list(range(1, 61)), "a report was lost or said twice"
-    assert trials[4].user_attrs["reason"] == "no report for 20 s"
+    assert trials[4].user_attrs["reason"] == "no sign of life for 20 s"
     assert "they have served 2 trials" in engine_log.read_text()
     assert not list((engine_log.parent / "checkpoints").glob("*")), "a checkpoint outlived its study"
     assert runs_left_open(store, "gang-faults") == []
@@ -170,7 +176,7 @@ def rank_of(pid: int) -> int:
 @pytest.mark.parametrize(
     ("sent", "rank", "reason", "blameless"),
     [
-        (signal.SIGSTOP, 1, "no report for 5 s", False),
+        (signal.SIGSTOP, 1, "no sign of life for 5 s", False),
         (signal.SIGKILL, 0, "a worker of the trial was lost: rank {rank}: .*died", True),
         (signal.SIGKILL, 1, "a worker of the trial was lost: rank {rank}: .*died", True),
     ],
@@ -198,7 +204,287 @@ def test_nothing_is_left_of_a_gang_within_two_seconds(
     until(lambda: not marked(mark, "ray::Mailbox"), "the end of their mailbox", 10)
 
 
+# A gang whose workers are played, on that Ray
+
+
+def play(monkeypatch: pytest.MonkeyPatch, worker: Callable[[Any], None]) -> None:
+    """Let this function, which gets the mailbox, be all workers of a gang."""
+    monkeypatch.setattr(gangs, "fit", lambda loop, config, *_, **__: worker(config["mailbox"]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_word_to_a_mailbox_that_comes_up_late_is_waited_for(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process takes longer than any call may: as long as starting may take is the limit, and not a call's."""
+    late = type("LateMailbox", (Mailbox.__ray_actor_class__,), {"__init__": of_a_late_mailbox})
+    monkeypatch.setattr(gangs, "Mailbox", ray.remote(num_cpus=0)(late))
+    monkeypatch.setattr(gangs, "CALL_TIMEOUT_S", 0.2)
+
+    def all_workers(mailbox: Any) -> None:
+        command = ray.get(mailbox.command.remote(0, 0, 0.0))
+        for reply in (Reply("begun"), Reply("report", {"step": 1.0})):
+            ray.get(mailbox.reply.remote(command.trial, reply))
+
+    play(monkeypatch, all_workers)
+    gang = Gang(ResourcesConfig(), "nowhere", "late")
+    started = time.monotonic()
+    gang.hand_over(Command("t", {}, ""))
+    assert time.monotonic() - started < 1, "handing over waits"
+    assert gang.next_reply("t") == Reply("report", {"step": 1.0})
+    assert gang.kill()
+
+
+def of_a_late_mailbox(self: Any) -> None:
+    time.sleep(3)
+    Mailbox.__ray_actor_class__.__init__(self)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_batch_is_a_sign_of_life_and_a_hang_is_none(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_workers(mailbox: Any) -> None:
+        trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
+        ray.get(mailbox.reply.remote(trial, Reply("begun")))
+        for _ in range(12):  # an epoch of three times the limit
+            time.sleep(0.25)
+            ray.get(mailbox.beat.remote())
+        ray.get(mailbox.reply.remote(trial, Reply("report", {"step": 1.0})))
+        time.sleep(2)
+
+    play(monkeypatch, all_workers)
+    gang = Gang(ResourcesConfig(silence_limit_s=1), "nowhere", "long")
+    gang.hand_over(Command("t", {}, ""))
+    assert gang.next_reply("t").kind == "report"
+    with pytest.raises(GangLost, match=r"^no sign of life for 1 s$") as lost:
+        gang.next_reply("t")
+    assert not lost.value.blameless
+    gang.kill()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_mailbox_is_beside_its_tune_actor_and_its_loss_is_nobodys_fault(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[Any] = []
+    options = Mailbox.options
+
+    def noted(**kinds: Any) -> Any:
+        places.append(kinds["scheduling_strategy"])
+        return options(**kinds)
+
+    monkeypatch.setattr(Mailbox, "options", noted)
+    over = threading.Event()
+
+    def all_workers(mailbox: Any) -> None:
+        trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
+        ray.get(mailbox.reply.remote(trial, Reply("begun")))
+        over.wait(30)
+
+    play(monkeypatch, all_workers)
+    gang = Gang(ResourcesConfig(), "nowhere", "posted")
+    (place,) = places
+    assert place.node_id == ray.get_runtime_context().get_node_id()
+    assert not place.soft
+    gang.hand_over(Command("t", {}, ""))
+    threading.Timer(2.0, ray.kill, [gang._mailbox]).start()
+    with pytest.raises(GangLost, match="mailbox was lost") as lost:
+        gang.next_reply("t")
+    assert lost.value.blameless
+    assert not lost.value.is_final
+    over.set()
+    assert gang.kill()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_node_that_lacks_something_is_told_and_not_tried_again(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_workers(mailbox: Any) -> None:
+        trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
+        ray.get(mailbox.reply.remote(trial, Reply("begun")))
+        ray.get(mailbox.reply.remote(trial, Reply("unfit", reason="node 10.0.0.3 has no /data")))
+
+    play(monkeypatch, all_workers)
+    gang = Gang(ResourcesConfig(), "nowhere", "unfit")
+    gang.hand_over(Command("t", {}, ""))
+    with pytest.raises(GangLost, match=r"^node 10.0.0.3 has no /data$") as lost:
+        gang.next_reply("t")
+    assert (lost.value.blameless, lost.value.unstarted, lost.value.unfit) == (True, True, True)
+    assert lost.value.is_final
+    assert gang.kill()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_killed_vault_is_started_again_and_takes_files(mark: str, when: str) -> None:
+    name = f"vault-{uuid.uuid4().hex}"
+    vault = Vault.options(name=name).remote()
+    assert ray.get(vault.files.remote("t"), timeout=60) == {}
+    (process,) = marked(mark, "ray::Vault")
+    if when == "after":
+        keep_in_vault(name, "t", {"w": b"1"})
+    process.kill()
+    process.wait(timeout=10)
+    if when == "after":
+        assert ray.get(vault.files.remote("t"), timeout=60) == {}, "what it held is lost, and that is told"
+    keep_in_vault(name, "t", {"w": b"1"})
+    assert ray.get(vault.files.remote("t"), timeout=60) == {"w": b"1"}
+    ray.kill(vault)
+
+
 # Without workers
+
+
+class PlayedGang:
+    """Says what it was given, one thing after another; an exception is raised."""
+
+    said: ClassVar[list[Any]] = []
+    num_started = 0
+    refuses = False
+    num_killed = 0
+
+    def __init__(self, *_: Any) -> None:
+        PlayedGang.num_started += 1
+
+    def hand_over(self, command: Command) -> None:
+        if self.refuses:
+            raise ray.exceptions.GetTimeoutError("no answer")
+
+    def next_reply(self, trial: str) -> Reply:
+        said = self.said.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def kill(self) -> bool:
+        PlayedGang.num_killed += 1
+        return True
+
+    def is_alive(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def trainable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GangTrainable]:
+    """``trainable(said, retries=1)``: a Tune actor that has begun a trial with workers that are played."""
+    monkeypatch.setattr(gangs, "Gang", PlayedGang)
+    monkeypatch.setattr(GangTrainable, "trial_id", "t")
+    for name, value in (("num_started", 0), ("num_killed", 0), ("refuses", False)):
+        monkeypatch.setattr(PlayedGang, name, value)
+
+    def begun(*said: Any, **resources: Any) -> GangTrainable:
+        monkeypatch.setattr(PlayedGang, "said", list(said))
+        actor = GangTrainable.__new__(GangTrainable)
+        actor.setup(
+            {
+                "trial": trial_config(),
+                "resources": ResourcesConfig(**resources).model_dump(),
+                "storage": "nowhere",
+                "checkpoints": "/nowhere",
+                "vault": "none",
+                "expected": {},
+            }
+        )
+        return actor
+
+    return begun
+
+
+def epoch(step: int) -> Reply:
+    return Reply("report", {"step": float(step)})
+
+
+def lost() -> GangLost:
+    return GangLost("a worker of the trial was lost: its node died", blameless=True)
+
+
+def test_a_trial_that_makes_progress_is_not_failed_however_often_it_is_lost(
+    trainable: Callable[..., GangTrainable],
+) -> None:
+    """After each loss it repeats its reports and makes one more, as on spot nodes."""
+    said: list[Any] = []
+    for step in range(1, 7):
+        said += [*(epoch(each) for each in range(1, step + 1)), lost()]
+    actor = trainable(*said, Reply("finished", {"score": 1.0}))
+    results = [actor.step() for _ in range(7)]
+    assert [result["metrics"].get("step") for result in results] == [1, 2, 3, 4, 5, 6, None]
+    assert results[-1] == {"metrics": {"score": 1.0}, "done": True, "failure": ""}
+    assert PlayedGang.num_started == 7
+
+
+def test_a_trial_that_is_lost_at_the_same_place_again_and_again_fails_and_says_so(
+    trainable: Callable[..., GangTrainable],
+) -> None:
+    actor = trainable(epoch(1), lost(), epoch(1), lost(), epoch(1), lost(), retries=2)
+    assert actor.step()["metrics"]["step"] == 1
+    ended = actor.step()
+    assert ended["done"]
+    assert not ended["unstarted"]
+    assert ended["failure"] == (
+        "a worker of the trial was lost: its node died (3 times in a row, without an epoch in between)"
+    )
+
+
+@pytest.mark.parametrize("is_unfit", [True, False])
+def test_workers_that_never_serve_fail_no_configuration(
+    trainable: Callable[..., GangTrainable], is_unfit: bool
+) -> None:
+    bad = GangLost("node 10.0.0.3 ...", blameless=True, unstarted=True, unfit=is_unfit)
+    actor = trainable(bad, bad)
+    ended = actor.step()
+    assert (ended["unstarted"], ended["unfit"]) == (True, is_unfit)
+    assert PlayedGang.num_started == (1 if is_unfit else 2), (
+        "what another start cannot mend is not started again"
+    )
+
+
+def test_a_gang_that_does_not_take_its_trial_is_ended_before_its_actor(
+    trainable: Callable[..., GangTrainable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlayedGang, "refuses", True)
+    with pytest.raises(ray.exceptions.GetTimeoutError):
+        trainable()
+    assert PlayedGang.num_killed == 1
+
+
+@pytest.mark.parametrize(("gpus", "kill_s", "cleanup_s"), [(0, 8, "15"), (0.5, 45, "60")])
+def test_workers_on_gpus_have_longer_to_end(
+    monkeypatch: pytest.MonkeyPatch, gpus: float, kill_s: float, cleanup_s: str
+) -> None:
+    resources = ResourcesConfig(gpus_per_worker=gpus)
+    waited: list[float] = []
+    gang = Gang.__new__(Gang)
+    gang._resources, gang._placement_group = resources, "places"
+    gang._thread = SimpleNamespace(is_alive=lambda: not waited, join=waited.append)  # type: ignore[assignment]
+    gang._mailbox = None
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    assert gang.kill()
+    assert waited == [kill_s]
+    assert engine_settings(resources)["TUNE_FORCE_TRIAL_CLEANUP_S"] == cleanup_s
+
+
+def test_a_trial_begins_with_its_gpus_memory_given_back_and_tells_the_most_it_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU is played: what CUDA itself does is not tested here."""
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: said.append(f"reset {device}"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
+    for name in ("cpu", "cuda:1"):
+        worker.free_gpu_memory(torch.device(name))
+    assert said == ["emptied", "reset cuda:1"]
+    assert worker.gpu_peak(torch.device("cpu")) == {}
+    assert worker.gpu_peak(torch.device("cuda:1")) == {"gpu_peak_mib": 3.0}
+
+
+def test_the_node_on_which_workers_could_not_be_started_is_named() -> None:
+    error = RuntimeError(
+        "ray::RayTrainWorker.execute() (pid=7, ip=10.0.0.3, actor_id=1)\nRuntimeError: no driver"
+    )
+    assert gangs._where(error) == " on node 10.0.0.3"
+    assert gangs._where(RuntimeError("no driver")) == gangs._where(None) == ""
 
 
 def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:

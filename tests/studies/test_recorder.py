@@ -364,7 +364,7 @@ def test_a_node_that_lacks_something_fails_no_configuration_and_ends_the_study(
 
 def test_a_cluster_that_has_died_ends_the_study(sitting: Sitting) -> None:
     gone = ""
-    sitting.recorder._why_gone = lambda: gone
+    sitting.recorder._watch = SimpleNamespace(why_gone=lambda: gone)  # type: ignore[assignment]
     sitting.recorder.on_step_end(0, [])
     gone = "Ray on this machine has died: its raylet is gone"
     with pytest.raises(StudyEnds):
@@ -409,3 +409,16 @@ def test_a_lost_actor_is_not_counted_against_a_trial_that_makes_progress(sitting
     sitting.begin("again")
     sitting.search.on_trial_complete("again", error=True)
     assert sitting.search.assignments["again"].status == "failed"
+
+
+@pytest.mark.parametrize("is_dying", [True, False])
+def test_a_trial_lost_with_the_whole_cluster_is_not_failed(
+    is_dying: bool, sitting: Sitting, store: Store
+) -> None:
+    sitting.recorder._watch = SimpleNamespace(is_doubtful=lambda: is_dying)  # type: ignore[assignment]
+    for trial_id in "abc"[: 3 if is_dying else 2]:
+        sitting.begin(trial_id)
+        sitting.search.on_trial_complete(trial_id, error=True)
+        sitting.recorder.on_trial_error(0, [], SimpleNamespace(trial_id=trial_id))
+    trial = again(sitting, store).search.study.trials[0]
+    assert trial.state.name == ("RUNNING" if is_dying else "FAIL")

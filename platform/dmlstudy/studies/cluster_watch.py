@@ -32,7 +32,7 @@ class ClusterWatch:
     def __init__(
         self, address: str | None, at_last: Callable[[str], None], *, every_s: float = EVERY_S
     ) -> None:
-        self._where = "Ray on this machine" if address is None else f"the Ray cluster at {address}"
+        self._where = _place(address)
         self._at_last = at_last
         self._every_s = every_s
         self._over = threading.Event()
@@ -40,6 +40,14 @@ class ClusterWatch:
         """When the question was asked that has not been answered yet."""
         self._last_sign = time.monotonic()
         self._dead = ""
+
+    def is_doubtful(self) -> bool:
+        """Whether Ray does not answer, within a few seconds, a question that is asked after this call."""
+        called, end = time.monotonic(), time.monotonic() + 2 * self._every_s + 1
+        while time.monotonic() < end and not self._over.wait(0.05):
+            if self._last_sign > called:
+                return False
+        return True
 
     def why_gone(self) -> str:
         """What has died, in one line; nothing while Ray lives."""
@@ -63,9 +71,9 @@ class ClusterWatch:
     def _ask(self) -> None:
         while not self._over.wait(self._every_s):
             if not ray.is_initialized():  # not yet, or no longer
-                self._alive()
+                self._alive(time.monotonic())
                 continue
-            self._begun = time.monotonic()
+            self._begun = asked = time.monotonic()
             try:
                 dead = dead_node()
             except Exception:  # it is being disconnected; a control service that is gone is waited for
@@ -74,11 +82,11 @@ class ClusterWatch:
             if dead:
                 self._dead = dead
             else:
-                self._alive()
+                self._alive(asked)
 
-    def _alive(self) -> None:
+    def _alive(self, when: float) -> None:
         self._dead = ""
-        self._last_sign = time.monotonic()
+        self._last_sign = when
 
     def _judge(self) -> None:
         while not self._over.wait(self._every_s):
@@ -86,6 +94,12 @@ class ClusterWatch:
             if reason and time.monotonic() - self._last_sign > LAST_S:
                 self._at_last(reason)
                 return
+
+
+def _place(address: str | None) -> str:
+    if address is None:
+        return "Ray on this machine"
+    return "the Ray cluster of this node" if address == "auto" else f"the Ray cluster at {address}"
 
 
 def dead_node() -> str:

@@ -78,9 +78,9 @@ def differing_data(config: TrialConfig, expected: Mapping[str, str]) -> str:
     for name, side in COUNTS.items():
         found = str(len(getattr(dataset, side)))
         if expected.get(name, found) != found:
+            where, known = config.data.path or config.data.name, expected[name]
             return (
-                f"{here()} sees {found} {side} items in {config.data.path}, the driver {expected[name]}; give both the"
-                " same files"
+                f"{here()} sees {found} {side} items in {where}, the driver {known}; give both the same files"
             )
     return ""
 

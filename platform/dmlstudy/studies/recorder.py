@@ -16,6 +16,7 @@ from dmlstudy.data import state_file
 from dmlstudy.registry.store import StoreError
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.studies.cluster import ClusterError, first_line
+from dmlstudy.studies.cluster_watch import ClusterWatch
 from dmlstudy.studies.gang import checkpoint_name
 from dmlstudy.studies.progress import Progress
 from dmlstudy.studies.search import Assignment, StudySearch
@@ -65,7 +66,7 @@ class Recorder(tune.Callback):
 
     What a trial has left elsewhere, its embedder in the vault and its state below ``checkpoints`` (a folder or a URI),
     stays until all of it is recorded: a driver killed before that finds it again. ``is_stopped`` says whether the
-    study is to end early, ``why_gone`` what has died of the cluster that it runs on.
+    study is to end early, ``watch`` what has died of the cluster that it runs on.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Recorder(tune.Callback):
         vault: Any,
         checkpoints: str,
         is_stopped: Callable[[], bool] = lambda: False,
-        why_gone: Callable[[], str] = lambda: "",
+        watch: ClusterWatch | None = None,
     ) -> None:
         self._search = search
         self._tracker = tracker
@@ -84,7 +85,7 @@ class Recorder(tune.Callback):
         self._vault = vault
         self._checkpoints = checkpoints
         self._is_stopped = is_stopped
-        self._why_gone = why_gone
+        self._watch = watch
         self._num_retrained: Counter[str] = Counter()
         self._open: dict[str, tuple[str, float]] = {}
         self._stopped: deque[str] = deque()
@@ -94,7 +95,7 @@ class Recorder(tune.Callback):
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         # Tune swallows what most callbacks raise, but not here.
-        if not self.failure and (reason := self._why_gone()):
+        if not self.failure and self._watch and (reason := self._watch.why_gone()):
             self.failure = ClusterError(self._to_be_resumed(reason))
         if self.failure or self._is_stopped():
             raise StudyEnds
@@ -126,6 +127,9 @@ class Recorder(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._open:  # it failed before it started
             self.on_trial_start(iteration, trials, trial)
+        assignment = self._search.assignments[trial.trial_id]
+        if assignment.status == "failed" and self._watch and self._watch.is_doubtful():
+            self._search.hand_out_again(trial.trial_id, assignment.reason)  # Ray is dying, and not the trial
         self._end(trial.trial_id)
 
     def end_open_runs(self) -> None:

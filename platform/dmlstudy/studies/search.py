@@ -249,11 +249,10 @@ class StudySearch(Searcher):
             self._put_back(assignment)
 
     def hand_out_again(self, trial_id: str, reason: str) -> None:
-        """Let a verdict trial that has ended run again, for what it has left is lost."""
+        """Let a trial that has ended, and is not committed, run again: what it has left is lost, or what it ran on."""
         assignment = self.assignments[trial_id]
-        assert assignment.number is None
         assignment.status, assignment.reason = "interrupted", reason
-        self._verdicts.put_back(assignment.config)
+        self._put_back(assignment)
 
     def _put_back(self, assignment: Assignment) -> None:
         if assignment.number is None:

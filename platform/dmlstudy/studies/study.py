@@ -18,7 +18,7 @@ from ray import tune
 
 from dmlstudy import data
 from dmlstudy.data import state_file
-from dmlstudy.records import UNTRAINED, is_untrained
+from dmlstudy.records import UNTRAINED, ResourcesConfig, is_untrained
 from dmlstudy.registry import models, promotion, tracking
 from dmlstudy.registry.board import publish, publish_study
 from dmlstudy.registry.card import card
@@ -28,7 +28,7 @@ from dmlstudy.registry.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, preflight, provenance
 from dmlstudy.studies.cluster import ClusterError, busy, concurrency, connected, variables
 from dmlstudy.studies.cluster_watch import ClusterWatch
-from dmlstudy.studies.gang import GangTrainable
+from dmlstudy.studies.gang import KILL_TIMEOUT_ON_GPUS_S, GangTrainable
 from dmlstudy.studies.ledger import commit_recorded
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
@@ -49,10 +49,15 @@ ENGINE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow is the log
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the search reads nested metrics
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # the storage is the state
-    "TUNE_FORCE_TRIAL_CLEANUP_S": "15",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ``Interruption`` hears it
     "RAY_AIR_NEW_OUTPUT": "0",
 }
+
+
+def engine_settings(resources: ResourcesConfig) -> dict[str, str]:
+    """Tune's variables for a study; an actor whose workers have GPUs gets the time that these take to be freed."""
+    patience_s = KILL_TIMEOUT_ON_GPUS_S + 15 if resources.gpus_per_worker else 15
+    return ENGINE_SETTINGS | {"TUNE_FORCE_TRIAL_CLEANUP_S": f"{patience_s:g}"}
 
 
 class StudyInterrupted(Exception):
@@ -88,7 +93,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
         checks.check_storage(spec)
         folder = store.study_folder(spec.name)
         with (
-            variables(ENGINE_SETTINGS),
+            variables(engine_settings(spec.file.resources)),
             engine_noise_to(folder / "engine.log"),
             _kept(folder / "progress.log", tell) as said,
             ClusterWatch(address, lambda reason: _end_at_once(spec, store, said, reason)) as watch,
@@ -237,7 +242,7 @@ def _run_trials(
     progress = Progress(tell, objective, num_done, num_total, width, num_at_once)
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = _checkpoints(spec, store)
-    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished, watch.why_gone)
+    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished, watch)
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={

@@ -26,6 +26,9 @@ from dmlstudy.studies.cluster import variables
 HEALTH_CHECK_INTERVAL_S = 0.2
 """Train notices starts and ends of workers only then."""
 
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+"""The variable of torch's memory on GPUs."""
+
 
 def fit(
     loop: Callable[[dict[str, Any]], None],
@@ -43,7 +46,7 @@ def fit(
     So each of the run's processes is told which cluster is its own; this one forgets it when the run is over.
     """
     address = ray.get_runtime_context().gcs_address
-    constants.ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
+    constants.ENV_VARS_TO_PROPAGATE.update(("RAY_ADDRESS", ALLOCATOR))
     per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
     if resources.gpus_per_worker:
         per_worker["GPU"] = resources.gpus_per_worker
@@ -71,6 +74,10 @@ def fit(
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(HEALTH_CHECK_INTERVAL_S),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(resources.start_limit_s),
     }
+    if (
+        resources.gpus_per_worker
+    ):  # trials of many shapes share a process, and would leave its memory in pieces
+        told[ALLOCATOR] = os.environ.get(ALLOCATOR, "expandable_segments:True")
     with variables(told):
         trainer.fit()
 
