@@ -183,6 +183,13 @@ class TrainingConfig(Record):
     compile: Annotated[
         bool, Field(description="torch.compile the embedder's training step; the first takes a minute")
     ] = False
+    deterministic: Annotated[
+        Literal["where_possible", "always", "never"],
+        Field(
+            description="of kernels on GPUs: those that repeat digit for digit where PyTorch has them, or a trial that"
+            " needs another fails, or the fastest; CPUs repeat anyway"
+        ),
+    ] = "where_possible"
 
 
 class RetrievalConfig(Record):
