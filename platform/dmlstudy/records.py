@@ -10,7 +10,8 @@ import hashlib
 import json
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic_core import PydanticCustomError
 
 Scalar: TypeAlias = bool | int | float | str
 """A hyperparameter's value."""
@@ -210,12 +211,30 @@ class RetrievalConfig(Record):
     ] = 0.3
 
 
+def _whole_or_a_part(gpus: float) -> float:
+    if gpus > 1 and gpus != int(gpus):
+        raise PydanticCustomError("whole_gpus", "above 1 a worker takes whole GPUs")
+    return gpus
+
+
 class ResourcesConfig(Record):
     """What one trial takes, and how many run at once (default: as many as the cluster holds)."""
 
     workers: PositiveInt = 2
     cpus_per_worker: PositiveFloat = 1
-    gpus_per_worker: Annotated[float, Field(ge=0)] = 0
+    gpus_per_worker: Annotated[
+        float, Field(ge=0, description="whole GPUs, or a part of one"), AfterValidator(_whole_or_a_part)
+    ] = 0
+    accelerator: Annotated[
+        str | None,
+        Field(description="kind of GPU, by Ray's name (T4, A10G, L4, A100, H100); default: any, also mixed"),
+    ] = None
+    placement: Annotated[
+        Literal["pack", "strict_pack"],
+        Field(
+            description="of a trial's workers: together where there is room, or always on one node, for which they wait"
+        ),
+    ] = "pack"
     max_concurrent_trials: PositiveInt | None = None
     isolation: Annotated[
         Literal["gang", "process"],

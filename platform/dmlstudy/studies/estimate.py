@@ -10,6 +10,7 @@ from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.studies.checks import StudyData
+from dmlstudy.studies.cluster import no_room_here
 from dmlstudy.studies.duration import duration
 from dmlstudy.studies.spec import StudySpec, default_values
 from dmlstudy.training.trial import TrialStopped, run_trial
@@ -29,6 +30,8 @@ def describe(spec: StudySpec, dataset: StudyData, *, measure: bool) -> list[str]
         f"a trial: {resources.workers} workers x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
     ]
+    if too_small := no_room_here(resources):
+        lines.append(too_small)
     if measure:
         seconds = START_S + sum(_family_seconds(spec, dataset, name) for name in spec.families)
         lines.append(

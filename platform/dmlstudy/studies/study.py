@@ -24,7 +24,7 @@ from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.store import Store, StoreError, sole_driver
 from dmlstudy.studies import checks, provenance
-from dmlstudy.studies.cluster import busy, concurrency, connected, variables
+from dmlstudy.studies.cluster import busy, concurrency, connected, idle_gpus, variables
 from dmlstudy.studies.gang import GangTrainable
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
 from dmlstudy.studies.recorder import Recorder, Vault
@@ -191,7 +191,8 @@ def _run_trials(
         f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
         f" {num_at_once} at once"
     )
-    for line in filter(None, [search.idle_places(num_at_once), busy(resources), *search.take_notes()]):
+    idle = [idle_gpus(resources), search.idle_places(num_at_once), busy(resources)]
+    for line in filter(None, [*idle, *search.take_notes()]):
         tell(line)
     tell("starting the workers; they stay for all trials, so only the first trial waits for them")
     vault_name = f"vault-{spec.name}-{time.time_ns()}"
