@@ -107,7 +107,9 @@ def data_parallel(module: nn.Module) -> nn.Module:
     if world_size() == 1:
         return module
     device = next(module.parameters()).device
-    return DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
+    return DistributedDataParallel(
+        module, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
+    )
 
 
 class _AllRanks:

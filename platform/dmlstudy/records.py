@@ -12,6 +12,7 @@ import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -270,6 +271,13 @@ class TrainingConfig(Record):
     compile: Annotated[
         bool, Field(description="torch.compile the embedder's training step; the first takes a minute")
     ] = False
+    deterministic: Annotated[
+        Literal["where_possible", "always", "never"],
+        Field(
+            description="of kernels on GPUs: those that repeat digit for digit where PyTorch has them, or a trial that"
+            " needs another fails, or the fastest; CPUs repeat anyway"
+        ),
+    ] = "where_possible"
 
 
 class RetrievalConfig(Record):
@@ -292,6 +300,12 @@ class RetrievalConfig(Record):
     ] = 0.3
 
 
+def _whole_or_a_part(gpus: float) -> float:
+    if gpus > 1 and gpus != int(gpus):
+        raise PydanticCustomError("whole_gpus", "above 1 a worker takes whole GPUs")
+    return gpus
+
+
 class ResourcesConfig(Record):
     """What one trial takes, and how many run at once (default: as many as the cluster holds)."""
 
@@ -303,8 +317,24 @@ class ResourcesConfig(Record):
     ] = 1
     gpus_per_worker: Annotated[
         float,
-        Field(ge=0, le=64, allow_inf_nan=False, description="GPUs that each takes; 0: it trains on CPUs"),
+        Field(
+            ge=0,
+            le=64,
+            allow_inf_nan=False,
+            description="GPUs that each takes, whole ones or a part of one; 0: it trains on CPUs",
+        ),
+        AfterValidator(_whole_or_a_part),
     ] = 0
+    accelerator: Annotated[
+        str | None,
+        Field(description="kind of GPU, by Ray's name (T4, A10G, L4, A100, H100); default: any, also mixed"),
+    ] = None
+    placement: Annotated[
+        Literal["pack", "strict_pack"],
+        Field(
+            description="of a trial's workers: together where there is room, or always on one node, for which they wait"
+        ),
+    ] = "pack"
     max_concurrent_trials: Annotated[
         PositiveInt | None,
         Field(le=MANY, description="trials at once; default: as many as the cluster holds"),

@@ -14,7 +14,7 @@ from dmlstudy.studies.first_study import BUDGETS
 from dmlstudy.studies.spec import SpecError, StudySpec
 from dmlstudy.studies.wall_time import Machine
 
-CPUS, GPU = Machine(2.0, 0.0), Machine(8.0, 1.0)
+CPUS, GPU = Machine({"CPU": 2.0, "GPU": 0.0}), Machine({"CPU": 8.0, "GPU": 1.0})
 
 
 def pictures(place: Path, *counts: int, side: int = 8, first: int = 0) -> Path:
@@ -100,7 +100,7 @@ def test_names_sizes_and_gpus(tmp_path: Path) -> None:
         ([3] * 6, "of 6 classes 3 are kept for the test and 3 are to learn from, which must be at least 2 and 4, as"
          " scores are of classes that are held out; add classes, 7 in all where half are kept for the test"),
         ([1] * 8, "each of the 4 classes to learn from has one picture, so that nothing is alike"),
-        ([3, 0, 3, 3], "no images in this class folder"),
+        ([3, 0, 3, 3], "no images in this folder"),
     ],
     ids=lambda value: f"{len(value)}-classes" if isinstance(value, list) else None,
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,29 @@ def test_a_compiled_embedder_is_the_eager_one() -> None:
         total.backward()
         gradients.append([total.detach(), *(p.grad.clone() for p in embedder.parameters())])
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-5)
+
+
+def test_whatever_a_process_has_served_before_the_next_architecture_is_compiled_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself PyTorch compiles a function for 8 of them, then runs it uncompiled, which one line of a log tells."""
+    num_compiled = 0
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        nonlocal num_compiled
+        num_compiled += 1
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counting))
+    counts = []
+    for dim in range(2, 14):
+        before = num_compiled
+        embedder = embedders.build("mlp1", dim, width=8, in_channels=6, image_size=(), seed=0)
+        loss = catalogue.build("contrastive", {}, num_classes=2, dim=dim)
+        step = learners.Step(embedder, loss, None, "float32", True)
+        step(torch.randn(4, 6), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+        counts.append(num_compiled - before)
+    assert counts == [1] * 12
 
 
 @pytest.mark.long

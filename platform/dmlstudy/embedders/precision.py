@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 Setting = TypeVar("Setting", str, bool)
+_BACKENDS: Any = torch.backends
+"""Their types say nothing of these settings."""
 
 
 class _Held:
@@ -40,7 +42,7 @@ class _Held:
 
 def _full_products() -> Callable[[], None]:
     old = _old_setting(torch.get_float32_matmul_precision, "highest")
-    kernels: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    kernels = (_BACKENDS.cuda.matmul, _BACKENDS.mkldnn.matmul)
     before = [kernel.fp32_precision for kernel in kernels]
     torch.set_float32_matmul_precision("highest")
 
@@ -52,9 +54,9 @@ def _full_products() -> Callable[[], None]:
 
 
 def _full_convolutions() -> Callable[[], None]:
-    cudnn: Any = torch.backends.cudnn
+    cudnn = _BACKENDS.cudnn
     old = _old_setting(lambda: bool(cudnn.allow_tf32), True)
-    kernels = (cudnn.conv, cudnn.rnn, torch.backends.mkldnn.conv)
+    kernels = (cudnn.conv, cudnn.rnn, _BACKENDS.mkldnn.conv)
     before = [kernel.fp32_precision for kernel in kernels]
     cudnn.allow_tf32 = False
     for kernel in kernels:
@@ -89,9 +91,10 @@ class full_float32:
 
 def in_force() -> dict[str, str]:
     """What PyTorch is told at this moment; "tf32" means something only on hardware that has it."""
-    matmul: Any = torch.backends.cuda.matmul
-    conv: Any = torch.backends.cudnn.conv
-    return {"matrix_products": matmul.fp32_precision, "convolutions": conv.fp32_precision}
+    return {
+        "matrix_products": _BACKENDS.cuda.matmul.fp32_precision,
+        "convolutions": _BACKENDS.cudnn.conv.fp32_precision,
+    }
 
 
 def _old_setting(getter: Callable[[], Setting], default: Setting) -> Setting:

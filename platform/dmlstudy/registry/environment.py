@@ -51,10 +51,21 @@ def environment() -> dict[str, Any]:
         "packages": installed(PACKAGES),
         "python": machine.python_version(),
         "cuda": torch.version.cuda,
+        "float32": _float32(),
         "platform": machine.platform(),
         "host": socket.gethostname(),
         "hardware": hardware(),
     }
+
+
+def _float32() -> dict[str, dict[str, str]]:
+    """How products of float32 are computed in training, and where embeddings are scored, saved and searched."""
+    from dmlstudy import embedders
+
+    with embedders.full_products():
+        training = embedders.in_force()
+    with embedders.full_float32():
+        return {"training": training, "evaluation": embedders.in_force()}
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:

@@ -8,14 +8,23 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 from unittest.mock import patch
 
 import psutil
 import ray
 from ray._private import ray_constants
+from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.utils import get_num_cpus
 
 from dmlstudy.records import ResourcesConfig
+
+Node = dict[str, float]
+"""What a node has, as Ray counts it."""
+ACCELERATOR = "accelerator_type:"
+"""The resource of which Ray gives a node one of its kind of GPU."""
+WITHOUT_LIMIT = 1000
 
 
 class ClusterError(ValueError):
@@ -156,19 +165,37 @@ def concurrency(resources: ResourcesConfig) -> int:
     Tune reserves nothing for the workers of a trial, so this bound is what keeps trials from waiting for
     each other's placement groups. A cluster that scales counts at its largest, or it would never scale.
     """
-    at_once = num_workers_held(resources, _nodes_at_most(resources)) // resources.workers
+    at_once = num_trials_held(resources, _nodes_at_most(resources))
     return max(1, min(at_once, resources.max_concurrent_trials or at_once))
 
 
-def num_workers_held(resources: ResourcesConfig, nodes: list[dict[str, float]]) -> int:
-    """How many workers fit on nodes with these resources; a worker never spans two nodes."""
-    held = 0
-    for node in nodes:
-        room = [_room(node.get("CPU", 0.0), resources.cpus_per_worker)]
-        if resources.gpus_per_worker:
-            room.append(_room(node.get("GPU", 0.0), resources.gpus_per_worker))
-        held += min(room)
-    return held
+def num_trials_held(resources: ResourcesConfig, nodes: list[Node]) -> int:
+    """How many trials fit on nodes with these resources at once; one of ``strict_pack`` never spans two nodes."""
+    if resources.placement == "strict_pack":
+        return sum(_num_held(resources, node) // resources.workers for node in nodes)
+    return num_workers_held(resources, nodes) // resources.workers
+
+
+def num_workers_held(resources: ResourcesConfig, nodes: list[Node]) -> int:
+    """How many workers fit on nodes with these resources.
+
+    A worker never spans two nodes, and one that takes a part of a GPU never two GPUs.
+    """
+    return sum(_num_held(resources, node) for node in nodes)
+
+
+def _num_held(resources: ResourcesConfig, node: Node) -> int:
+    if resources.accelerator and not node.get(f"{ACCELERATOR}{resources.accelerator}"):
+        return 0
+    room = _room(node.get("CPU", 0.0), resources.cpus_per_worker)
+    each = resources.gpus_per_worker
+    if not each:
+        return room
+    there = node.get("GPU", 0.0)
+    if each >= 1:
+        return min(room, _room(there, each))
+    whole = _room(there, 1)
+    return min(room, whole * _room(1, each) + _room(there - whole, each))
 
 
 def check_capacity(resources: ResourcesConfig) -> None:
@@ -176,52 +203,109 @@ def check_capacity(resources: ResourcesConfig) -> None:
     check_room(resources, _nodes_at_most(resources))
 
 
-def check_room(resources: ResourcesConfig, nodes: list[dict[str, float]]) -> None:
+def check_room(resources: ResourcesConfig, nodes: list[Node]) -> None:
     """Raise ClusterError where nodes with these resources never hold the workers of one trial."""
-    held = num_workers_held(resources, nodes)
-    if held < resources.workers:
-        cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
-        mend = (
-            f"set resources.workers to at most {held} or ask less per worker"
-            if held
-            else "ask less per worker"
-        )
+    if num_trials_held(resources, nodes):
+        return
+    kinds = sorted({kind.removeprefix(ACCELERATOR) for node in nodes for kind in node if ACCELERATOR in kind})
+    if resources.accelerator and resources.accelerator not in kinds:
+        there = f"has {' and '.join(kinds)}" if kinds else "names none"
         raise ClusterError(
-            f"resources.workers: {resources.workers} workers with {resources.cpus_per_worker:g} CPU"
-            f" and {resources.gpus_per_worker:g} GPU each, but the cluster ({cpus:g} CPU, {gpus:g} GPU)"
-            f" holds {held}; {mend}"
+            f"resources.accelerator: no node with {resources.accelerator}, the cluster {there}; name one that is there"
         )
+    held = num_workers_held(resources, nodes)
+    where = "the cluster"
+    if resources.placement == "strict_pack":
+        held = max((_num_held(resources, node) for node in nodes), default=0)
+        where = "no node of the cluster"
+    mend = (
+        f"set resources.workers to at most {held} or ask less per worker" if held else "ask less per worker"
+    )
+    if resources.placement == "strict_pack" and num_workers_held(resources, nodes) >= resources.workers:
+        mend += ", or set resources.placement: pack"
+    kind = f" on {resources.accelerator}" if resources.accelerator else ""
+    raise ClusterError(
+        f"resources.workers: {resources.workers} workers with {resources.cpus_per_worker:g} CPU"
+        f" and {resources.gpus_per_worker:g} GPU each{kind}, but {where} ({_told(nodes)}) holds"
+        f" {'them' if where.startswith('no') else held}; {mend}"
+    )
+
+
+def this_machine() -> Node:
+    """What Ray would find here, a container's limit included; no Ray is started to find out."""
+    of_gpus = get_accelerator_manager_for_resource("GPU")
+    assert of_gpus is not None
+    gpus = of_gpus.get_current_node_num_accelerators()
+    here: Node = {"CPU": float(get_num_cpus(override_docker_cpu_warning=True)), "GPU": float(gpus)}
+    if gpus:
+        here[f"{ACCELERATOR}{of_gpus.get_current_node_accelerator_type()}"] = 1.0
+    return here
 
 
 def busy(resources: ResourcesConfig) -> str:
     """What to tell people where the cluster's free places hold no trial at this moment, or nothing."""
-    free = ray._private.state.available_resources_per_node().values()  # type: ignore[no-untyped-call]
-    if num_workers_held(resources, list(free)) >= resources.workers:
+    free = list(ray._private.state.available_resources_per_node().values())  # type: ignore[no-untyped-call]
+    if num_trials_held(resources, free):
         return ""
-    cpus, gpus = (sum(node.get(kind, 0.0) for node in free) for kind in ("CPU", "GPU"))
+    cpus, gpus = _sum(free, "CPU"), _sum(free, "GPU")
     return (
         f"the cluster is busy or still growing ({cpus:g} CPU and {gpus:g} GPU are free now): trials wait for room,"
         f" up to resources.start_limit_s = {resources.start_limit_s:g} s"
     )
 
 
-def _nodes_at_most(resources: ResourcesConfig) -> list[dict[str, float]]:
-    """The nodes there are, or what the autoscaler may start (Ray tells only its sum), if that holds more."""
-    ceiling = ray._private.state.state.get_max_resources_from_cluster_config() or {}
-    at_most = [{kind: float(amount) for kind, amount in ceiling.items()}]
-    return max(_nodes(), at_most, key=lambda nodes: num_workers_held(resources, nodes))
+def idle_gpus(resources: ResourcesConfig) -> str:
+    """What to tell people whose cluster has GPUs that their trials do not use, or nothing."""
+    gpus = _sum(_nodes_at_most(resources), "GPU")
+    if resources.gpus_per_worker or not gpus:
+        return ""
+    return f"trials train on CPUs: resources.gpus_per_worker is 0, and the cluster has {gpus:g} GPU"
 
 
 def num_gpus() -> int:
     """GPUs of the connected cluster, at its largest."""
-    ceiling = ray._private.state.state.get_max_resources_from_cluster_config() or {}
-    present = sum(node.get("GPU", 0.0) for node in _nodes())
-    return int(max(present, float(ceiling.get("GPU", 0.0))))
+    return int(max(_sum(_nodes(), "GPU"), _sum(_ceiling(), "GPU")))
 
 
-def _nodes() -> list[dict[str, float]]:
+def _nodes_at_most(resources: ResourcesConfig) -> list[Node]:
+    """The nodes there are, or those that the autoscaler may start, if they hold more."""
+    return max(_nodes(), _ceiling(), key=lambda nodes: num_workers_held(resources, nodes))
+
+
+def _ceiling() -> list[Node]:
+    """The nodes that the autoscaler may start; none where there is no autoscaler."""
+    config = ray._private.state.state.get_cluster_config()
+    return [] if config is None else nodes_at_most(config)
+
+
+def nodes_at_most(config: Any) -> list[Node]:
+    """The nodes of an autoscaler's configuration (Ray's ``ClusterConfig``): of each kind its maximum.
+
+    The limits on the whole cluster's resources hold, too. A kind without a maximum counts ``WITHOUT_LIMIT`` times.
+    """
+    left = {kind: float(limit) for kind, limit in config.max_resources.items()}
+    nodes: list[Node] = []
+    for group in config.node_group_configs:
+        node = {kind: float(amount) for kind, amount in group.resources.items()}
+        for _ in range(WITHOUT_LIMIT if group.max_count == -1 else group.max_count):
+            if any(amount > left.get(kind, math.inf) for kind, amount in node.items()):
+                break
+            left = {kind: limit - node.get(kind, 0.0) for kind, limit in left.items()}
+            nodes.append(node)
+    return nodes
+
+
+def _nodes() -> list[Node]:
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def _told(nodes: list[Node]) -> str:
+    return f"{_sum(nodes, 'CPU'):g} CPU, {_sum(nodes, 'GPU'):g} GPU"
+
+
+def _sum(nodes: list[Node], kind: str) -> float:
+    return sum(node.get(kind, 0.0) for node in nodes)
 
 
 def _room(there: float, each: float) -> int:

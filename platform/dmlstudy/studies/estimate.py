@@ -56,7 +56,7 @@ def describe(
         *data.remarks(dataset, spec.data.path),
         f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
-        room(spec, machine),
+        room(resources, machine),
         *(f"note: {note}" for note in _notes(spec, dataset)),
     ]
     if measure:

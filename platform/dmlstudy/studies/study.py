@@ -26,7 +26,7 @@ from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, preflight, provenance
-from dmlstudy.studies.cluster import ClusterError, busy, concurrency, connected, variables
+from dmlstudy.studies.cluster import ClusterError, busy, concurrency, connected, idle_gpus, variables
 from dmlstudy.studies.cluster_watch import ClusterWatch
 from dmlstudy.studies.gang import KILL_TIMEOUT_ON_GPUS_S, GangTrainable
 from dmlstudy.studies.ledger import commit_recorded
@@ -229,7 +229,8 @@ def _run_trials(
         f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
         f" {num_at_once} at once"
     )
-    for line in filter(None, [search.idle_places(num_at_once), busy(resources), *search.take_notes()]):
+    idle = [idle_gpus(resources), search.idle_places(num_at_once), busy(resources)]
+    for line in filter(None, [*idle, *search.take_notes()]):
         tell(line)
     num_done = num_total - search.num_left
     if num_done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -25,6 +26,8 @@ from dmlstudy.studies.cluster import variables
 
 HEALTH_CHECK_INTERVAL_S = 0.2
 """Train notices starts and ends of workers only then."""
+HANG_GRACE_S = 60.0
+"""For which a collective operation may hang beyond the time in which a trial must report."""
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 """The variable of torch's memory on GPUs."""
@@ -47,18 +50,11 @@ def fit(
     """
     address = ray.get_runtime_context().gcs_address
     constants.ENV_VARS_TO_PROPAGATE.update(("RAY_ADDRESS", ALLOCATOR))
-    per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
-    if resources.gpus_per_worker:
-        per_worker["GPU"] = resources.gpus_per_worker
     trainer = TorchTrainer(
         loop,
         train_loop_config=loop_config,
-        torch_config=LoopbackConfig() if address.startswith("127.0.0.1:") else TorchConfig(),
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=resources.workers,
-            use_gpu=resources.gpus_per_worker > 0,
-            resources_per_worker=per_worker,
-        ),
+        torch_config=process_group(resources, is_loopback=address.startswith("127.0.0.1:")),
+        scaling_config=scaling(resources),
         run_config=ray.train.RunConfig(
             name=name,
             storage_path=storage,
@@ -82,6 +78,35 @@ def fit(
         trainer.fit()
 
 
+def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
+    """What Ray Train is to place for one trial."""
+    per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
+    if resources.gpus_per_worker:
+        per_worker["GPU"] = resources.gpus_per_worker
+    return ray.train.ScalingConfig(
+        num_workers=resources.workers,
+        use_gpu=resources.gpus_per_worker > 0,
+        resources_per_worker=per_worker,
+        accelerator_type=resources.accelerator,
+        placement_strategy=resources.placement.upper(),
+    )
+
+
+def process_group(resources: ResourcesConfig, *, is_loopback: bool) -> TorchConfig:
+    """How a trial's workers speak to each other.
+
+    NCCL refuses two ranks on one GPU, so workers that have a part of one use gloo, which copies through the
+    CPU. An operation that hangs is given up later than the trial is (``silence_limit_s``): the reason is then always
+    that limit, and not that a worker, which NCCL ends, was lost.
+    """
+    backend = "nccl" if resources.gpus_per_worker else "gloo"
+    if resources.workers > 1 and 0 < resources.gpus_per_worker < 1:
+        backend = "gloo"
+    timeout_s = math.ceil(resources.silence_limit_s + HANG_GRACE_S)
+    kind = LoopbackConfig if is_loopback else TorchConfig
+    return kind(backend=backend, timeout_s=timeout_s)
+
+
 @dataclass
 class LoopbackConfig(TorchConfig):
     """The process group of workers on a Ray that listens on loopback only: it does, too."""
@@ -98,13 +123,12 @@ class _LoopbackBackend(_TorchBackend):
         self._folder = tempfile.mkdtemp(prefix="dmlstudy-meeting-")
         worker_group.execute(_set_torch_distributed_env_vars)
         worker_group.execute(_use_loopback)
-        has_gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
         ray.get(
             [
                 worker_group.execute_single_async(
                     rank,
                     _setup_torch_process_group,
-                    backend="nccl" if has_gpu else "gloo",
+                    backend=backend_config.backend,
                     world_rank=rank,
                     world_size=len(worker_group),
                     init_method=f"file://{self._folder}/store",

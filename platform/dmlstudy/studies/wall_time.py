@@ -6,11 +6,8 @@ import heapq
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import ray
-import torch
-
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.studies.cluster import num_workers_held
+from dmlstudy.studies import cluster
 from dmlstudy.studies.duration import duration
 from dmlstudy.studies.spec import StudySpec, default_values
 
@@ -35,34 +32,31 @@ class Seconds(NamedTuple):
 class Machine(NamedTuple):
     """What Ray would find here."""
 
-    cpus: float
-    gpus: float
+    node: cluster.Node
 
     @property
-    def node(self) -> dict[str, float]:
-        return {"CPU": self.cpus, "GPU": self.gpus}
+    def cpus(self) -> float:
+        return self.node["CPU"]
+
+    @property
+    def gpus(self) -> float:
+        return self.node["GPU"]
 
 
 def this_machine() -> Machine:
-    """The CPUs that Ray counts here, a container's limit included, and the GPUs that PyTorch can use."""
-    cpus = ray._private.utils.get_num_cpus(override_docker_cpu_warning=True)
-    return Machine(float(cpus), float(torch.cuda.device_count()))
+    """The CPUs that Ray counts here, a container's limit included, and the GPUs."""
+    return Machine(cluster.this_machine())
 
 
 def num_at_once(resources: ResourcesConfig, machine: Machine) -> int:
     """Trials that ``run`` has going at once on this machine; 0 where it cannot hold a single one."""
-    held = num_workers_held(resources, [machine.node]) // resources.workers
+    held = cluster.num_trials_held(resources, [machine.node])
     return min(held, resources.max_concurrent_trials or held)
 
 
-def room(spec: StudySpec, machine: Machine) -> str:
+def room(resources: ResourcesConfig, machine: Machine) -> str:
     """A line on how many trials run at once here, or why none does."""
-    resources = spec.file.resources
-    own = (
-        f"{machine.cpus:g} CPU and {machine.gpus:g} GPU"
-        if machine.gpus
-        else f"{machine.cpus:g} CPU and no GPU"
-    )
+    own = f"{machine.cpus:g} CPU and {f'{machine.gpus:g}' if machine.gpus else 'no'} GPU"
     if at_once := num_at_once(resources, machine):
         return f"here: {at_once} at once on {own}"
     return (

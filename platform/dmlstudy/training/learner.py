@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfi
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
+
+Embed = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,8 +57,9 @@ class Step(nn.Module):
         self.embedder = embedder
         self.loss = loss
         self.dtype = PRECISIONS[precision]
-        embed = embedder.embed_with_structure
-        self.embed = torch.compile(embed) if is_compiled else embed
+        self.embed = (
+            _compiled(embedder.embed_with_structure) if is_compiled else embedder.embed_with_structure
+        )
         # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
         self.memory = (memory,)
 
@@ -73,6 +76,16 @@ class Step(nn.Module):
         if layer_weights is not None and self.embedder.architecture.head_depth:
             self.embedder.weigh_layers(layer_weights)
         return total, count
+
+
+def _compiled(embed: Embed) -> Embed:
+    """The function, to be compiled at its first batch.
+
+    PyTorch compiles one function for 8 architectures in a process and runs it as it is for all further ones. So what
+    it compiled before, which this process needs no more, is forgotten; its cache on disk is not.
+    """
+    torch.compiler.reset()
+    return torch.compile(embed)
 
 
 class Embedded(NamedTuple):

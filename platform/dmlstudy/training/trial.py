@@ -28,6 +28,7 @@ from dmlstudy.records import (
 from dmlstudy.training import loaded
 from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 from dmlstudy.training.codes import run_hashing_trial
+from dmlstudy.training.determinism import repeatable
 from dmlstudy.training.learner import Embedded, Learner, TrialFailed
 from dmlstudy.training.scores import mean, spread
 from dmlstudy.training.streams import run_online_trial
@@ -73,13 +74,22 @@ def run_trial(
 
     A configuration with ``hashing`` is ``codes.run_hashing_trial``'s, and one with ``online`` is
     ``streams.run_online_trial``'s; these keep no state: their trials are short.
+
+    Losses and all that is scored are computed in full float32, whatever PyTorch was told (``embedders.precision``).
     """
     device = device or torch.device("cpu")
-    if config.online is not None:
-        return run_online_trial(config, report, save_to=save_to)
-    if config.hashing is not None:
-        return run_hashing_trial(config, report, device=device, save_to=save_to)
-    kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
+    with embedders.full_products(), repeatable(config.training.deterministic, device):
+        if config.online is not None:
+            return run_online_trial(config, report, save_to=save_to)
+        if config.hashing is not None:
+            return run_hashing_trial(config, report, device=device, save_to=save_to)
+        kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
+        return _run_embedder_trial(config, report, device, save_to, kept)
+
+
+def _run_embedder_trial(
+    config: TrialConfig, report: Report, device: torch.device, save_to: Path | None, kept: Checkpoint
+) -> TrialResult:
     dataset = loaded.zero_shot(config.data)
     _agree_on(dataset)
     if config.phase == "verdict":
