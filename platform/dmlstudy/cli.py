@@ -427,8 +427,13 @@ def report(
 
     place = _store(store, tracking_uri)
     written = write_report(place, study, output, with_examples=not without_examples)
+    kept = (
+        f"not kept with the study's run: {written.not_kept}"
+        if written.not_kept
+        else "kept with the study's run too"
+    )
     console.print(
-        f"{output}: {written.num_families} families; kept with the study's run as well", highlight=False
+        escape(f"{output}: {written.num_families} families; {kept}"), highlight=False, soft_wrap=True
     )
     if written.notice:
         console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)
