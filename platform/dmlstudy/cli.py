@@ -659,12 +659,14 @@ def report(
 
     place = _store(store, tracking_uri)
     written = write_report(place, study, output, with_examples=not without_examples)
-    kept = "" if written.not_kept else "; kept with the study's run as well"
-    console.print(f"{output}: {written.num_families} families{kept}", highlight=False)
-    if written.not_kept:
-        console.print(
-            f"not kept with the study's run: {escape(written.not_kept)}", highlight=False, soft_wrap=True
-        )
+    kept = (
+        f"not kept with the study's run: {written.not_kept}"
+        if written.not_kept
+        else "kept with the study's run too"
+    )
+    console.print(
+        escape(f"{output}: {written.num_families} families; {kept}"), highlight=False, soft_wrap=True
+    )
     if written.notice:
         console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)
 

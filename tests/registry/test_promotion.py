@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -293,6 +296,30 @@ def test_what_is_refused(store: Store, name: str) -> None:
         promotion.promote(store, f"{name}/9")
     with pytest.raises(StoreError, match="same family of one study"):
         promotion.compared(store, name, name)
+
+
+def test_a_store_that_may_only_be_read_is_one_line_without_a_traceback(
+    name: str, tmp_path: Path, store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    registered(store, name, SAME)
+    own = Store(tmp_path / "store")
+    own.root.mkdir()
+    with contextlib.closing(sqlite3.connect(store.root / "mlflow.db")) as database:
+        database.execute("VACUUM INTO ?", (str(own.root / "mlflow.db"),))
+    with contextlib.closing(sqlite3.connect(own.root / "mlflow.db")) as database:  # root may write any file
+        for change in ("INSERT", "UPDATE", "DELETE"):
+            database.execute(
+                f"CREATE TRIGGER refuse_{change} BEFORE {change} ON registered_model_tags"
+                " BEGIN SELECT missing_function(); END"
+            )
+        database.commit()
+    capfd.readouterr()
+    with pytest.raises(StoreError, match=r"^the MLflow store .* refuses: .*OperationalError") as raised:
+        promotion.promote(own, f"{name}/2", "anyway")
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in capfd.readouterr().err
+    tracking.connect(store)
 
 
 @pytest.mark.parametrize("call", ["get_registered_model", "set_registered_model_tag"])

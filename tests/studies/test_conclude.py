@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tune_simulator import Tune, study
 
-from dmlstudy import data, embedders
+from dmlstudy import data, embedders, model_folder
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
@@ -213,6 +213,15 @@ def test_an_unbroken_conclusion_is_complete(judged: Path, tmp_path: Path) -> Non
 def test_killed_before_any_write_a_conclusion_ends_the_same(
     judged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
+    shutil.copytree(judged.parent / "embedder", tmp_path / "exported")
+    embedders.add_program(tmp_path / "exported")
+
+    def add_program(folder: Path) -> None:
+        """Each model is the same one here, and torch takes seconds to export it."""
+        shutil.copy(tmp_path / "exported" / "embedder.pt2", folder)
+        model_folder.seal(folder)
+
+    monkeypatch.setattr(embedders, "add_program", add_program)
     unbroken = moved(judged, tmp_path / "unbroken")
     deaths = Deaths(monkeypatch)
     concluded(unbroken)
@@ -229,7 +238,9 @@ def test_killed_before_any_write_a_conclusion_ends_the_same(
         shutil.rmtree(tmp_path / f"broken-{number}")
 
 
-@pytest.fixture(params=[9, pytest.param(1, marks=pytest.mark.long)], ids=["some", "all"])
+@pytest.fixture(
+    params=[9, pytest.param(1, marks=(pytest.mark.long, pytest.mark.timeout(1800)))], ids=["some", "all"]
+)
 def every(request: pytest.FixtureRequest) -> int:
     """Of how many writes one is tried."""
     step: int = request.param

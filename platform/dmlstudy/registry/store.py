@@ -231,10 +231,14 @@ def spec_of(store: Store, name: str, state: Mapping[str, Any]) -> dict[str, Any]
     )
 
 
+SQLALCHEMYS_OWN = "(raised as a result of Query-invoked autoflush"
+"""How a line begins that SQLAlchemy puts before what a database says."""
+
+
 def first_line(error: Exception) -> str:
     """An error's message as far as one line holds it, or its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+    lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def seconds_spent(state: Mapping[str, Any]) -> float:

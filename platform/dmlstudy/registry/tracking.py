@@ -14,7 +14,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -140,7 +140,8 @@ def in_one_line(
     @functools.wraps(call)
     def asked(store: Store, /, *args: P.args, **named: P.kwargs) -> T:
         try:
-            return call(store, *args, **named)
+            with _unlogged():
+                return call(store, *args, **named)
         except MlflowException as error:
             raise StoreError(
                 f"the MLflow store {store.tracking_uri} refuses: {first_line(error)}; see that you may do that there,"
@@ -148,6 +149,18 @@ def in_one_line(
             ) from error
 
     return asked
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep MLflow from logging the traceback of a database's refusal, of which the caller is told."""
+    log = logging.getLogger("mlflow.store.db.utils")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class Patience:
