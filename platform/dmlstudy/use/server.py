@@ -431,4 +431,3 @@ def configured(
         backlog=BACKLOG,
         server_header=False,
     )
-
