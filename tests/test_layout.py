@@ -29,7 +29,7 @@ FLOORS = (  # top to bottom
     ("data",),
     ("distributed",),
     ("losses",),
-    ("records",),
+    ("records", "description"),
     ("naming", "model_folder", "heartbeat", "markup"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}

@@ -932,21 +932,31 @@ def retrieve(
     sheet: Annotated[
         Optional[Path], typer.Option("--sheet", help="Also write an HTML page of pictures.")
     ] = None,
+    exclude_self: Annotated[
+        bool, typer.Option("--exclude-self", help="Leave out the query's own item, where the gallery has it.")
+    ] = False,
+    device: Annotated[
+        str,
+        typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
+    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="As JSON, one line for each item.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Find the nearest items of a gallery for each query."""
+    """Find the nearest items of a gallery for each query; a smaller distance, in JSON a larger score, is nearer."""
     from dmlstudy.use.embedding import opened
     from dmlstudy.use.gallery import open_gallery
+    from dmlstudy.use.retrieving import own_items, write_contact_sheet
     from dmlstudy.use.retrieving import retrieve as find
-    from dmlstudy.use.retrieving import write_contact_sheet
     from dmlstudy.use.search import Searcher
 
     with _model(model, store, tracking_uri) as folder:
-        searcher = Searcher(folder, open_gallery(gallery), rerank=rerank, among=among)
+        items = open_gallery(gallery, device=device)
+        if items.note:
+            print(f"note: {items.note}", file=sys.stderr)
+        searcher = Searcher(folder, items, rerank=rerank, among=among, device=device)
         queries = opened(folder, query)
-        hits = find(searcher, queries, k)
+        hits = find(searcher, queries, k, is_own=own_items(items, query, queries) if exclude_self else None)
         if sheet is not None:
             write_contact_sheet(sheet, folder, searcher, queries, hits)
     if json:

@@ -224,10 +224,8 @@ print(refused, used)
     "name",
     [
         "embeddings/flat/l2",
-        "embeddings/ivf/l2",
         "embeddings/ivf_pq/l2",
         "embeddings/hnsw/inner_product",
-        "codes/ivf/hamming",
         "codes/hnsw/hamming",
     ],
 )

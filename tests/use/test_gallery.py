@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import html.parser
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
@@ -13,8 +17,9 @@ from dmlstudy.registry import kinds
 from dmlstudy.use import gallery as galleries
 from dmlstudy.use.embedding import Job, embed_into, opened
 from dmlstudy.use.gallery import Gallery, build, open_gallery
-from dmlstudy.use.retrieving import retrieve, write_contact_sheet
+from dmlstudy.use.retrieving import own_items, retrieve, write_contact_sheet
 from dmlstudy.use.search import Layers, Searcher, by_layers
+from dmlstudy.use.sheet import Shown, write_sheet
 
 from .conftest import X
 
@@ -154,8 +159,9 @@ def test_a_contact_sheet_shows_what_was_found(
     page = (tmp_path / "sheet.html").read_text()
     assert page.count("<section>") == 10
     assert page.count("<img") == 40
-    assert page.count("src='data:image/png;base64,") == 40
-    assert "http" not in page
+    assert page.count('src="data:image/png;base64,') == 40
+    assert "http:" not in page
+    assert "https:" not in page
     with pytest.raises(ValueError, match="no such folder; make it or name another output"):
         write_contact_sheet(tmp_path / "none" / "s.html", models["plain"], searcher, queries, hits)
 
@@ -185,10 +191,19 @@ def test_what_is_refused(models: dict[str, Path], pictures: Path, tmp_path: Path
     [
         (galleries.ABOUT, None, r"gallery\.json: no such file"),
         (galleries.ABOUT, b"{", r"gallery\.json: not understood"),
-        (galleries.INDEX, b"half", "is not an index, or is damaged or half-written"),
+        (galleries.ABOUT, b'{"format_version": 3}', "format 3, this version reads 2"),
+        (
+            galleries.ABOUT,
+            b'{"format_version": 2, "model": 7, "items": 3, "dim": 6}',
+            "not understood .model: ",
+        ),
+        (galleries.ABOUT, b"[" * 100_000, r"gallery\.json: not understood"),
+        (galleries.ABOUT, b"[]", r"gallery\.json: not understood"),
+        (galleries.INDEX, b"half", r"index\.faiss: altered since the gallery was made"),
         (galleries.INDEX, None, r"index\.faiss: no such file"),
-        (galleries.VECTORS, b"half", r"vectors\.npy: cannot be read"),
-        (galleries.ITEMS, b"half", r"items\.parquet: not a readable"),
+        (galleries.VECTORS, b"half", r"vectors\.npy: altered since the gallery was made"),
+        (galleries.VECTORS, None, r"vectors\.npy: no such file"),
+        (galleries.ITEMS, b"half", r"items\.parquet: altered since the gallery was made"),
     ],
 )
 def test_a_damaged_gallery_is_refused(
@@ -199,8 +214,243 @@ def test_a_damaged_gallery_is_refused(
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         open_gallery(tmp_path / "gallery")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_changed_byte_of_a_gallery_is_noticed(
+    models: dict[str, Path], pictures: Path, tmp_path: Path
+) -> None:
+    made(models["plain"], pictures, tmp_path)
+    rng = np.random.default_rng(0)
+    for name in galleries.FILES:
+        path = tmp_path / "gallery" / name
+        whole = path.read_bytes()
+        for _ in range(40):
+            content = bytearray(whole)
+            content[int(rng.integers(len(whole)))] ^= 1 << int(rng.integers(8))
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=f"{name}: altered since the gallery was made"):
+                open_gallery(tmp_path / "gallery")
+        path.write_bytes(whole)
+    assert open_gallery(tmp_path / "gallery").note == ""
+
+
+def unsealed(folder: Path) -> None:
+    """As an earlier version left it, or one who changes files and takes the digests away."""
+    path = folder / galleries.ABOUT
+    about = json.loads(path.read_text())
+    del about["files"]
+    path.write_text(json.dumps({**about, "format_version": 1}))
+
+
+def test_a_gallery_of_an_earlier_version_is_read_and_says_so(
+    models: dict[str, Path], pictures: Path, tmp_path: Path
+) -> None:
+    gallery = made(models["plain"], pictures, tmp_path)
+    unsealed(tmp_path / "gallery")
+    again = open_gallery(tmp_path / "gallery")
+    assert "made by an earlier version, without digests" in again.note
+    assert "\n" not in again.note
+    queries = np.asarray(gallery.vectors_MD[:3])
+    np.testing.assert_array_equal(again.search(queries, 4)[0], gallery.search(queries, 4)[0])
+
+
+def refusal(folder: Path) -> str:
+    """Why a gallery is not opened; empty where it is."""
+    try:
+        open_gallery(folder)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_gallery_that_was_changed_and_is_not_sealed_is_refused_in_one_line(
+    models: dict[str, Path], pictures: Path, tmp_path: Path
+) -> None:
+    made(models["plain"], pictures, tmp_path)
+    unsealed(tmp_path / "gallery")
+    rng = np.random.default_rng(0)
+    refused = 0
+    for name in (*galleries.FILES, galleries.ABOUT):
+        path = tmp_path / "gallery" / name
+        whole = path.read_bytes()
+        for number in range(40):
+            content = bytearray(whole)
+            place = int(rng.integers(min(len(whole), 200) if number % 2 else len(whole)))
+            content[place : place + 4] = rng.integers(0, 256, 4, dtype=np.uint8).tobytes()
+            path.write_bytes(content[:place] if number % 5 == 0 else content)
+            said = refusal(tmp_path / "gallery")
+            assert "\n" not in said
+            assert len(said) < 700
+            refused += said != ""
+        path.write_bytes(whole)
+    assert refused > 80
+    np.save(tmp_path / "gallery" / galleries.VECTORS, np.zeros((30, 6), np.complex64))
+    with pytest.raises(ValueError, match=r"complex64 of shape \(30, 6\), expected rows of float32"):
+        open_gallery(tmp_path / "gallery")
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 6), }" % 10**24
+    (tmp_path / "gallery" / galleries.VECTORS).write_bytes(header.ljust(127) + b"\n")
+    with pytest.raises(ValueError, match=r"vectors\.npy: cannot be read"):
+        open_gallery(tmp_path / "gallery")
+
+
+def test_faiss_opens_a_gallerys_index(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
+    gallery = made(models["plain"], pictures, tmp_path)
+    opened_by_faiss = faiss.read_index(str(tmp_path / "gallery" / galleries.INDEX))
+    queries = np.asarray(gallery.vectors_MD[:3])
+    np.testing.assert_array_equal(opened_by_faiss.search(queries, 4)[1], gallery.search(queries, 4)[0])
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from dmlstudy import data
+from dmlstudy.use import gallery
+left = int(sys.argv[3])
+
+def counted(real):
+    def call(*args, **named):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+        return real(*args, **named)
+    return call
+
+gallery.data.write_items = counted(data.write_items)
+gallery.np.save = counted(gallery.np.save)
+gallery._sha256 = counted(gallery._sha256)
+Path.rename = counted(Path.rename)
+gallery.build(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_a_kill_leaves_no_half_gallery(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
+    z = embedded(models["plain"], pictures, tmp_path)
+    for number in (1, 5):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, z, tmp_path / "gallery", str(number)], timeout=250
+        )
+        assert done.returncode == -9
+        assert not (tmp_path / "gallery").exists()
+    assert len(build(z, tmp_path / "gallery")) == 30
+
+
+def test_the_index_is_put_where_the_gallery_is_asked_to_be(
+    models: dict[str, Path], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(models["plain"], pictures, tmp_path)
+    asked = []
+    real = galleries.EmbeddingIndex.load.__func__  # type: ignore[attr-defined]
+
+    def load(cls: type, path: Path, *, device: str, **named: object) -> object:
+        asked.append(device)
+        return real(cls, path, device="cpu", **named)
+
+    monkeypatch.setattr(galleries.EmbeddingIndex, "load", classmethod(load))
+    for device in ("auto", "cpu", "cuda", "cuda:1"):
+        open_gallery(tmp_path / "gallery", device=device)
+    assert asked == ["auto", "cpu", "auto", "auto:1"]
+
+
+def test_the_querys_own_item_is_left_out(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
+    gallery = made(models["plain"], pictures, tmp_path)
+    searcher = Searcher(models["plain"], gallery)
+    queries = opened(models["plain"], pictures)
+    with_own = retrieve(searcher, queries, 6)
+    without = retrieve(searcher, queries, 5, is_own=own_items(gallery, pictures, queries))
+    for query, (all_of, others) in enumerate(zip(with_own, without, strict=True)):
+        assert [hit.rank for hit in others] == [1, 2, 3, 4, 5]
+        expected = [hit.place for hit in all_of if hit.place != query]
+        assert [hit.place for hit in others] == expected[:5]
+    single = sorted((pictures / "class1").iterdir())[2]
+    query = opened(models["plain"], single)
+    (own,) = retrieve(searcher, query, 1, is_own=own_items(gallery, single, query))
+    assert own[0].id != f"class1/{single.name}"
+    below = opened(models["plain"], pictures / "class1")
+    for name, own in zip(
+        below.ids,
+        retrieve(searcher, below, 30, is_own=own_items(gallery, pictures / "class1", below)),
+        strict=True,
+    ):
+        assert len(own) == 29
+        assert f"class1/{name}" not in [hit.id for hit in own]
+
+
+def test_items_of_a_table_are_known_by_their_ids(
+    models: dict[str, Path], vectors: Path, tmp_path: Path
+) -> None:
+    gallery = made(models["codes"], vectors, tmp_path)
+    queries = opened(models["codes"], vectors)
+    hits = retrieve(
+        Searcher(models["codes"], gallery), queries, 30, is_own=own_items(gallery, vectors, queries)
+    )
+    assert all(
+        len(own) == 29 and hit.id != name for name, own in zip(queries.ids, hits, strict=True) for hit in own
+    )
+
+
+def test_scores_are_larger_for_what_is_nearer(
+    models: dict[str, Path], pictures: Path, vectors: Path, tmp_path: Path
+) -> None:
+    for kind in ("plain", "codes", "learner"):
+        (tmp_path / kind).mkdir()
+        inputs = pictures if kind == "plain" else vectors
+        gallery = made(models[kind], inputs, tmp_path / kind)
+        queries = opened(models[kind], inputs)
+        z_ND = kinds.verified(models[kind])(queries.read(range(30))).astype(np.float64)
+        for query, own in enumerate(retrieve(Searcher(models[kind], gallery, rerank="none"), queries, 30)):
+            scores = [hit.score for hit in own]
+            assert scores == sorted(scores, reverse=True)
+            if kind != "learner":
+                unit_ND = z_ND / np.linalg.norm(z_ND, axis=1, keepdims=True)
+                cosine = [float(unit_ND[query] @ unit_ND[hit.place]) for hit in own]
+                np.testing.assert_allclose(scores, cosine, atol=1e-5)
+
+
+class Started(html.parser.HTMLParser):
+    """The elements of a page, with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+
+
+HOSTILE = (
+    "x onload=document.title=1337 y.png",
+    "<img src=x onerror=document.title=1337>",
+    "\"'><script>document.title=1337</script>",
+    "' onmouseover='alert(1)",
+)
+
+
+def hostile_sheet(path: Path) -> None:
+    picture = np.zeros((8, 8, 1), np.uint8)
+    rows = [(Shown(picture, name), [Shown(picture, f"1. {name} (0.5)", True)]) for name in HOSTILE]
+    write_sheet(path, HOSTILE[2], rows)
+
+
+def test_names_of_files_are_no_markup_of_a_sheet(tmp_path: Path) -> None:
+    hostile_sheet(tmp_path / "sheet.html")
+    page = (tmp_path / "sheet.html").read_text()
+    parsed = Started()
+    parsed.feed(page)
+    assert {tag for tag, _ in parsed.found} == {
+        "html", "head", "meta", "title", "style", "body", "h1", "section", "figure", "img", "figcaption",
+    }  # fmt: skip
+    for tag, attributes in parsed.found:
+        assert set(attributes) <= {
+            "html": {"lang"}, "meta": {"charset", "name", "content", "http-equiv"}, "figure": {"class"},
+            "img": {"alt", "src"},
+        }.get(tag, set())  # fmt: skip
+    assert [each["alt"] for tag, each in parsed.found if tag == "img"][::2] == list(HOSTILE)
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'none'"
+    assert ("meta", {"http-equiv": "Content-Security-Policy", "content": policy}) in parsed.found
 
 
 def test_a_gallery_of_fewer_names_than_vectors_is_refused(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dmlstudy import model_folder
+from dmlstudy import description, model_folder
 from dmlstudy.data import Fit, preprocessing
 from dmlstudy.embedders.embedder import Embedder, build, embed
 from dmlstudy.embedders.heads import NO_CODE
@@ -30,13 +30,15 @@ from dmlstudy.model_folder import (
     add_example,
     clear,
     describe,
-    read_description,
+    one_line,
     read_extra,
     seal,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = description.FORMAT_VERSION
 DESCRIPTION, PROGRAM = "embedder.json", "embedder.pt2"
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def save(
@@ -93,18 +95,53 @@ def load(folder: str | Path, verify: bool = True) -> Embedder:
     folder = Path(folder)
     if verify:
         _verify(folder)
-    description = read_description(folder / DESCRIPTION, FORMAT_VERSION, f"save it again or use {PROGRAM}")
-    try:
-        architecture = dict(description["architecture"])
-        architecture |= {"weights": None, "image_size": tuple(architecture["image_size"])}
-        embedder = build(**architecture)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder / DESCRIPTION}: architecture is not understood ({error})") from error
-    embedder.architecture = dataclasses.replace(
-        embedder.architecture, weights=description["architecture"].get("weights")
-    )
+    path = folder / DESCRIPTION
+    described = description.described(
+        path, description.EmbedderDescription, f"save it again or use {PROGRAM}"
+    ).architecture
+    architecture: dict[str, Any] = described.model_dump(exclude_unset=True)
+    architecture |= {"weights": None, "image_size": tuple(described.image_size)}
+    embedder = built_as_described(lambda: build(**architecture), folder, path)
+    embedder.architecture = dataclasses.replace(embedder.architecture, weights=described.weights)
     load_weights(embedder, folder)
     return embedder.eval()
+
+
+def built_as_described(make: Callable[[], Module], folder: Path, path: Path) -> Module:
+    """The network that a description asks for, which is made only if the folder's weights are its own.
+
+    It is made without memory first, to compare its sizes. Raises ValueError naming the file at fault.
+    """
+    try:
+        with torch.device("meta"):
+            expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+        sizes = _sizes(folder / WEIGHTS)
+        for name in sorted(expected.keys() | sizes.keys()):
+            if expected.get(name) != sizes.get(name):
+                raise ValueError(
+                    f"{folder / WEIGHTS}: does not fit the architecture ({name} is {_shown(sizes.get(name))}, by"
+                    f" {path.name} {_shown(expected.get(name))}); copy the folder again"
+                )
+        return make()
+    except (RuntimeError, TypeError, KeyError, AssertionError, ArithmeticError, MemoryError) as error:
+        raise ValueError(
+            f"{path}: the architecture is not understood ({one_line(error)}); save the model again"
+        ) from None
+
+
+def _shown(size: tuple[int, ...] | None) -> str:
+    return "missing" if size is None else " x ".join(map(str, size)) or "a number"
+
+
+def _sizes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The sizes of the tensors in a file, none of which is read. Raises ValueError for a file that is none."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(
+            f"{path}: does not fit the architecture ({one_line(error)}); copy the folder again"
+        ) from None
 
 
 _verify = verify

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from dmlstudy.embedders.folder import load_weights
+from dmlstudy.description import FORMAT_VERSION, HashingDescription, described
+from dmlstudy.embedders.folder import built_as_described, load_weights
 from dmlstudy.hashing.model import HashingModel, build
-from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, read_description, seal, verify
+from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, one_line, seal, verify
 
-FORMAT_VERSION = 1
 DESCRIPTION, PROGRAM = "hashing.json", "hashing.pt2"
 
 
@@ -49,12 +49,17 @@ def load(folder: str | Path) -> HashingModel:
     """
     folder = Path(folder)
     verify(folder, DESCRIPTION)
-    description = read_description(folder / DESCRIPTION, FORMAT_VERSION, "save the model again")
+    path = folder / DESCRIPTION
+    recipe = described(path, HashingDescription, "save the model again").model
+    if recipe.term is not None and not (isinstance(recipe.term[0], str) and isinstance(recipe.term[1], dict)):
+        raise ValueError(f"{path}: not understood (model.term: a name and parameters); save the model again")
+    arguments: dict[str, Any] = recipe.model_dump()
+    arguments["term"] = None if recipe.term is None else tuple(recipe.term)
     try:
-        recipe: dict[str, Any] = dict(description["model"])
-        term = recipe.pop("term")
-        model = build(**recipe, term=None if term is None else (term[0], term[1]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / DESCRIPTION}: the model is not understood ({error})") from error
+        model = built_as_described(lambda: build(**arguments), folder, path)
+    except ValueError as error:
+        if str(error).startswith(str(folder)):
+            raise
+        raise ValueError(f"{path}: the model is not understood ({one_line(error)}); save it again") from None
     load_weights(model, folder)
     return model.eval()

@@ -10,23 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from dmlstudy.description import FORMAT_VERSION, OnlineDescription, described
 from dmlstudy.model_folder import (
     JSON,
     WEIGHTS,
     add_example,
     clear,
     describe,
+    one_line,
     read_arrays,
-    read_description,
     seal,
     verify,
 )
 from dmlstudy.online.catalogue import build
 from dmlstudy.online.learner import OnlineLearner, Side
 from dmlstudy.online.preparation import Preparation
-from dmlstudy.records import Scalar
+from dmlstudy.records import OF_STRUCTURE, Scalar
 
-FORMAT_VERSION = 1
 DESCRIPTION, PROGRAM = "online.json", "online.pt2"
 
 
@@ -81,13 +81,20 @@ def load(folder: str | Path) -> Learned:
     """Load a learner. Raises ValueError naming the file that is missing, altered or not understood."""
     folder = Path(folder)
     verify(folder, DESCRIPTION)
-    description = read_description(folder / DESCRIPTION, FORMAT_VERSION, "save the learner again")
+    path = folder / DESCRIPTION
+    read = described(path, OnlineDescription, "save the learner again")
     arrays = read_arrays(folder / WEIGHTS)
+    name, params, num_features = read.learner.name, read.learner.params, read.input.features
     try:
-        name, params = description["learner"]["name"], description["learner"]["params"]
-        learner = build(name, params, num_features=description["input"]["features"])
-        preparation = Preparation(description["scaling"], arrays.pop("shift"), arrays.pop("scale"))
+        most = sum(value.size for value in arrays.values())
+        if arrays["shift"].shape != (num_features,) or any(
+            isinstance(params.get(key), int) and int(params[key]) > most for key in OF_STRUCTURE
+        ):
+            raise ValueError(f"it is larger than what {WEIGHTS} holds")
+        learner = build(name, params, num_features=num_features)
+        preparation = Preparation(read.scaling, arrays.pop("shift"), arrays.pop("scale"))
         learner.restore({name.removeprefix("learner."): value for name, value in arrays.items()})
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / DESCRIPTION}: the learner is not understood ({error})") from error
+    except (KeyError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else one_line(error)
+        raise ValueError(f"{path}: the learner is not understood ({reason}); save it again") from None
     return Learned(learner, preparation, name, params)

@@ -114,14 +114,19 @@ def is_model(folder: str | Path) -> bool:
 
 def takes(folder: str | Path) -> Takes:
     """What the model in a folder is to be given. Raises ValueError for a folder of none."""
-    description = model_folder.read_json(Path(folder) / _description(folder))
-    architecture = description.get("architecture")
-    if architecture is None:
-        return Takes(None, 0, int(description["input"]["features"]))
-    size = architecture["image_size"]
-    return Takes(
-        size[0] if size else None, architecture["in_channels"], 0 if size else architecture["in_channels"]
-    )
+    from dmlstudy import description
+
+    path = Path(folder) / _description(folder)
+    if path.name != "embedder.json":
+        kind: type[description.HashingDescription | description.OnlineDescription] = (
+            description.HashingDescription if path.name == "hashing.json" else description.OnlineDescription
+        )
+        return Takes(None, 0, description.described(path, kind, "save the model again").input.features)
+    architecture = description.described(
+        path, description.EmbedderDescription, "save the model again"
+    ).architecture
+    size, channels = architecture.image_size, architecture.in_channels
+    return Takes(size[0] if size else None, channels, 0 if size else channels)
 
 
 def gives_unit_vectors(folder: str | Path) -> bool:

@@ -12,7 +12,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,6 +28,8 @@ _MAGIC = b"\ndmlstudy index 2\n"
 _OLD_MAGIC = b"dmlstudy index 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MOST_HEAD = 1 << 20
+_TABLE_GROWTH = 256  # bytes of product quantisation's tables for a byte of the cells' means, at most
+_READING = threading.Lock()
 
 CLASSES: Mapping[str, Mapping[str, str]] = {
     "embeddings": {
@@ -123,9 +127,11 @@ def read(file: IO[bytes], path: Path, head: Mapping[str, Any], *, is_binary: boo
     def next_bytes(count: int) -> bytes:
         return file.read(max(0, min(count, end - file.tell())))
 
-    reader = _faiss.PyCallbackIOReader(next_bytes)
     try:
-        engine = (_faiss.read_index_binary if is_binary else _faiss.read_index)(reader)
+        with _sizes_below((end - start) * (_TABLE_GROWTH if _has_tables(head) else 1)):
+            engine = (_faiss.read_index_binary if is_binary else _faiss.read_index)(
+                _faiss.PyCallbackIOReader(next_bytes)
+            )
     except Exception as error:  # of C++: RuntimeError, MemoryError, ValueError or what SWIG makes of another
         raise ValueError(f"{path}: faiss does not read it ({_reason(error)}): build it anew") from None
     if not isinstance(engine, _faiss.IndexBinary if is_binary else _faiss.Index):
@@ -133,12 +139,32 @@ def read(file: IO[bytes], path: Path, head: Mapping[str, Any], *, is_binary: boo
     if isinstance(engine, _faiss.IndexBinaryIDMap if is_binary else _faiss.IndexIDMap):
         ids = np.array(_faiss.vector_to_array(engine.id_map), np.int64)
         inner = (_faiss.downcast_IndexBinary if is_binary else _faiss.downcast_index)(engine.index)
-        engine.own_fields = False
-        inner.this.own(True)
+        inner.referenced_objects = [engine]  # the map owns it: to hand it over would break SWIG's count
         engine, id_N = inner, ids
     if engine.ntotal != num_vectors or len(id_N) != num_vectors or len(np.unique(id_N)) < num_vectors:
         raise ValueError(refusal % "ids")
     return Content(dict(head), engine, id_N)
+
+
+def _has_tables(head: Mapping[str, Any]) -> bool:
+    """Whether faiss makes look-up tables of what it reads."""
+    identity = head.get("identity")
+    return isinstance(identity, dict) and identity.get("kind") == "ivf_pq"
+
+
+@contextmanager
+def _sizes_below(count: int) -> Iterator[None]:
+    """Let faiss believe no size that a file of so many bytes cannot have, which it would reserve memory for."""
+    limits = ("deserialization_vector_byte_limit", "deserialization_loop_limit")
+    with _READING:  # faiss has one limit for the whole process
+        before = {name: getattr(_faiss, f"get_{name}")() for name in limits if hasattr(_faiss, f"get_{name}")}
+        try:
+            for name in before:
+                getattr(_faiss, f"set_{name}")(count)
+            yield
+        finally:
+            for name, value in before.items():
+                getattr(_faiss, f"set_{name}")(value)
 
 
 def _reason(error: Exception) -> str:

@@ -167,10 +167,14 @@ def open_gallery(folder: str | Path, *, device: str = "auto") -> Gallery:
         note = f"{folder}: made by an earlier version, without digests of its files; `dmlstudy index` makes it anew"
     try:
         vectors_MD = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, OverflowError, MemoryError, SyntaxError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{folder / VECTORS}: cannot be read ({reason}); make the gallery anew") from None
-    ids, labels = data.read_items(folder / ITEMS)
+    except Exception as error:  # a header that was changed may be an error of Python's own parser
+        raise ValueError(
+            f"{folder / VECTORS}: cannot be read ({one_line(error)}); make the gallery anew"
+        ) from None
+    try:
+        ids, labels = data.read_items(folder / ITEMS)
+    except KeyError as error:
+        raise ValueError(f"{folder / ITEMS}: has no column {error}; make the gallery anew") from None
     if vectors_MD.ndim != 2 or vectors_MD.dtype not in (np.int8, np.float32):
         raise ValueError(
             f"{folder / VECTORS}: {vectors_MD.dtype} of shape {vectors_MD.shape}, expected rows of float32, or of int8"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dmlstudy.data import Inputs
+from dmlstudy.data.inputs import ARRAYS, TABLES
 from dmlstudy.records import Record
 from dmlstudy.registry import kinds
 from dmlstudy.use.embedding import opened
+from dmlstudy.use.gallery import Gallery
 from dmlstudy.use.search import Found, Searcher
 from dmlstudy.use.sheet import Shown, write_sheet
 
@@ -16,7 +19,11 @@ BATCH = 256
 
 
 class Hit(Record):
-    """An item found for a query; ``rank`` from 1, ``place`` in the gallery, ``distance`` as the index measures it."""
+    """An item found for a query; ``rank`` from 1, ``place`` in the gallery.
+
+    ``distance`` is as the index measures it; ``score`` is larger for what is nearer (``search.Measure``). ``label`` is
+    None where none is known.
+    """
 
     query: str
     rank: int
@@ -24,13 +31,43 @@ class Hit(Record):
     id: str
     label: str | None
     distance: float
+    score: float
 
 
-def retrieve(searcher: Searcher, queries: Inputs, k: int) -> list[list[Hit]]:
-    """The k best items of each query. Raises ValueError as the searcher and the queries' files do."""
+def retrieve(
+    searcher: Searcher, queries: Inputs, k: int, *, is_own: Callable[[int, int], bool] | None = None
+) -> list[list[Hit]]:
+    """The k best items of each query, without those that ``is_own`` (of the query's number and the item's place).
+
+    Raises ValueError as the searcher and the queries' files do.
+    """
     parts = [range(start, min(start + BATCH, len(queries))) for start in range(0, len(queries), BATCH)]
-    found = [each for part in parts for each in searcher(queries.read(part), k)]
+    more = 0 if is_own is None else 1
+    found = [each for part in parts for each in searcher(queries.read(part), k + more)]
+    if is_own is not None:
+        found = [_others(each, functools.partial(is_own, query), k) for query, each in enumerate(found)]
     return [_hits(searcher, name, each) for name, each in zip(queries.ids, found, strict=True)]
+
+
+def _others(found: Found, is_own: Callable[[int], bool], k: int) -> Found:
+    kept = [number for number, place in enumerate(found.place_K.tolist()) if not is_own(place)][:k]
+    return Found(found.place_K[kept], found.distance_K[kept])
+
+
+def own_items(gallery: Gallery, source: str | Path, queries: Inputs) -> Callable[[int, int], bool]:
+    """Whether an item is the query itself: the same file, or of one source that is no folder the same id."""
+    root, own_root = _folder(Path(gallery.source)), _folder(Path(source))
+    if root is None or own_root is None:
+        is_same_source = Path(gallery.source).absolute() == Path(source).absolute()
+        return lambda query, place: is_same_source and gallery.ids[place] == queries.ids[query]
+    return lambda query, place: root / gallery.ids[place] == own_root / queries.ids[query]
+
+
+def _folder(source: Path) -> Path | None:
+    """Where the files are that ids name; None where a source is one file with many items."""
+    if source.is_dir():
+        return source.resolve()
+    return None if source.suffix.lower() in (*ARRAYS, *TABLES) else source.resolve().parent
 
 
 def write_contact_sheet(
@@ -66,7 +103,8 @@ def write_contact_sheet(
 
 def _hits(searcher: Searcher, query: str, found: Found) -> list[Hit]:
     gallery = searcher.gallery
-    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), strict=True)
+    scores = searcher.measure.score_of(found.distance_K).tolist()
+    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), scores, strict=True)
     return [
         Hit(
             query=query,
@@ -75,6 +113,7 @@ def _hits(searcher: Searcher, query: str, found: Found) -> list[Hit]:
             id=gallery.ids[place],
             label=None if gallery.labels is None else gallery.labels[place],
             distance=distance,
+            score=score,
         )
-        for rank, (place, distance) in enumerate(ranked, 1)
+        for rank, (place, distance, score) in enumerate(ranked, 1)
     ]

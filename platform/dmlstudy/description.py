@@ -1,0 +1,113 @@
+"""What the description in a model's folder says, read strictly: each field of its type and within its bounds.
+
+Folders are copied between people: a description may have been changed by anyone, and must not take a machine's memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from dmlstudy.model_folder import MOST_SIDE, one_line, read_description
+
+FORMAT_VERSION = 1
+
+Text: TypeAlias = Annotated[str, Field(max_length=500)]
+Size: TypeAlias = Annotated[int, Field(ge=1, le=1 << 16)]
+Features: TypeAlias = Annotated[int, Field(ge=1, le=1 << 22)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=MOST_SIDE)]
+Parameters: TypeAlias = dict[Text, bool | Annotated[int, Field(ge=-(1 << 40), le=1 << 40)] | float | Text]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
+
+
+class _Part(BaseModel):
+    """Of which only some fields are read here."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
+
+
+def _none_or_two(sides: list[int]) -> list[int]:
+    if len(sides) == 1:
+        raise ValueError("is [height, width], or [] for vectors")
+    return sides
+
+
+class ArchitectureFields(_Strict):
+    """The arguments that an embedder is built with again."""
+
+    backbone: Text
+    dim: Size
+    width: Size
+    weights: Text | None
+    freeze_bn: bool
+    in_channels: Features
+    image_size: Annotated[list[Side], Field(max_length=2), AfterValidator(_none_or_two)]
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    structure: Text = "none"
+    fusion: Text = "none"
+    pooling: Text = "own"
+    head_norm: bool = False
+    code: Text = "none"
+    head_depth: Annotated[int, Field(ge=0, le=64)] = 0
+    head_width: Size = 100
+
+
+class EmbedderDescription(_Part):
+    """Of ``embedder.json``."""
+
+    architecture: ArchitectureFields
+
+
+class RecipeFields(_Strict):
+    """The arguments that a hashing model is built with again."""
+
+    name: Text
+    num_bits: Size
+    num_features: Features
+    params: Parameters
+    term: Annotated[list[Text | Parameters], Field(min_length=2, max_length=2)] | None = None
+
+
+class InputFields(_Part):
+    """What a model of vectors takes."""
+
+    features: Features
+
+
+class HashingDescription(_Part):
+    """Of ``hashing.json``."""
+
+    model: RecipeFields
+    input: InputFields
+
+
+class LearnerFields(_Strict):
+    """The arguments that an online learner is built with again."""
+
+    name: Text
+    params: Parameters
+
+
+class OnlineDescription(_Part):
+    """Of ``online.json``."""
+
+    learner: LearnerFields
+    scaling: Text
+    input: InputFields
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def described(path: Path, kind: type[T], mend: str) -> T:
+    """The description in a file. Raises ValueError naming the file, the field and the ``mend``."""
+    content = read_description(path, FORMAT_VERSION, mend)
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{path}: not understood ({one_line(error)}); {mend}") from None
