@@ -270,7 +270,9 @@ def test_only_what_cannot_be_decoded_counts_as_damaged(
             with pytest.raises(ValueError, match=r"class3/3\.png: not readable \(Input/output error\)"):
                 data.load("image_folder", folder, 8, on_corrupt=on_corrupt)
     Image.fromarray(np.full((4, 4), 7.5, np.float32)).save(lost.with_suffix(".tif"))
-    with pytest.raises(ValueError, match=r"class3/3\.tif: floating-point pixels from 7\.5 to 7\.5; scale them"):
+    with pytest.raises(
+        ValueError, match=r"class3/3\.tif: floating-point pixels from 7\.5 to 7\.5; scale them"
+    ):
         data.load("image_folder", folder, 8, on_corrupt="skip")
 
 

@@ -144,10 +144,12 @@ def test_a_description_that_was_altered_is_one_line(path: str, value: Any) -> No
     altered = described(FITS["shorter side"])
     section, _, key = path.rpartition(".")
     (altered[section] if section else altered)[key] = value
-    with pytest.raises(ValueError, match=r"^m: preprocessing is not understood \(.+\); copy the folder again$"):
+    with pytest.raises(
+        ValueError, match=r"^m: preprocessing is not understood \(.+\); copy the folder again$"
+    ):
         preprocessing.fit_of(altered, "m")
     if path == "image_size":
-        with pytest.raises(ValueError, match="^m: preprocessing is not understood"):
+        with pytest.raises(ValueError, match=r"^m: preprocessing is not understood"):
             preprocessing.fit_before({"image_size": value}, {}, "m")
 
 
@@ -174,4 +176,6 @@ def test_words_name_every_step() -> None:
     assert preprocessing.words(vectors) == ["vectors float32 (N, 7), as they are"]
     assert preprocessing.code(vectors) == ""
     assert preprocessing.words({}) == []
-    assert re.search(r"^def read\(path\):  # uint8 \(12, 12, 3\)", preprocessing.code(described(Fit(12))), re.M)
+    assert re.search(
+        r"^def read\(path\):  # uint8 \(12, 12, 3\)", preprocessing.code(described(Fit(12))), re.M
+    )
