@@ -149,7 +149,7 @@ def test_a_description_that_was_altered_is_one_line(path: str, value: Any) -> No
     ):
         preprocessing.fit_of(altered, "m")
     if path == "image_size":
-        with pytest.raises(ValueError, match="^m: preprocessing is not understood"):
+        with pytest.raises(ValueError, match=r"^m: preprocessing is not understood"):
             preprocessing.fit_before({"image_size": value}, {}, "m")
 
 

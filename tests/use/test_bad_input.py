@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -13,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from dmlstudy import cli, data
 from dmlstudy.use import server
@@ -221,3 +225,86 @@ def test_a_place_that_is_bound_is_served(models: dict[str, Path]) -> None:
         assert place.getsockname()[0] in ("127.0.0.1", "::1")
         assert place.getsockname()[1] > 0
     assert place.fileno() == -1
+
+
+def test_a_full_disk_is_one_line(
+    models: dict[str, Path], pictures: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As full as a test can have it: a limit on the size of files, and a disk that is full as they are closed."""
+    folder = tmp_path.parent / f"{tmp_path.name}-full"
+    folder.mkdir()
+    own = Job(str(models["plain"]), str(pictures), str(folder / "z.parquet"), device="cpu")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (10, 500):  # of the note beside the parts, and of a part
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(OSError, match="File too large") as caught:
+                embed_into(own)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert str(caught.value.filename).startswith(f"{folder}/z.parquet.parts/")
+        assert not [path for path in folder.rglob("*") if path.name.startswith(".")], "no draft stays"
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = refused("embed", models["plain"], pictures, "-o", folder / "z.parquet")
+    assert "No space left on device" in said
+    assert not (folder / "z.parquet").exists()
+
+
+def test_what_cannot_be_embedded_is_one_line(
+    models: dict[str, Path], tmp_path: Path, refused: Refused
+) -> None:
+    (tmp_path / "t.csv").write_text("path\n/dev/zero\n")
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "large").mkdir()
+    Image.new("L", (40, 30)).save(tmp_path / "large" / "a.png")
+    (tmp_path / "phone").mkdir()
+    for number in range(3):
+        (tmp_path / "phone" / f"{number}.heix").touch()
+    for inputs, further, message in (
+        ("t.csv", [], "row 0: /dev/zero is not a file"),
+        ("pipe.png", [], "is neither a file nor a folder"),
+        ("large", ["--max-pixels", 1199], r"a\.png: 40 x 30 pixels, more than 1199; .*--max-pixels of embed"),
+        ("phone", [], r"no images in this folder that are read, only 3 \.heix; convert them"),
+        ("large", ["--on-corrupt", "leave"], "--on-corrupt leave: choose from error, skip"),
+    ):
+        out = tmp_path.parent / f"{tmp_path.name}-out"
+        out.mkdir(exist_ok=True)
+        said = refused("embed", models["plain"], tmp_path / inputs, "-o", out / "z.parquet", *further)
+        assert re.search(message, said), said
+
+
+def test_skipped_pictures_are_told_by_the_command(
+    models: dict[str, Path],
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(pictures, tmp_path / "pictures")
+    (folder / "class0" / "00.png").write_bytes(b"no picture")
+    (folder / "class0" / "notes.txt").touch()
+    z = tmp_path / "z.parquet"
+    command = [
+        "dmlstudy",
+        "embed",
+        models["plain"],
+        folder,
+        "-o",
+        z,
+        "--on-corrupt",
+        "skip",
+        "--device",
+        "cpu",
+    ]
+    monkeypatch.setattr(sys, "argv", [*map(str, command)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "left out: 1 .txt"
+    assert re.fullmatch(r"left out: .*class0/00\.png: not a readable image \(none of PNG.*", lines[1])
+    assert lines[2] == f"29 embeddings of size 6 in {z}"

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
-from dmlstudy import data
+from dmlstudy import data, model_folder
+from dmlstudy.data.decoding import ORIENTATION_TAG
 from dmlstudy.registry import kinds
 from dmlstudy.use import embedding
-from dmlstudy.use.embedding import Job, embed_into, one_by_one, opened
+from dmlstudy.use.embedding import Job, embed_into, fit_of, one_by_one, opened, told
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +43,17 @@ def test_every_kind_of_model(
         return told[-1][0]
 
     output = tmp_path / "z.parquet"
-    num, dim = embed_into(job(models[kind], inputs, output), one_by_one, follow)  # type: ignore[arg-type]
+    own = job(models[kind], inputs, output)
+    made = embed_into(own, one_by_one, follow)  # type: ignore[arg-type]
     ids, labels, z_ND = data.read_embeddings(output)
     items = opened(models[kind], inputs)
     expected = kinds.verified(models[kind])(items.read(range(len(items))))
-    assert (num, dim) == (len(items), expected.shape[1])
+    assert made == (len(items), expected.shape[1], [])
     assert (ids, labels) == (list(items.ids), items.labels)
     assert z_ND.dtype == expected.dtype
     np.testing.assert_allclose(z_ND, expected, atol=1e-6)
-    assert told == [([0, 1, 2, 3, 4], 5)]
+    assert told == [(list(range(len(own.parts))), len(own.parts))]
+    assert len(own.parts) > 2
     assert data.embeddings_origin(output) == {
         "model": kinds.fingerprint(models[kind]),
         "source": str(inputs),
@@ -57,8 +67,7 @@ def test_broken_off_it_goes_on_from_its_parts(
     own = job(models["plain"], pictures, tmp_path / "z.parquet")
 
     def breaking(own: Job, numbers: Sequence[int]) -> Iterator[int]:
-        for number in numbers[:3]:
-            yield own.make(number)
+        yield from own.make(numbers[:3])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -71,7 +80,7 @@ def test_broken_off_it_goes_on_from_its_parts(
         return one_by_one(own, numbers)
 
     embed_into(job(models["plain"], pictures, tmp_path / "z.parquet"), noting)
-    assert made == [3, 4]
+    assert made == list(range(3, len(own.parts)))
     embed_into(job(models["plain"], pictures, tmp_path / "whole.parquet"))
     first, second = (data.read_embeddings(tmp_path / name) for name in ("z.parquet", "whole.parquet"))
     assert first[:2] == second[:2]
@@ -87,7 +96,7 @@ def test_parts_of_something_else_are_refused(models: dict[str, Path], pictures: 
         embed_into(job(models["plain"], pictures, tmp_path / "z.parquet"), breaking)
     for model, inputs in (("structure", pictures), ("plain", pictures / "class0")):
         with pytest.raises(
-            ValueError, match=r"z\.parquet\.parts: holds parts of another model or other items"
+            ValueError, match=r"z\.parquet\.parts: holds parts of another model or of other inputs"
         ):
             embed_into(job(models[model], inputs, tmp_path / "z.parquet"))
 
@@ -117,3 +126,233 @@ def test_what_is_refused(models: dict[str, Path], pictures: Path, vectors: Path,
     with pytest.raises(ValueError, match="vectors of size 10; the model takes 9"):
         data.open_vectors(vectors, 9)
     assert not list(tmp_path.glob("z*"))
+
+
+@pytest.fixture
+def own_pictures(pictures: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed."""
+    return Path(shutil.copytree(pictures, tmp_path / "pictures"))
+
+
+def noted(made: list[int]) -> Any:
+    """A runner that notes which parts are made."""
+
+    def run(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+        made.extend(numbers)
+        return one_by_one(own, numbers)
+
+    return run
+
+
+def agrees(output: Path, model: Path, inputs: Path) -> None:
+    """What was written is what the model makes of all pictures that are there, in their order."""
+    ids, labels, z_ND = data.read_embeddings(output)
+    items = opened(model, inputs)
+    assert (ids, labels) == (list(items.ids), items.labels)
+    np.testing.assert_allclose(z_ND, kinds.verified(model)(items.read(range(len(items)))), atol=1e-6)
+
+
+@pytest.mark.parametrize("mend", ["remove", "repair"])
+def test_after_a_bad_picture_is_mended_it_goes_on_from_its_parts(
+    mend: str, models: dict[str, Path], own_pictures: Path, tmp_path: Path
+) -> None:
+    bad = own_pictures / "class1" / "28.png"  # the last of its class: of 30 pictures the 20th
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:60])
+    own = job(models["plain"], own_pictures, tmp_path / "z.parquet")
+    with pytest.raises(ValueError, match=r"class1/28\.png: not a readable image .*; repair or remove it"):
+        embed_into(own)
+    (at,) = (number for number, part in enumerate(own.parts) if 19 in part.rows)
+    there = set(own.folder.glob("*.parquet"))
+    assert len(there) == at >= 2
+    if mend == "repair":
+        bad.write_bytes(whole)
+    else:
+        bad.unlink()
+    made: list[int] = []
+    again = job(models["plain"], own_pictures, tmp_path / "z.parquet")
+    embed_into(again, noted(made))
+    assert [number for number in range(at) if number not in made] == list(range(at)), "none was made again"
+    agrees(tmp_path / "z.parquet", models["plain"], own_pictures)
+    assert not own.folder.exists()
+
+
+def test_a_picture_more_or_less_costs_its_own_part_alone(
+    models: dict[str, Path], own_pictures: Path, tmp_path: Path
+) -> None:
+    """Whichever it is: parts are cut where their items say, not by counting."""
+    before = {part.name for part in job(models["plain"], own_pictures, tmp_path / "z.parquet").parts}
+    assert len(before) > 3
+    for path in sorted(own_pictures.rglob("*.png")):
+        aside = path.rename(tmp_path / path.name)
+        now = {part.name for part in job(models["plain"], own_pictures, tmp_path / "z.parquet").parts}
+        assert len(now - before) <= 2
+        aside.rename(path)
+    assert {part.name for part in job(models["plain"], own_pictures, tmp_path / "z").parts} == before
+
+
+def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
+    models: dict[str, Path], own_pictures: Path, tmp_path: Path
+) -> None:
+    broken = [own_pictures / "class0" / name for name in ("00.png", "03.png")]
+    whole = [path.read_bytes() for path in broken]
+    for path in broken:
+        path.write_bytes(b"no picture")
+    (own_pictures / "class0" / "notes.txt").write_text("?")
+    output = tmp_path / "z.parquet"
+
+    def skipping() -> Job:
+        return Job(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip")
+
+    made = embed_into(skipping())
+    assert (made.num_items, [each for each, _ in made.left_out]) == (28, ["class0/00.png", "class0/03.png"])
+    assert told(skipping(), made) == [
+        "left out: 1 .txt",
+        *(f"left out: {reason}" for _, reason in made.left_out),
+    ]
+    assert "class0/00.png: not a readable image" in made.left_out[0][1]
+    assert data.embeddings_left_out(output) == made.left_out
+    assert data.embeddings_origin(output)["source"] == str(own_pictures)
+    ids, _, z_ND = data.read_embeddings(output)
+    for path in broken:
+        path.unlink()
+    items = opened(models["plain"], own_pictures)
+    assert ids == list(items.ids)
+    np.testing.assert_allclose(z_ND, kinds.verified(models["plain"])(items.read(range(28))), atol=1e-6)
+
+    for path in broken:  # and broken off: without skip, a part that has left something out is made again
+        path.write_bytes(b"no picture")
+
+    def breaking(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+        yield from own.make(numbers[:1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embed_into(skipping(), breaking)
+    with pytest.raises(ValueError, match=r"00\.png: not a readable"):
+        embed_into(job(models["plain"], own_pictures, output))
+    for path, content in zip(broken, whole, strict=True):
+        path.write_bytes(content)
+    assert embed_into(skipping()).left_out == []
+    agrees(output, models["plain"], own_pictures)
+
+
+def test_many_skipped_pictures_are_not_all_told(models: dict[str, Path], tmp_path: Path) -> None:
+    made = embedding.Embedded(
+        1, 6, [(str(number), f"{number}: not a readable image") for number in range(13)]
+    )
+    (tmp_path / "a.png").touch()
+    lines = told(job(models["plain"], tmp_path, tmp_path / "z.parquet"), made)
+    assert len(lines) == 11
+    assert lines[-1] == "left out: 3 more that cannot be decoded; the file's metadata name all"
+
+
+def test_of_pictures_that_are_all_none_nothing_is_written(models: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"no picture")
+    own = Job(str(models["plain"]), str(tmp_path), str(tmp_path / "z.parquet"), 4, "cpu", "skip")
+    with pytest.raises(ValueError, match=r"a\.png: not a readable.*; none of the 2 pictures can be decoded"):
+        embed_into(own)
+    assert not (tmp_path / "z.parquet").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 3', b"\xff"])
+def test_a_torn_note_beside_the_parts_is_no_obstacle(
+    content: bytes, models: dict[str, Path], pictures: Path, tmp_path: Path
+) -> None:
+    own = job(models["plain"], pictures, tmp_path / "z.parquet")
+    own.folder.mkdir()
+    (own.folder / embedding.NOTED).write_bytes(content)
+    assert embed_into(own).num_items == 30
+    agrees(tmp_path / "z.parquet", models["plain"], pictures)
+
+
+def test_killed_at_any_moment_the_same_command_completes_with_the_same_file(
+    models: dict[str, Path], own_pictures: Path, tmp_path: Path
+) -> None:
+    (own_pictures / "class0" / "00.png").write_bytes(b"no picture")
+    (tmp_path / "out").mkdir()
+    script = Path(__file__).with_name("killed.py")
+    done = subprocess.run(
+        [sys.executable, script, models["plain"], own_pictures, tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 25, "moments at which it was killed"
+
+
+def test_pictures_are_read_while_others_are_computed(
+    models: dict[str, Path], pictures: Path, tmp_path: Path
+) -> None:
+    own = job(models["plain"], pictures, tmp_path / "z.parquet")
+    one, compute, later = own.items.one, own.compute, threading.Event()
+    assert one is not None
+    num_computed = 0
+
+    def reading(row: int) -> np.ndarray:
+        if row >= own.parts[0].rows.stop:
+            later.set()
+        return one(row)
+
+    def computing(items: np.ndarray) -> np.ndarray:
+        nonlocal num_computed
+        num_computed += 1
+        if num_computed == 1:
+            assert later.wait(60), "a picture of the next part is read before the first batch is computed"
+        return compute(items)
+
+    object.__setattr__(own.items, "one", reading)
+    own.__dict__["compute"] = computing
+    embed_into(own)
+    agrees(tmp_path / "z.parquet", models["plain"], pictures)
+
+
+def test_a_model_from_before_reads_pictures_as_then(models: dict[str, Path], tmp_path: Path) -> None:
+    """What it says of itself is cut to what it once said; its weights are the same."""
+    old = Path(shutil.copytree(models["plain"], tmp_path / "old"))
+    described = json.loads((old / "embedder.json").read_text())
+    kept = ("dtype", "layout", "channels", "image_size", "scale", "mean", "std")
+    described["preprocessing"] = {key: described["preprocessing"][key] for key in kept}
+    described["extra"] = {"config": {"data": {"resize_to": 10, "keep_aspect": False}}}
+    (old / "embedder.json").write_text(json.dumps(described))
+    model_folder.seal(old)
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    rng = np.random.default_rng(0)
+    (tmp_path / "set").mkdir()
+    Image.fromarray(rng.integers(0, 256, (9, 13, 2), dtype=np.uint8), "LA").save(
+        tmp_path / "set" / "a.png", exif=exif
+    )
+    with Image.open(tmp_path / "set" / "a.png") as picture:
+        stored = picture.convert("L").resize((10, 10), Image.Resampling.BILINEAR).crop((1, 1, 9, 9))
+        upright = ImageOps.exif_transpose(picture)
+        white = Image.new("RGBA", upright.size, "white")
+        opaque = Image.alpha_composite(white, upright.convert("RGBA")).convert("L")
+        new = opaque.resize((8, 8), Image.Resampling.BILINEAR)
+    for model, expected in ((old, stored), (models["plain"], new)):
+        embed_into(job(model, tmp_path / "set", tmp_path / "z.parquet"))
+        z_1D = data.read_embeddings(tmp_path / "z.parquet")[2]
+        seen = np.asarray(expected)[None, ..., None]
+        np.testing.assert_allclose(z_1D, kinds.verified(model)(seen), atol=1e-6)
+    with_none = fit_of(old)
+    assert with_none is not None
+    assert with_none.reading == data.AS_BEFORE
+
+
+def test_items_that_change_meanwhile_are_told(
+    models: dict[str, Path], own_pictures: Path, tmp_path: Path
+) -> None:
+    own = job(models["plain"], own_pictures, tmp_path / "z.parquet")
+
+    def changing(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+        """As by processes that find another picture than this one has found."""
+        (own_pictures / "class0" / "00.png").rename(own_pictures / "class0" / "000.png")
+        return job(models["plain"], own_pictures, tmp_path / "z.parquet").make(numbers)
+
+    with pytest.raises(
+        ValueError, match="changed while it was embedded; run again, which goes on from its parts"
+    ):
+        embed_into(own, changing)
+    assert embed_into(job(models["plain"], own_pictures, tmp_path / "z.parquet")).num_items == 30

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from dmlstudy import cli, embedders, hashing, model_folder, online
+from dmlstudy import cli, data, embedders, hashing, model_folder, online
+from dmlstudy.data import Fit, Reading, preprocessing
+from dmlstudy.data.decoding import ORIENTATION_TAG
 from dmlstudy.registry import kinds
 from dmlstudy.use import export as exports
 from dmlstudy.use.export import Format, export
@@ -178,16 +181,67 @@ def test_what_a_file_says_of_itself(models: dict[str, Path], tmp_path: Path) -> 
             "structure": {"dtype": "float32", "shape": ["N", 6]},
         },
         "distance": "euclidean",
+        "preprocessing": json.loads((models["structure"] / "embedder.json").read_text())["preprocessing"],
+        "preprocessing_steps": preprocessing.words(kinds.preprocessing(models["structure"])),
+        "preprocessing_code": preprocessing.code(kinds.preprocessing(models["structure"])),
     }
     for kind in FORMATS:
         assert export(models["structure"], tmp_path / f"m{exports.SUFFIXES[kind]}", kind).about == expected
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     assert json.loads(session.get_modelmeta().custom_metadata_map["dmlstudy"]) == expected
+    assert session.get_modelmeta().custom_metadata_map["preprocessing_code"] == expected["preprocessing_code"]
     (entry,) = session.get_inputs()
     assert (entry.name, entry.type, entry.shape) == ("images", "tensor(uint8)", ["N", 8, 8, 1])
     kept = {exports.ABOUT: ""}
     torch.export.load(tmp_path / "m.pt2", extra_files=kept)
     assert json.loads(kept[exports.ABOUT]) == expected
+
+
+@pytest.mark.parametrize(
+    ("backbone", "channels", "fit", "forms"),
+    [
+        ("small_conv", 1, Fit(8, 10), FORMATS),
+        ("small_conv", 3, Fit((9, 13)), FORMATS),
+        ("small_conv", 3, Fit(32, 40, keep_aspect=False), FORMATS[1:]),
+        pytest.param(
+            "bn_inception",
+            3,
+            Fit(32, 36, reading=Reading("exif", (255, 136, 0))),
+            FORMATS[1:],
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["grey", "not square", "both sides", "of Caffe"],
+)
+def test_who_has_the_file_alone_reproduces_the_example_from_pictures(
+    backbone: str, channels: int, fit: Fit, forms: tuple[Format, ...], tmp_path: Path
+) -> None:
+    """Turned, transparent and of 16 bits: by the code in the file's metadata, which knows nothing of us."""
+    rng = np.random.default_rng(0)
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    rgba = rng.integers(0, 256, (41, 60, 4), dtype=np.uint8)
+    Image.fromarray(rgba[..., :3]).save(folder / "a.jpg", exif=exif)
+    Image.fromarray(rgba).save(folder / "b.png")
+    Image.fromarray(rng.integers(0, 65536, (50, 44), dtype=np.uint16)).save(folder / "c.png")
+    example = data.open_images(folder, fit, channels).read(range(3))
+    size = fit.size
+    assert size is not None
+    made = embedders.build(backbone, 6, width=4, in_channels=channels, image_size=size, seed=1)
+    embedders.save(made, tmp_path / "model", {}, example, fit)
+    kept = model_folder.read_arrays(tmp_path / "model" / model_folder.EXAMPLE)
+    assert kinds.preprocessing(tmp_path / "model")["network_order"] == (
+        "BGR" if backbone == "bn_inception" else "RGB"
+    )
+    for form in forms:
+        output = tmp_path / f"it{exports.SUFFIXES[form]}"
+        space: dict[str, Any] = {}
+        exec(export(tmp_path / "model", output, form).about["preprocessing_code"], space)
+        read = np.stack([space["read"](path) for path in sorted(folder.iterdir())])
+        np.testing.assert_array_equal(read, kept["x"])
+        np.testing.assert_allclose(computed(output, read)["embedding"], kept["z"], atol=1e-5)
 
 
 def test_a_program_is_loaded_without_unpickling(

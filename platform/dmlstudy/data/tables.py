@@ -213,10 +213,11 @@ def arrays(path: Path, alone: str) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {alone: content}
-        with content:
-            return {key: content[key] for key in content.files}
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return {alone: content}
+            with content:
+                return {key: content[key] for key in content.files}
     except NOT_NUMPY as error:
         raise ValueError(f"{path}: not a readable NumPy file ({parquet.first_line(error)})") from error
