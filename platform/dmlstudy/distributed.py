@@ -7,7 +7,8 @@ W ranks (the world size).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, check_embeddings
+
+Result = TypeVar("Result")
 
 
 def rank() -> int:
@@ -73,6 +76,27 @@ def any_rank(flag: bool) -> bool:
 def agree(flag: bool) -> bool:
     """Rank 0's flag, on every rank."""
     return any_rank(flag and rank() == 0)
+
+
+def computed_once(compute: Callable[[], Result]) -> Result:
+    """What rank 0 computes, on every rank; the others wait. Where it raises, every rank does: the others a RuntimeError
+    of the same words."""
+    if world_size() == 1:
+        return compute()
+    told: list[Any] = [None, None]
+    failure: Exception | None = None
+    if rank() == 0:
+        try:
+            told[0] = compute()
+        except Exception as error:
+            failure, told[1] = error, f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(told, src=0)
+    if failure is not None:
+        raise failure
+    if told[1] is not None:
+        raise RuntimeError(f"rank 0: {told[1]}")
+    result: Result = told[0]
+    return result
 
 
 def own_slice(n: int) -> slice:

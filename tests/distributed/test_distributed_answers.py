@@ -108,3 +108,36 @@ def test_without_a_process_group_everything_passes_through() -> None:
     local = local_rows((3,))
     assert distributed.gather(local).z_ND is local.z_ND
     assert not distributed.gather_rows(local.z_ND).requires_grad
+
+
+def counted_once(fails: bool) -> tuple[int, Any]:
+    """How often this rank computed, and what it was told."""
+    calls = 0
+
+    def compute() -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        if fails:
+            raise KeyError("no such metric")
+        return {"rank": float(distributed.rank()), "third": 1 / 3}
+
+    try:
+        return calls, distributed.computed_once(compute) | {"calls": calls}
+    except (KeyError, RuntimeError) as error:
+        return calls, f"{type(error).__name__}: {error}"
+
+
+def test_what_rank_0_computes_is_everybodys(pool: GlooPool) -> None:
+    found = pool.run(3, counted_once, False)
+    assert [answer for _, answer in found] == [
+        {"rank": 0.0, "third": 1 / 3, "calls": number} for number in (1, 0, 0)
+    ]
+    assert counted_once(False)[1] == {"rank": 0.0, "third": 1 / 3, "calls": 1}, "one process is rank 0"
+
+
+def test_what_rank_0_cannot_compute_nobody_waits_for(pool: GlooPool) -> None:
+    found = pool.run(2, counted_once, True)
+    assert found == [
+        (1, "KeyError: 'no such metric'"),
+        (0, "RuntimeError: rank 0: KeyError: 'no such metric'"),
+    ]

@@ -62,8 +62,22 @@ def describe(
     if measure:
         with _noting() as noted:
             trials = _all_measured(spec, dataset, machine, tell)
-        lines += [*noted, in_words(spec, trials, START_S, machine)]
+        lines += [*noted, in_words(spec, trials, START_S, machine, _measured_on(spec))]
     return lines
+
+
+def device_of(spec: StudySpec) -> torch.device:
+    """What a little training is measured on: a GPU if the study's trials have one and there is one here."""
+    has_gpu = spec.file.resources.gpus_per_worker > 0 and torch.cuda.is_available()
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def _measured_on(spec: StudySpec) -> str:
+    if not spec.file.resources.gpus_per_worker:
+        return ""
+    if device_of(spec).type == "cuda":
+        return f" on {torch.cuda.get_device_name()}"
+    return " on this machine's CPU, for it has no GPU"
 
 
 @contextlib.contextmanager
@@ -220,17 +234,21 @@ def _seconds(spec: StudySpec, dataset: StudyData, name: str) -> Seconds:
     of_trial = {"embedder": _trial_of_embedder, "hashing": _trial_of_codes, "online": _trial_of_stream}[
         spec.kind
     ]
-    return Seconds(*of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N)))
+    return Seconds(
+        *of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N), device_of(spec))
+    )
 
 
-def _trial_of_embedder(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
+def _trial_of_embedder(
+    config: TrialConfig, labels_N: Labels, num_test: int, device: torch.device
+) -> tuple[float, float]:
     """Seconds of a search trial and of a verdict trial, from the images per second of a few batches."""
     # Epochs with a frozen backbone are the first and the fast ones.
     few = {
         "batch": config.batch.model_copy(update={"per_epoch": 2}),
         "training": config.training.model_copy(update={"freeze_backbone_epochs": 0}),
     }
-    rate = first_reports(config.model_copy(update=few))[-1][1].metrics["images_per_second"]
+    rate = first_reports(config.model_copy(update=few), device)[-1][1].metrics["images_per_second"]
     folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)
     sizes = [(len(fold.train_indices), len(fold.validation_indices)) for fold in folds]
     # An epoch shows each training image about once; embedding an image costs a third of training on it.
@@ -240,11 +258,13 @@ def _trial_of_embedder(config: TrialConfig, labels_N: Labels, num_test: int) -> 
     return search, sum(epochs * part + num_test / 3 for part in trained_on) / rate
 
 
-def _trial_of_codes(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
+def _trial_of_codes(
+    config: TrialConfig, labels_N: Labels, num_test: int, device: torch.device
+) -> tuple[float, float]:
     """The same of codes, from whole epochs: what takes long is the ranking of a whole database after each."""
     assert config.hashing is not None
     started = time.perf_counter()
-    (first, report), *further = first_reports(config)
+    (first, report), *further = first_reports(config, device)
     per_epoch = further[-1][0] - first if further else first - started
     rate = report.metrics["rows_per_second"]
     folds = row_folds(len(labels_N), config.num_folds, config.seed)
@@ -255,13 +275,15 @@ def _trial_of_codes(config: TrialConfig, labels_N: Labels, num_test: int) -> tup
     return epochs * len(folds) * per_epoch, epochs * min(most, len(labels_N)) / rate + items * ranking
 
 
-def _trial_of_stream(config: TrialConfig, labels_N: Labels, num_test: int) -> tuple[float, float]:
+def _trial_of_stream(
+    config: TrialConfig, labels_N: Labels, num_test: int, device: torch.device
+) -> tuple[float, float]:
     """The same of streams, from the first part and from judging alone, whose time grows with queries x gallery."""
     parts = []
     for epochs in (0, config.training.epochs):
         training = config.training.model_copy(update={"epochs": epochs})
         started = time.perf_counter()
-        parts.append(first_reports(config.model_copy(update={"training": training}))[0][0] - started)
+        parts.append(first_reports(config.model_copy(update={"training": training}), device)[0][0] - started)
     judging, learning = parts[0], max(0.0, parts[1] - parts[0])
     folds, epochs = config.num_folds, config.training.epochs
     num_rows = len(labels_N) + num_test
@@ -272,7 +294,7 @@ def _trial_of_stream(config: TrialConfig, labels_N: Labels, num_test: int) -> tu
     return folds * epochs * (learning + judging), epochs * (learning + growth * judging)
 
 
-def first_reports(config: TrialConfig) -> list[tuple[float, TrialReport]]:
+def first_reports(config: TrialConfig, device: torch.device) -> list[tuple[float, TrialReport]]:
     """When a trial made its first reports, two at most, and what they were."""
     reports: list[tuple[float, TrialReport]] = []
 
@@ -282,5 +304,5 @@ def first_reports(config: TrialConfig) -> list[tuple[float, TrialReport]]:
             raise TrialStopped
 
     with contextlib.suppress(TrialStopped):
-        run_trial(config, listen)
+        run_trial(config, listen, device=device)
     return reports

@@ -96,14 +96,16 @@ def total_seconds(spec: StudySpec, trials: Mapping[str, Seconds], start_s: float
     return start_s + wall_seconds(spec, trials, at_once, spec.file.search.trials_per_family)
 
 
-def in_words(spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine) -> str:
+def in_words(
+    spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine, measured_on: str
+) -> str:
     """The line on the time that the study takes: in all, what most of it is, and how to have a first look."""
     resources, search = spec.file.resources, spec.file.search
     here = num_at_once(resources, machine)
     at_once = here or 1
     total = total_seconds(spec, trials, start_s, machine)
     where = f"{at_once} at once on this machine" if here else "one trial at a time on a machine like this one"
-    line = f"time: at most about {duration(total)}, {where} (measured on a few batches; early stopping makes it less)"
+    line = f"time: at most about {duration(total)}, {where} (measured on a few batches{measured_on}; early stopping makes it less)"
     work = {
         name: search.trials_per_family * each.search + spec.file.protocol.verdict_seeds * each.verdict
         for name, each in trials.items()

@@ -130,6 +130,13 @@ def _judge(
 def _score(
     embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
 ) -> dict[str, float]:
+    """What ``_scores`` says, computed by rank 0 for all: every rank must call this."""
+    return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config))
+
+
+def _scores(
+    embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
+) -> dict[str, float]:
     """Metrics of the retrieval that the configuration asks for.
 
     With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall

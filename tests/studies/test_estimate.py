@@ -1,0 +1,63 @@
+"""What ``validate`` says of the machine it runs on; a GPU is named here, but none is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.studies import checks, cluster, estimate, spec
+
+STUDY = """
+name: small
+data: {name: digits}
+embedder: {dim: 8, width: 4}
+batch: {classes: all, images_per_class: 4}
+training: {epochs: 2}
+families: {contrastive: {space: contrastive}}
+search: {trials_per_family: 2}
+protocol: {num_folds: 2, verdict_seeds: 1}
+resources: {workers: 1, gpus_per_worker: 1}
+"""
+TOO_SMALL = "cannot hold a trial: it needs a cluster that can (--address), or smaller resources"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> spec.StudySpec:
+    path = tmp_path / "small.yaml"
+    path.write_text(STUDY)
+    return spec.load(path)
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_study_for_gpus_is_measured_on_one_or_the_line_says_that_it_is_not(
+    study: spec.StudySpec, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA X1")
+    manager = type("Manager", (), {"get_current_node_num_accelerators": staticmethod(lambda: int(has_gpu))})
+    manager.get_current_node_accelerator_type = staticmethod(lambda: "X1")  # type: ignore[attr-defined]
+    monkeypatch.setattr(cluster, "get_accelerator_manager_for_resource", lambda kind: manager)
+    devices = []
+
+    def run_trial(config: TrialConfig, report: Any, *, device: torch.device) -> None:
+        devices.append(device.type)
+        report(TrialReport(step=2, metrics={"images_per_second": 1000.0}))
+
+    monkeypatch.setattr(estimate, "run_trial", run_trial)
+    *lines, time = estimate.describe(study, checks.check_parts(study), measure=True)
+    assert devices == ["cuda" if has_gpu else "cpu"]
+    on = "on NVIDIA X1" if has_gpu else "on this machine's CPU, for it has no GPU"
+    assert f"(measured on a few batches in one process {on};" in time
+    assert any(TOO_SMALL in line for line in lines) is not has_gpu
+
+
+def test_a_study_for_cpus_says_nothing_of_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(STUDY.replace(", gpus_per_worker: 1", ""))
+    small = spec.load(path)
+    lines = estimate.describe(small, checks.check_parts(small), measure=False)
+    assert not any("this machine" in line for line in lines)
