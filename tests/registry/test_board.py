@@ -95,6 +95,29 @@ def test_the_rows_change_nothing_that_is_read(
     assert leaderboard(store, "<b>page</b>") == published[1]
 
 
+def test_the_note_begins_with_the_numbers_and_the_link(published: tuple[StudyTracker, Leaderboard]) -> None:
+    tracker = published[0]
+    first, *rest = tracker.client.get_experiment(tracker.experiment_id).tags[board.NOTE].splitlines()
+    assert first == (
+        "**<b>page</b>**: modest wins by map_at_r, validation 0.7000, test 0.4300 ± 0.050; untrained 0.2000 ± 0.248."
+        f" [Sorted view](#/experiments/{tracker.experiment_id}/runs?viewStateShareKey=leaderboard)"
+    )
+    assert any(line.startswith("| lucky | 0.6000 |") for line in rest)
+
+
+def test_a_row_that_was_begun_gets_what_it_lacks_and_keeps_the_rest(store: Store) -> None:
+    tracker = StudyTracker(store, "begun", {})
+    run = tracker.client.create_run(tracker.experiment_id)
+    tracker.client.log_param(run.info.run_id, "a", "1")
+    for _ in range(2):
+        run = tracker.client.get_run(run.info.run_id)
+        params = {"a": "2", **{f"p{number}": "x" for number in range(150)}}
+        board.write(tracker.client, run, [("score", 0.123456)], params, {"status": "finished"})
+    run = tracker.client.get_run(run.info.run_id)
+    assert (run.data.params["a"], len(run.data.params), run.data.metrics["score"]) == ("1", 151, 0.1235)
+    assert len(tracker.client.get_metric_history(run.info.run_id, "score")) == 1
+
+
 def test_ui_says_where_the_leaderboards_are(
     store: Store, published: tuple[StudyTracker, Leaderboard]
 ) -> None:
