@@ -168,11 +168,15 @@ def open_gallery(folder: str | Path, *, device: str = "auto") -> Gallery:
     try:
         vectors_MD = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a header that was changed may be an error of Python's own parser
-        raise ValueError(f"{folder / VECTORS}: cannot be read ({one_line(error)}); make the gallery anew") from None
+        raise ValueError(
+            f"{folder / VECTORS}: cannot be read ({one_line(error)}); make the gallery anew"
+        ) from None
     try:
         ids, labels = data.read_items(folder / ITEMS)
     except KeyError as error:
         raise ValueError(f"{folder / ITEMS}: has no column {error}; make the gallery anew") from None
+    except ValueError as error:
+        raise ValueError(one_line(error)) from None
     if vectors_MD.ndim != 2 or vectors_MD.dtype not in (np.int8, np.float32):
         raise ValueError(
             f"{folder / VECTORS}: {vectors_MD.dtype} of shape {vectors_MD.shape}, expected rows of float32, or of int8"
