@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import pickle
 import shutil
 import subprocess
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from dmlstudy import data, embedders, hashing, model_folder, online
 from dmlstudy.registry import kinds
-from dmlstudy.use.embedding import opened
+from dmlstudy.use.embedding import fit_of, opened
 
 SCRIPT = Path(__file__).with_name("blocked.py")
 KINDS = ("plain", "codes", "learner")
@@ -168,3 +171,169 @@ def test_another_kind_s_description_in_the_folder_is_refused(whole: dict[str, Pa
         with pytest.raises(ValueError, match=r"embedder\.json") as caught:
             use(folder)
         assert "\n" not in str(caught.value)
+
+
+def described(folder: Path) -> Path:
+    """The description of the model in a folder."""
+    return next(folder / name for name in kinds.KINDS if (folder / name).is_file())
+
+
+def changed(folder: Path, to: Path, keys: tuple[str | int, ...], value: object) -> Path:
+    """A copy of a model whose description has another value there, sealed anew as whoever can write it might."""
+    path = described(shutil.copytree(folder, to))
+    content = json.loads(path.read_text())
+    at = content
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    model_folder.seal(to)
+    return to
+
+
+def used(folder: Path) -> None:
+    """All that is done with a model's folder before it is asked anything."""
+    kinds.takes(folder)
+    fit_of(folder)
+    compute = kinds.verified(folder)
+    kinds.parts(folder)
+    model_folder.largest_deviation(folder, compute)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value", "said"),
+    [
+        ("plain", ("architecture", "dim"), 10**9, "architecture.dim"),
+        ("plain", ("architecture", "dim"), 60_000, "does not fit the architecture"),
+        ("plain", ("architecture", "dim"), -1, "architecture.dim"),
+        ("plain", ("architecture", "dim"), True, "architecture.dim"),
+        ("plain", ("architecture", "dim"), "6", "architecture.dim"),
+        ("plain", ("architecture", "width"), 10**9, "architecture.width"),
+        ("plain", ("architecture", "width"), 60_000, "does not fit the architecture"),
+        ("plain", ("architecture", "head_depth"), -1, "architecture.head_depth"),
+        ("plain", ("architecture", "head_depth"), 60, "61 layers"),
+        ("plain", ("architecture", "head_width"), 10**12, "architecture.head_width"),
+        ("plain", ("architecture", "seed"), "x", "architecture.seed"),
+        ("plain", ("architecture", "backbone"), None, "architecture.backbone"),
+        ("plain", ("architecture", "backbone"), "../../x", "no backbone"),
+        ("plain", ("architecture", "image_size"), [8], r"\[height, width\]"),
+        ("plain", ("architecture", "image_size"), [10**9, 10**9], "architecture.image_size.0"),
+        ("plain", ("architecture", "image_size"), None, "architecture.image_size"),
+        ("plain", ("architecture", "in_channels"), 2, "channels"),
+        ("plain", ("architecture", "loader"), "os.system", "architecture.loader: Extra inputs"),
+        ("plain", ("architecture",), [], "architecture"),
+        ("plain", ("format_version",), 2, "format version 2"),
+        ("plain", ("extra",), [1], "extra"),
+        ("plain", ("extra",), {"config": "x"}, "extra.config"),
+        ("plain", ("extra",), {"config": {"data": 7}}, "extra.config.data"),
+        ("plain", ("extra",), {"config": {"data": {"resize_to": 10**9}}}, "extra.config.data.resize_to"),
+        ("codes", ("model", "num_bits"), 10**9, "model.num_bits"),
+        ("codes", ("model", "num_bits"), 24, "does not fit the architecture"),
+        ("codes", ("model", "num_features"), 10**6, "does not fit the architecture"),
+        ("codes", ("model", "name"), "pickle", "not understood"),
+        ("codes", ("model", "params"), {"x": []}, "model.params"),
+        ("codes", ("model", "term"), ["point_ranking", "x"], "model.term"),
+        ("codes", ("input", "features"), "10", "input.features"),
+        ("learner", ("input", "features"), 10**6, "larger than what"),
+        ("learner", ("learner", "params", "width"), 10**9, "larger than what"),
+        ("learner", ("learner", "params", "num_hidden"), 10**6, "larger than what"),
+        ("learner", ("learner", "name"), 7, "learner.name"),
+        ("learner", ("scaling",), None, "scaling"),
+    ],
+)
+def test_a_description_that_asks_for_too_much_or_another_thing_is_refused(
+    name: str, keys: tuple[str, ...], value: object, said: str, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = changed(whole[name], tmp_path / "model", keys, value)
+    with pytest.raises(ValueError, match=said) as caught:
+        used(folder)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 900
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"{", b"[]", b"7", b"\xff\xfe", b'{"a": ' + b"9" * 5000 + b"}", b""]
+)
+def test_a_description_that_is_no_object_is_refused(
+    content: bytes, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in KINDS:
+        folder = shutil.copytree(whole[name], tmp_path / name)
+        described(folder).write_bytes(content)
+        model_folder.seal(folder)
+        for use in (kinds.takes, kinds.verified, LOADS[name]):
+            with pytest.raises(ValueError, match=described(folder).name) as caught:
+                use(folder)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("missing", ["x", "z", "rows"])
+def test_an_example_without_inputs_or_outputs_is_refused(
+    missing: str, name: str, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(whole[name], tmp_path / "model")
+    arrays = model_folder.read_arrays(folder / model_folder.EXAMPLE)
+    if missing == "rows":
+        arrays["z"] = arrays["z"][:1].copy()
+    else:
+        del arrays[missing]
+    save_file(arrays, folder / model_folder.EXAMPLE)
+    model_folder.seal(folder)
+    with pytest.raises(ValueError, match=r"example\.safetensors: (holds no array|2 inputs and 1 outputs)"):
+        used(folder)
+
+
+def places(content: object, above: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where there is a value, however deep."""
+    pairs: list[tuple[str | int, object]] = []
+    if isinstance(content, dict):
+        pairs = list(content.items())
+    elif isinstance(content, list):
+        pairs = list(enumerate(content))
+    found = [(*above, key) for key, _ in pairs]
+    return found + [place for key, value in pairs for place in places(value, (*above, key))]
+
+
+STRANGE = (None, True, -1, 0, 1, 10**6, 2**31, 10**12, 10**400, 0.5, -1e308, "", "x", "../../x", "\n", "9" * 600, [],
+           {}, [[]], {"a": 1}, [1, 2, 3])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_changed_description_is_used_or_refused_in_one_line(
+    name: str, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    """120 seeded changes of one or two fields each; what a model of another kind would be is refused as well."""
+    rng = np.random.default_rng(0)
+    folder = shutil.copytree(whole[name], tmp_path / "model")
+    path = described(folder)
+    text = path.read_text()
+    everywhere = places(json.loads(text))
+    refused = 0
+    for _ in range(120):
+        content = json.loads(text)
+        for number in rng.integers(0, len(everywhere), int(rng.integers(1, 3))):
+            at, place = content, everywhere[number]
+            try:
+                for key in place[:-1]:
+                    at = at[key]
+                at[place[-1]] = copy.deepcopy(STRANGE[int(rng.integers(len(STRANGE)))])
+            except (TypeError, KeyError, IndexError):
+                continue  # the first change has taken it away
+        path.write_text(json.dumps(content))
+        model_folder.seal(folder)
+        said = refusal(folder)
+        assert "\n" not in said
+        assert len(said) < 900
+        refused += said != ""
+    assert refused > 40
+
+
+def refusal(folder: Path) -> str:
+    """Why a model is not used; empty where it is."""
+    try:
+        used(folder)
+    except ValueError as error:
+        return str(error)
+    return ""

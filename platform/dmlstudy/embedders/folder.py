@@ -108,25 +108,27 @@ def load(folder: str | Path, verify: bool = True) -> Embedder:
 
 
 def built_as_described(make: Callable[[], Module], folder: Path, path: Path) -> Module:
-    """The network that a description asks for, which is made only if the folder's weights are its own.
+    """The network that a description asks for, made only if the folder's weights are its own.
 
     It is made without memory first, to compare its sizes. Raises ValueError naming the file at fault.
     """
-    try:
-        with torch.device("meta"):
-            expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
-        sizes = _sizes(folder / WEIGHTS)
-        for name in sorted(expected.keys() | sizes.keys()):
-            if expected.get(name) != sizes.get(name):
-                raise ValueError(
-                    f"{folder / WEIGHTS}: does not fit the architecture ({name} is {_shown(sizes.get(name))}, by"
-                    f" {path.name} {_shown(expected.get(name))}); copy the folder again"
-                )
-        return make()
-    except (RuntimeError, TypeError, KeyError, AssertionError, ArithmeticError, MemoryError) as error:
-        raise ValueError(
-            f"{path}: the architecture is not understood ({one_line(error)}); save the model again"
-        ) from None
+
+    def made() -> Module:
+        try:
+            return make()
+        except (ValueError, RuntimeError, TypeError, KeyError, AssertionError, ArithmeticError) as error:
+            raise ValueError(f"{path}: not understood ({one_line(error)}); save the model again") from None
+
+    with torch.device("meta"):
+        expected = {name: tuple(value.shape) for name, value in made().state_dict().items()}
+    sizes = _sizes(folder / WEIGHTS)
+    for name in sorted(expected.keys() | sizes.keys()):
+        if expected.get(name) != sizes.get(name):
+            raise ValueError(
+                f"{folder / WEIGHTS}: does not fit the architecture ({name} is {_shown(sizes.get(name))}, by"
+                f" {path.name} {_shown(expected.get(name))}); copy the folder again"
+            )
+    return made()
 
 
 def _shown(size: tuple[int, ...] | None) -> str:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from dmlstudy.description import FORMAT_VERSION, HashingDescription, described
 from dmlstudy.embedders.folder import built_as_described, load_weights
 from dmlstudy.hashing.model import HashingModel, build
-from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, one_line, seal, verify
+from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, seal, verify
 
 DESCRIPTION, PROGRAM = "hashing.json", "hashing.pt2"
 
@@ -55,11 +55,6 @@ def load(folder: str | Path) -> HashingModel:
         raise ValueError(f"{path}: not understood (model.term: a name and parameters); save the model again")
     arguments: dict[str, Any] = recipe.model_dump()
     arguments["term"] = None if recipe.term is None else tuple(recipe.term)
-    try:
-        model = built_as_described(lambda: build(**arguments), folder, path)
-    except ValueError as error:
-        if str(error).startswith(str(folder)):
-            raise
-        raise ValueError(f"{path}: the model is not understood ({one_line(error)}); save it again") from None
+    model = built_as_described(lambda: build(**arguments), folder, path)
     load_weights(model, folder)
     return model.eval()

@@ -175,6 +175,8 @@ def open_gallery(folder: str | Path, *, device: str = "auto") -> Gallery:
         ids, labels = data.read_items(folder / ITEMS)
     except KeyError as error:
         raise ValueError(f"{folder / ITEMS}: has no column {error}; make the gallery anew") from None
+    except ValueError as error:
+        raise ValueError(one_line(error)) from None
     if vectors_MD.ndim != 2 or vectors_MD.dtype not in (np.int8, np.float32):
         raise ValueError(
             f"{folder / VECTORS}: {vectors_MD.dtype} of shape {vectors_MD.shape}, expected rows of float32, or of int8"
