@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from dmlstudy.data import Fit, preprocessing
 from dmlstudy.registry.card import SHOWN, card
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
@@ -24,7 +27,12 @@ ORIGIN = {
 }
 
 
-def made(family: str = "red", kind: str = "embedder", further: tuple[str, ...] = ()) -> str:
+def made(
+    family: str = "red",
+    kind: str = "embedder",
+    further: tuple[str, ...] = (),
+    described: Mapping[str, Any] | None = None,
+) -> str:
     rows = [
         Row(
             family=name,
@@ -55,7 +63,14 @@ def made(family: str = "red", kind: str = "embedder", further: tuple[str, ...] =
     row = next(row for row in rows if row.family == family)
     protocol = {"recall_at": (1, 2), "map_at": (), "clusters": False, "full_map": True, "num_folds": 4}
     return card(
-        board, row, kind=kind, data="digits", origin=ORIGIN, protocol=protocol, name="digits-embedder"
+        board,
+        row,
+        kind=kind,
+        data="digits",
+        origin=ORIGIN,
+        protocol=protocol,
+        name="digits-embedder",
+        preprocessing=described,
     )
 
 
@@ -116,3 +131,18 @@ def test_its_comparisons_are_those_of_its_own_family() -> None:
 )
 def test_it_says_where_its_scores_end(kind: str, limit: str) -> None:
     assert limit in made(kind=kind)
+
+
+def test_it_tells_what_a_picture_goes_through_in_words_and_as_code() -> None:
+    described = preprocessing.described(
+        Fit(8, 10), image_size=(8, 8), channels=3, mean=[0.5] * 3, std=[0.5] * 3, network_order="RGB"
+    )
+    text = made(described=described)
+    section = text.partition("## Preprocessing\n")[2].partition("\n## Limits")[0]
+    for step in preprocessing.words(described):
+        assert f"* {step}" in section.splitlines()
+    assert preprocessing.code(described) in section.partition("```python\n")[2]
+    assert section.count("```") == 2
+    vectors = made(described={"layout": "NF", "features": 7})
+    assert "## Preprocessing\n\n* vectors float32 (N, 7), as they are\n\n## Limits" in vectors
+    assert "Preprocessing" not in made()
