@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from dmlstudy.data import Fit, preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry.card import SHOWN, card, usage
 from dmlstudy.registry.comparison import compare
@@ -26,7 +29,12 @@ ORIGIN = {
 }
 
 
-def made(family: str = "red", kind: str = "embedder", further: tuple[str, ...] = ()) -> str:
+def made(
+    family: str = "red",
+    kind: str = "embedder",
+    further: tuple[str, ...] = (),
+    described: Mapping[str, Any] | None = None,
+) -> str:
     rows = [
         Row(
             family=name,
@@ -65,6 +73,7 @@ def made(family: str = "red", kind: str = "embedder", further: tuple[str, ...] =
         origin=ORIGIN,
         protocol=protocol,
         name="digits-embedder",
+        preprocessing=described,
     )
 
 
@@ -138,3 +147,18 @@ def test_it_says_how_the_model_is_used_from_where_it_is_read() -> None:
     of_folder = usage("birds-embedder", None, "float32 (N, 10)", "int8 (N, 16)")
     assert "* takes: vectors: float32 (N, 10)" in of_folder
     assert "birds-embedder/" not in of_folder, "a folder does not know its version's number"
+
+
+def test_it_tells_what_a_picture_goes_through_in_words_and_as_code() -> None:
+    described = preprocessing.described(
+        Fit(8, 10), image_size=(8, 8), channels=3, mean=[0.5] * 3, std=[0.5] * 3, network_order="RGB"
+    )
+    text = made(described=described)
+    section = text.partition("## Preprocessing\n")[2].partition("\n## Limits")[0]
+    for step in preprocessing.words(described):
+        assert f"* {step}" in section.splitlines()
+    assert preprocessing.code(described) in section.partition("```python\n")[2]
+    assert section.count("```") == 2
+    vectors = made(described={"layout": "NF", "features": 7})
+    assert "## Preprocessing\n\n* vectors float32 (N, 7), as they are\n\n## Limits" in vectors
+    assert "Preprocessing" not in made()

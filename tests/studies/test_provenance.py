@@ -141,6 +141,7 @@ def test_a_study_does_not_go_on_with_other_data(tmp_path: Path) -> None:
         run_study(found, store, address=None, tell=print)
     assert str(caught.value) == (
         "study 'simulated': its test data have changed since it began; bring them back, or give this study another"
-        " name (--name)"
+        " name (--name); if it began before pictures were turned by EXIF and made opaque, data.orientation: as_stored"
+        " and data.background: drop read them as then"
     )
     provenance.check_data(found.name, origin, origin)

@@ -105,7 +105,10 @@ def in_words(
     at_once = here or 1
     total = total_seconds(spec, trials, start_s, machine)
     where = f"{at_once} at once on this machine" if here else "one trial at a time on a machine like this one"
-    line = f"time: at most about {duration(total)}, {where} (measured on a few batches{measured_on}; early stopping makes it less)"
+    line = (
+        f"time: at most about {duration(total)}, {where} (measured on a few batches{measured_on};"
+        " early stopping makes it less)"
+    )
     work = {
         name: search.trials_per_family * each.search + spec.file.protocol.verdict_seeds * each.verdict
         for name, each in trials.items()
