@@ -596,7 +596,7 @@ def leaderboard(
     _check_form(format, output, against)
     boards = [read(_store(store, tracking_uri), study) for study in studies]
     if against is not None:
-        _show_tally(boards, against)
+        _show_tally(boards, against, as_json=format == "json")
         return
     if len(boards) > 1:
         raise ValueError(
@@ -1311,7 +1311,7 @@ def _show_leaderboard(board: Leaderboard) -> None:
         _show_comparisons(board)
 
 
-def _show_tally(boards: Sequence[Leaderboard], family: str) -> None:
+def _show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> None:
     from dmlstudy.naming import nearest
     from dmlstudy.registry.comparison import tallied
 
@@ -1321,6 +1321,9 @@ def _show_tally(boards: Sequence[Leaderboard], family: str) -> None:
             f"--against: no family {family!r} in these studies{nearest(family, families, listed=True)}"
         )
     tallies = tallied((board.comparisons for board in boards), family)
+    if as_json:
+        _show_json({rival: tally.model_dump(mode="json") for rival, tally in tallies.items()})
+        return
     _show_table(
         (f"{family} against", "win/tie/loss"), [(rival, str(tally)) for rival, tally in tallies.items()]
     )

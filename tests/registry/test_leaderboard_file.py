@@ -137,6 +137,9 @@ def test_the_command_writes_each_form(
     for arguments in (("--json",), ("--format", "json")):
         code, shown, _ = call(*arguments)
         assert (code, json.loads(shown)["winner"]) == (0, "red")
+    code, shown, _ = call("--against", "red", "--json")
+    tallies = json.loads(shown)
+    assert (code, set(tallies["untrained"])) == (0, {"wins", "ties", "losses"})
     assert call("--format", "json", "-o", tmp_path / "b.json")[0] == 0
     assert json.loads((tmp_path / "b.json").read_text()) == board().model_dump(mode="json")
     for _ in range(2):  # an earlier one is replaced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -86,6 +87,8 @@ for share in map(float, sys.argv[3:]):
     folder = root / f"killed-{share}"
     at = max(1, min(int(most), round(share * int(most))))
     died, _ = killed_after(at, work, folder)
+    if how == "before" and (folder / "mlflow.db").exists():
+        os.utime(folder / "mlflow.db", (0, 0))  # some time ago
     left = sorted(path.name for path in folder.glob("*")) if folder.exists() else []
     _, again = killed_after(-1, first_run, folder)
     found.append({"at": at, "died": died, "left": left, "again": again})
@@ -151,11 +154,22 @@ def test_who_looks_at_a_half_made_store_sees_an_empty_one(tmp_path: Path) -> Non
         tracking.connect(store)
 
 
+def test_a_database_that_another_program_is_making_is_left_to_it(tmp_path: Path) -> None:
+    store = half_made(tmp_path)
+    assert not tracking._is_void(store.mlflow_file)
+    os.utime(store.mlflow_file, (0, 0))
+    assert tracking._is_void(store.mlflow_file)
+    assert tracking.connect(store, create=True).search_experiments()
+    os.utime(store.mlflow_file, (0, 0))
+    assert not tracking._is_void(store.mlflow_file)
+
+
 def test_a_database_that_holds_anything_is_never_made_anew(tmp_path: Path) -> None:
     store = half_made(tmp_path)
     with sqlite3.connect(store.mlflow_file) as database:
         database.execute("INSERT INTO experiments VALUES (1, 'mine')")
     database.close()
+    os.utime(store.mlflow_file, (0, 0))
     before = store.mlflow_file.read_bytes()
     with pytest.raises(StoreError, match="does not answer"):
         tracking.connect(store, create=True)

@@ -52,7 +52,7 @@ class Client:
         return details(name, JobStatus.RUNNING, 3000, None, {"study": "s"})
 
     def get_job_logs(self, name: str) -> str:
-        return "s: 1 families\n 5/24  red #4  left 2:30 min\n\n"
+        return "s: 1 families\n 5/24  red #4  left 2:30 min\nthe workers are still starting\n\n"
 
 
 def details(

@@ -96,7 +96,7 @@ class Store:
     @property
     def artifacts(self) -> str | None:
         """Where a new experiment keeps its artifacts; a server decides for itself."""
-        return None if self.server else (self.root / "artifacts").as_uri()
+        return None if self.server else (self.root.absolute() / "artifacts").as_uri()
 
     def command(self, verb: str, *words: str) -> str:
         """A command line that does this with the same store, server and cluster, to be copied into a shell."""

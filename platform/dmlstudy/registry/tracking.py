@@ -59,6 +59,9 @@ MODEL = "embedder"
 MADE_BY_MLFLOW = {"alembic_version": "1", "experiments": "name = 'Default'", "workspaces": "name = 'default'"}
 """Rows that MLflow writes into a database before anyone uses it: for each table a condition in SQL."""
 
+LEFT_S = 10.0
+"""Nobody makes a database any more to which nothing was written for so long: MLflow's migrations take seconds."""
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -75,9 +78,7 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     try:
         if store.server is None and create:
-            make_whole(
-                store, store.mlflow_file, functools.partial(_make_database, store), is_void=_is_half_made
-            )
+            make_whole(store, store.mlflow_file, functools.partial(_make_database, store), is_void=_is_void)
         elif store.server is None and not _is_there(store.mlflow_file):
             raise StoreError(
                 f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
@@ -123,6 +124,11 @@ def _is_half_made(database: Path) -> bool:
     if versions == [(_newest_schema(),)]:
         return False
     return holds_nothing(database, apart_from=MADE_BY_MLFLOW)
+
+
+def _is_void(database: Path) -> bool:
+    """Whether a half-made database was left, and is not just being made by another program, as MLflow's server."""
+    return time.time() - database.stat().st_mtime > LEFT_S and _is_half_made(database)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -139,7 +140,7 @@ class Job(Record):
     started: float | None
     ended: float | None
     last_line: str = ""
-    """What it printed last, where that was asked for."""
+    """What it said last of its trials, or else at all, where that was asked for."""
 
     @property
     def seconds(self) -> float | None:
@@ -161,7 +162,8 @@ def job(name: str, address: str | None) -> Job:
     """One job of a cluster, with what it printed last; raises ClusterError where there is none."""
     found = _job(known_job(name, address))
     lines = [line.strip() for line in client(address).get_job_logs(name).splitlines() if line.strip()]
-    return found.model_copy(update={"last_line": lines[-1] if lines else ""})
+    of_trials = [line for line in lines if re.match(r"\d+/\d+ ", line)]
+    return found.model_copy(update={"last_line": (of_trials or lines or [""])[-1]})
 
 
 def _job(details: JobDetails) -> Job:
