@@ -159,10 +159,10 @@ class EmbedderConfig(Record):
     ] = None
     freeze_bn: Annotated[bool, Field(description="batch norm in eval mode, affine part trainable")] = True
     fusion: Annotated[
-        Literal["none", "features", "heads"],
+        Literal["none", "features", "heads", "unit_heads"],
         Field(
             description="pooled features of the last three stages: with one head, or with a head for each that gives a"
-            " third of D; none: the last stage alone"
+            " third of D (unit_heads: of unit norm each); none: the last stage alone"
         ),
     ] = "none"
     pooling: Annotated[

@@ -26,6 +26,24 @@ def test_each_level_has_a_head_and_together_they_give_d_numbers() -> None:
         LevelHeads((3, 4, 5), 2, layer_norm=False)
 
 
+def test_each_levels_part_may_be_of_unit_norm() -> None:
+    head = LevelHeads((3, 4, 5), 8, layer_norm=False, is_unit=True)
+    plain = LevelHeads((3, 4, 5), 8, layer_norm=False)
+    plain.load_state_dict(head.state_dict())
+    x = noise(2, 12).float()
+    parts = torch.split(plain(x), [3, 3, 2], dim=1)
+    torch.testing.assert_close(head(x), torch.cat([p / p.norm(dim=1, keepdim=True) for p in parts], dim=1))
+    options = {"in_channels": 1, "image_size": 8, "seed": 0, "width": 4}
+    made, other = (embedders.build("small_conv", 9, fusion=f, **options) for f in ("unit_heads", "heads"))
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype=np.uint8)
+    z, plain_z = embedders.embed(made, images), embedders.embed(other, images)
+    for part in np.split(z, 3, axis=1):
+        np.testing.assert_allclose(np.linalg.norm(part, axis=1), 3**-0.5, rtol=1e-5)
+    assert np.abs(z - plain_z).max() > 1e-3
+    made_state, other_state = made.state_dict(), other.state_dict()
+    assert all(torch.equal(made_state[name], other_state[name]) for name in other_state)
+
+
 def test_layer_norm_stands_before_the_head() -> None:
     head = linear_head(6, 3, layer_norm=True).double()
     x = 5 + 3 * noise(4, 6)

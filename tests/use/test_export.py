@@ -34,6 +34,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "sign": {"code": "sign", "structure": "official"},
     "features": {"fusion": "features", "pooling": "avg+max"},
     "a head a stage": {"fusion": "heads", "pooling": "max", "code": "sign"},
+    "a unit head a stage": {"fusion": "unit_heads"},
 }
 CASES: list[tuple[str, int | tuple[int, int] | tuple[()], int, str]] = [
     *(("small_conv", 8, 1, head) for head in HEADS),

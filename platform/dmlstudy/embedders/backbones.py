@@ -23,6 +23,7 @@ from dmlstudy.embedders.levels import (
     NUM_LEVELS,
     OWN_POOLING,
     POOLINGS,
+    UNIT_HEADS,
     ChainStages,
     PooledStages,
     Stages,
@@ -331,7 +332,7 @@ def build_backbone(
     """Build the backbone ``name`` for images of ``in_channels`` channels and ``image_size`` (height, width).
 
     ``image_size`` () is for feature vectors of ``in_channels`` numbers. ``width`` is small_conv's and the MLPs'.
-    ``fusion`` 'features' or 'heads' gives the pooled features of three stages side by side, and their sizes as
+    ``fusion`` other than 'none' gives the pooled features of three stages side by side, and their sizes as
     ``levels``; ``pooling`` other than 'own' replaces the network's own pooling of its last maps. Raises ValueError
     for an unknown name, weights that are missing or do not fit, images it cannot take, and stages it does not
     have.
@@ -361,7 +362,7 @@ def build_backbone(
     return backbone._replace(
         network=PooledStages(stages, pooling),
         num_features=sum(stages.channels),
-        levels=stages.channels if fusion == "heads" else (),
+        levels=stages.channels if fusion in ("heads", UNIT_HEADS) else (),
         stages=None,
     )
 

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
-from dmlstudy.embedders.levels import NO_FUSION, OWN_POOLING
+from dmlstudy.embedders.levels import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
@@ -148,14 +148,14 @@ def _head(backbone: Backbone, architecture: Architecture) -> nn.Module:
     dim, layer_norm = architecture.dim, architecture.head_norm
     if architecture.head_depth:
         if backbone.levels or architecture.code != NO_CODE:
-            what = "fusion: heads" if backbone.levels else f"code: {architecture.code}"
+            what = f"fusion: {architecture.fusion}" if backbone.levels else f"code: {architecture.code}"
             raise ValueError(
                 f"embedder.head_depth: a head of several depths has no {what}; leave one of them out"
             )
         depth, width = architecture.head_depth, architecture.head_width
         return DepthHead(backbone.num_features, dim, depth, width, layer_norm)
     if backbone.levels:
-        return LevelHeads(backbone.levels, dim, layer_norm)
+        return LevelHeads(backbone.levels, dim, layer_norm, is_unit=architecture.fusion == UNIT_HEADS)
     return linear_head(backbone.num_features, dim, layer_norm)
 
 

@@ -25,11 +25,13 @@ CODES: Mapping[str, str] = {
 class LevelHeads(nn.Module):
     """A linear head for each level's part of features_NF; their outputs side by side are D numbers (GPW, v2).
 
-    Level l of L gives D // L numbers, and one more where l < D mod L. Raises ValueError for D < L.
+    Level l of L gives D // L numbers, and one more where l < D mod L; with ``is_unit`` each level's are of unit norm,
+    so that no stage outweighs another. Raises ValueError for D < L.
     """
 
-    def __init__(self, levels: tuple[int, ...], dim: int, layer_norm: bool) -> None:
+    def __init__(self, levels: tuple[int, ...], dim: int, layer_norm: bool, *, is_unit: bool = False) -> None:
         super().__init__()
+        self.is_unit = is_unit
         if dim < len(levels):
             raise ValueError(
                 f"embedder.dim: {dim} is less than the {len(levels)} levels' heads give; raise it"
@@ -41,9 +43,12 @@ class LevelHeads(nn.Module):
         )
 
     def forward(self, features_NF: Tensor) -> Tensor:
-        """h_ND, before normalisation: the whole is normalised once (METHODS A-G9)."""
+        """h_ND, before the whole is normalised."""
         parts = torch.split(features_NF, self.levels, dim=1)
-        return torch.cat([head(part) for head, part in zip(self.heads, parts, strict=True)], dim=1)
+        heads_NF = [head(part) for head, part in zip(self.heads, parts, strict=True)]
+        if self.is_unit:
+            heads_NF = [normalize(own_NF.float(), dim=1, eps=1e-12) for own_NF in heads_NF]
+        return torch.cat(heads_NF, dim=1)
 
 
 class DepthHead(nn.Module):

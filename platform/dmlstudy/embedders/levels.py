@@ -14,10 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 NO_FUSION, OWN_POOLING = "none", "own"
 
+UNIT_HEADS = "unit_heads"
+
 FUSIONS: Mapping[str, str] = {
     NO_FUSION: "the last stage alone",
     "features": "pooled features of three stages side by side, one head",
     "heads": "the same, a head for each stage and a third of the embedding from each",
+    UNIT_HEADS: "the same, each stage's part of unit norm before they are put together",
 }
 
 POOLINGS: Mapping[str, str] = {
