@@ -76,11 +76,14 @@ def test_one_that_comes_back_was_not_dead(table: Table) -> None:
     assert ended == []
 
 
-def test_a_control_service_that_does_not_answer_is_dead(table: Table) -> None:
-    """As Ray's call then does, it hangs: the driver hears of it all the same."""
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_control_service_that_does_not_answer_is_dead(table: Table, refuses: bool) -> None:
+    """Ray's call then hangs: the driver hears of it all the same."""
     hangs, ended = threading.Event(), list[str]()
 
     def never() -> list[dict[str, Any]]:
+        if refuses:
+            raise RuntimeError("unavailable")
         hangs.wait(10)
         return []
 

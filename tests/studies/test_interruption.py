@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import Patience
 from dmlstudy.studies import spec
 from dmlstudy.studies import study as studies
+from dmlstudy.studies.cluster import ClusterError
 from dmlstudy.studies.study import Interruption, StudyInterrupted
 
 RAW: dict[str, Any] = {
@@ -172,3 +176,41 @@ def test_a_server_that_is_away_is_not_waited_for_once_the_study_is_to_end(tmp_pa
         with pytest.raises(StoreError, match=r"no MLflow server at .* run the study again"):
             patiently(away)
     assert time.monotonic() - started < 10
+
+
+def test_a_cluster_that_cannot_go_on_interrupts_the_study_and_the_reason_is_kept(
+    run: Callable[..., dict[str, Any]],
+) -> None:
+    def dies(*_: object) -> None:
+        raise ClusterError("Ray has died")
+
+    state = run("_run_trials", dies, ClusterError)
+    assert (state["state"], state["reason"]) == ("interrupted", "Ray has died")
+    assert Tracker.ended == ["interrupted"]
+    by_hand = run("_run_trials", lambda *_: send(signal.SIGINT), StudyInterrupted)
+    assert (by_hand["state"], by_hand["reason"]) == ("interrupted", ""), "of the sitting before"
+
+
+STUCK = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from dmlstudy.registry.store import Store
+from dmlstudy.studies import study
+store = Store(Path(sys.argv[1]))
+store.study_folder("s").mkdir(parents=True)
+try:
+    study._end_at_once(SimpleNamespace(name="s"), store, lambda line: print(line, flush=True), "Ray has died")
+finally:
+    print("the process goes on")
+"""
+
+
+def test_a_driver_that_waits_for_a_dead_ray_is_ended_with_one_line(tmp_path: Path) -> None:
+    """Nothing of it runs any more, for its main thread may be in a call that never returns."""
+    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    line = "Ray has died; `dmlstudy resume s` goes on"
+    assert (ended.returncode, ended.stdout) == (2, f"error: {line}\n")
+    state = json.loads((tmp_path / "studies" / "s" / "study.json").read_text())
+    assert (state["state"], state["reason"]) == ("interrupted", line)

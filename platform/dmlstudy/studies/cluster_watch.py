@@ -36,8 +36,8 @@ class ClusterWatch:
         self._at_last = at_last
         self._every_s = every_s
         self._over = threading.Event()
-        self._begun: float | None = None
-        """When the question was asked that has not been answered yet."""
+        self._unanswered: float | None = None
+        """Since when questions are asked and not answered."""
         self._last_sign = time.monotonic()
         self._dead = ""
 
@@ -54,7 +54,8 @@ class ClusterWatch:
         now = time.monotonic()
         if self._dead and now - self._last_sign > DEAD_S:
             return f"{self._where} has died: {self._dead}"
-        if self._begun is not None and now - self._begun > SILENT_S:
+        asked = self._unanswered
+        if asked is not None and now - asked > SILENT_S:
             return f"{self._where} has died: its control service does not answer"
         return ""
 
@@ -73,19 +74,21 @@ class ClusterWatch:
             if not ray.is_initialized():  # not yet, or no longer
                 self._alive(time.monotonic())
                 continue
-            self._begun = asked = time.monotonic()
+            asked = time.monotonic()
+            if self._unanswered is None:
+                self._unanswered = asked
             try:
                 dead = dead_node()
-            except Exception:  # it is being disconnected; a control service that is gone is waited for
-                dead = ""
-            self._begun = None
+            except Exception:  # as while Ray is being shut down
+                continue
+            self._unanswered = None
             if dead:
                 self._dead = dead
             else:
                 self._alive(asked)
 
     def _alive(self, when: float) -> None:
-        self._dead = ""
+        self._unanswered, self._dead = None, ""
         self._last_sign = when
 
     def _judge(self) -> None:

@@ -139,6 +139,7 @@ def _run_here(
         num_verdict_trials=spec.num_verdict_trials,
         started=time.time(),
         job=os.environ.get("DMLSTUDY_JOB", ""),
+        reason="",
     )
     try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -147,9 +148,7 @@ def _run_here(
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
-            _run_trials(
-                spec, store, tell, tracker, search, interruption, watch, preflight.expectations(origin)
-            )
+            _run_trials(spec, store, tell, tracker, search, interruption, watch, origin)
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(_checkpoints(spec, store), tell)
@@ -218,7 +217,7 @@ def _run_trials(
     search: StudySearch,
     interruption: Interruption,
     watch: ClusterWatch,
-    expected: Mapping[str, str],
+    origin: Mapping[str, str],
 ) -> None:
     """Let Tune run what is left of the search and the verdict."""
     resources = spec.file.resources
@@ -251,7 +250,7 @@ def _run_trials(
             "storage": ray_folder,
             "checkpoints": checkpoints,
             "vault": vault_name,
-            "expected": dict(expected),
+            "expected": preflight.expectations(origin),
         },
         tune_config=tune.TuneConfig(
             search_alg=search,
