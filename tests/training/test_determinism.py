@@ -93,3 +93,15 @@ def test_losses_and_scores_are_in_full_float32_whatever_a_library_has_set() -> N
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+@pytest.mark.parametrize("device", [CUDA, CPU])
+def test_a_trial_gives_its_gpus_memory_back_however_it_ends(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    monkeypatch.setattr("dmlstudy.training.trial._run_embedder_trial", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_trial(TrialConfig.model_validate(config()), lambda report: None, device=device)
+    assert given_back == [True] * (device.type == "cuda")

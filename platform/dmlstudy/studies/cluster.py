@@ -49,9 +49,6 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
     try:
         if own is not None:
             told.enter_context(variables({"RAY_ADDRESS": own}))  # Ray may have told this job another's
-            if own.startswith("127."):
-                # Ray would look for it at the machine's own address.
-                told.enter_context(patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False))
         if address is None:
             # The State API frees the placement group of a gang that died. Its processes would look for it,
             # and give up where several Rays run on this machine; they inherit where it is.

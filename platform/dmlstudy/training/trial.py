@@ -78,13 +78,19 @@ def run_trial(
     Losses and all that is scored are computed in full float32, whatever PyTorch was told (``embedders.precision``).
     """
     device = device or torch.device("cpu")
-    with embedders.full_products(), repeatable(config.training.deterministic, device):
-        if config.online is not None:
-            return run_online_trial(config, report, save_to=save_to)
-        if config.hashing is not None:
-            return run_hashing_trial(config, report, device=device, save_to=save_to)
-        kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
-        return _run_embedder_trial(config, report, device, save_to, kept)
+    try:
+        with embedders.full_products(), repeatable(config.training.deterministic, device):
+            if config.online is not None:
+                return run_online_trial(config, report, save_to=save_to)
+            if config.hashing is not None:
+                return run_hashing_trial(config, report, device=device, save_to=save_to)
+            kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
+            return _run_embedder_trial(config, report, device, save_to, kept)
+    finally:
+        if (
+            device.type == "cuda"
+        ):  # the next trial of this process, or another's on this GPU, needs other sizes
+            torch.cuda.empty_cache()
 
 
 def _run_embedder_trial(
