@@ -6,13 +6,16 @@ import html.parser
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dmlstudy import data, embedders, hashing, online
+from dmlstudy.cli import app
 from dmlstudy.registry import kinds
 from dmlstudy.use import gallery as galleries
 from dmlstudy.use.embedding import Job, embed_into, opened
@@ -451,6 +454,31 @@ def test_names_of_files_are_no_markup_of_a_sheet(tmp_path: Path) -> None:
     assert [each["alt"] for tag, each in parsed.found if tag == "img"][::2] == list(HOSTILE)
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'none'"
     assert ("meta", {"http-equiv": "Content-Security-Policy", "content": policy}) in parsed.found
+
+
+def test_no_name_of_a_file_runs_in_a_browser(tmp_path: Path, dom: Callable[..., str]) -> None:
+    hostile_sheet(tmp_path / "sheet.html")
+    shown = dom((tmp_path / "sheet.html").as_uri())
+    assert "<title>\"'&gt;&lt;script&gt;document.title=1337&lt;/script&gt;</title>" in shown
+    assert shown.count("<script") == 0
+    assert shown.count("<img") == 2 * len(HOSTILE)
+
+
+def test_the_command_leaves_the_querys_own_item_out_and_tells_of_an_old_gallery(
+    models: dict[str, Path], pictures: Path, tmp_path: Path
+) -> None:
+    made(models["plain"], pictures, tmp_path)
+    unsealed(tmp_path / "gallery")
+    query = sorted((pictures / "class1").iterdir())[2]
+    command = ["retrieve", str(models["plain"]), str(tmp_path / "gallery"), str(query), "-k", "3", "--json"]
+    for more, first in ([], f"class1/{query.name}"), (["--exclude-self", "--device", "cpu"], None):
+        done = CliRunner().invoke(app, [*command, *more])
+        assert done.exit_code == 0, done.output
+        assert done.stderr.startswith("note: ")
+        hits = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [hit["rank"] for hit in hits] == [1, 2, 3]
+        assert (hits[0]["id"] == f"class1/{query.name}") == (first is not None)
+        assert hits[0]["score"] > hits[2]["score"]
 
 
 def test_a_gallery_of_fewer_names_than_vectors_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -268,13 +269,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_the_command_serves_and_ends_gracefully(models: dict[str, Path], gallery: Path) -> None:
+def test_the_command_serves_and_ends_gracefully(
+    models: dict[str, Path], gallery: Path, tmp_path: Path
+) -> None:
     port = free_port()
     command = [sys.executable, "-m", "dmlstudy", "serve", str(models["structure"]), "--gallery", str(gallery)]
-    process = subprocess.Popen([*command, "--port", str(port)], env={**os.environ, "DMLSTUDY_TOKEN": TOKEN})
+    command += ["--port", str(port), "--name", "digits-embedder/1", "--allowed-host", "models.example"]
+    environment = {**os.environ, "DMLSTUDY_TOKEN": TOKEN}
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen([*command, "--device", "cpu"], env=environment, stderr=log)
     try:
         address = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:
             try:
                 assert requests.get(f"{address}/ready", timeout=5).json()["status"] == "ready"
@@ -285,9 +291,12 @@ def test_the_command_serves_and_ends_gracefully(models: dict[str, Path], gallery
                 time.sleep(0.2)
         headers = {"authorization": f"Bearer {TOKEN}"}
         found = requests.post(
-            f"{address}/retrieve?k=3", json=as_json(png()), headers=headers, timeout=30
+            f"{address}/retrieve?k=3", files={"image": png()}, headers=headers, timeout=30
         ).json()
+        assert found["model"] == "digits-embedder/1"
         assert len(found["results"][0]) == 3
+        for host, status in (("models.example", 200), ("evil.example", 421)):
+            assert requests.get(f"{address}/health", headers={"host": host}, timeout=30).status_code == status
         with ThreadPoolExecutor(4) as pool:
             under_way = [
                 pool.submit(
@@ -302,3 +311,7 @@ def test_the_command_serves_and_ends_gracefully(models: dict[str, Path], gallery
     finally:
         process.kill()
         process.wait()
+        log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert any(re.search(r"Z 127\.0\.0\.1 POST /retrieve 200 [0-9.]+ ms 1 items$", line) for line in lines)
+    assert TOKEN not in "".join(lines)
