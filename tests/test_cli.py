@@ -88,6 +88,8 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         closed = probe.getsockname()[1]
     file = tmp_path / "file"
     file.write_text("")
+    relative = tmp_path / "relative.yaml"
+    relative.write_text(SPEC.read_text().replace("{name: digits}", "{name: image_folder, path: birds}"))
     store = tmp_path / "store"
     at_store: list[object] = ["--store", store]
     table: list[tuple[list[object], str]] = [
@@ -105,6 +107,14 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
             ["submit", SPEC, "--address", "x", "--tracking-uri", "http://me:pa55@host"],
             r"MLFLOW_TRACKING_PASS",
         ),
+        (
+            ["submit", relative, "--address", f"http://127.0.0.1:{closed}"],
+            r"data\.path: birds is relative to this",
+        ),
+        (["validate", tmp_path], r"is a folder; name the YAML file in it, as .*relative\.yaml"),
+        (["validate", relative], rf"folder {tmp_path}/birds does not exist, nor birds in the current folder"),
+        (["options", "nope"], r"no section 'nope'"),
+        (["init", tmp_path / "nope"], r"nope: no such folder"),
         (["leaderboard", "nope", *at_store], r"no studies in the store"),
         (["status", "nope", *at_store], r"no study 'nope'"),
         (["logs", "nope", *at_store], r"no study 'nope'"),
@@ -128,7 +138,7 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         assert said.startswith("error: "), said
         assert re.search(message, said), said
         assert "pa55" not in said, said
-    assert sorted(tmp_path.iterdir()) == [file]
+    assert sorted(tmp_path.iterdir()) == [file, relative]
 
 
 def test_the_status_of_a_study_closely_and_as_json(

@@ -56,6 +56,7 @@ def test_no_value_is_long_and_none_is_written_out_first() -> None:
 
 def test_a_message_is_one_line_that_keeps_its_ends() -> None:
     assert one_line("a:\n  b\tc ") == "a: b c"
+    assert one_line("a\x1b[31m \u202eé") == "a\\x1b[31m \\u202eé"
     long = one_line(f"key.{'x' * 10**6}: set it lower")
     assert len(long) == LINE
     assert long.startswith("key.xxx")

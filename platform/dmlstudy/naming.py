@@ -46,11 +46,16 @@ def shown(value: object, limit: int = VALUE) -> str:
 
 
 def one_line(message: object, limit: int = LINE) -> str:
-    """A message without line breaks, in at most ``limit`` characters: both ends, where the key and the fix stand."""
+    """A message without line breaks, in at most ``limit`` characters: both ends, where the key and the fix stand.
+
+    What a terminal would obey instead of showing it is written as its escape.
+    """
     text = str(message)
     if len(text) > 4 * limit:
         text = f"{text[: 2 * limit]} {text[-2 * limit :]}"
     text = " ".join(text.split())
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
     if len(text) <= limit:
         return text
     end = limit * 2 // 5

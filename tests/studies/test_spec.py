@@ -347,6 +347,13 @@ def test_long_values_and_names_are_shortened() -> None:
         assert len(str(caught.value)) <= LINE
 
 
+def test_an_option_of_ones_own_is_a_choice() -> None:
+    override = {"training.head_lr_mult": {"choice": [2]}}
+    found = checked(study(families={"a": {"space": "margin", "override": override}}))
+    family = found.families["a"]
+    assert found.trial_config(family, spec.default_values(family)).training.head_lr_mult == 2
+
+
 BAD: list[tuple[str, dict[str, Any], str]] = [
     # what is changed, and the line that must come back
     (
@@ -511,6 +518,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
             families={"a": {"space": "margin", "override": {"loss.mining": {"choice": {"all": {"nu": 0}}}}}}
         ),
         "families.a.override.loss.mining: nu stands in two places; rename one",
+    ),
+    (
+        "a number that is no option",
+        study(families={"a": {"space": "margin", "override": {"training.head_lr_mult": 2}}}),
+        "families.a.override.training.head_lr_mult: 2 is no option; known: 1, 10; for one of your own write"
+        " {choice: [2]}",
     ),
     (
         "name of a loss",

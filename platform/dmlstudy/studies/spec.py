@@ -704,7 +704,10 @@ def _overridden(within: Space, section: str, name: str, value: object, where: st
     try:
         changed = spaces.replace(within, name, domain)
     except ValueError as error:
-        raise SpecError(f"{where}: {error}") from None
+        # A name of another option brings parameters that nobody knows; a number is a number.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        own = f"; for one of your own write {{choice: [{value}]}}" if is_number else ""
+        raise SpecError(f"{where}: {error}{own}") from None
     except KeyError:
         known: Iterable[str] = spaces.names(within)
         if "@" in name:
