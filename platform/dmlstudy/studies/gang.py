@@ -200,7 +200,7 @@ def keep_in_vault(vault: str, trial_id: str, files: dict[str, bytes]) -> None:
     while True:
         try:
             actor: Any = ray.get_actor(vault)
-            ray.get(actor.put.remote(trial_id, files), timeout=CALL_TIMEOUT_S)
+            ray.get(actor.put.remote(trial_id, files), timeout=VAULT_PATIENCE_S)
             return
         except (ray.exceptions.RayError, ValueError):  # ValueError: no actor has the name
             if time.monotonic() > end:
