@@ -14,7 +14,7 @@ from dmlstudy.studies.spec import SpecError, StudySpec
 from dmlstudy.studies.wall_time import Machine, Seconds, num_at_once, wall_seconds
 from dmlstudy.training.learner import TrialFailed
 
-FOUR_CPUS = Machine(4.0, 0.0)
+FOUR_CPUS = Machine({"CPU": 4.0, "GPU": 0.0})
 
 
 def study(**changes: Any) -> StudySpec:
@@ -76,7 +76,7 @@ def said(found: StudySpec, machine: Machine, seconds: dict[str, Seconds] | None,
 
 def test_the_time_is_of_what_runs_here() -> None:
     trials = {"a": Seconds(10, 1), "b": Seconds(20, 2)}
-    lines = said(study(), Machine(2.0, 0.0), trials)
+    lines = said(study(), Machine({"CPU": 2.0, "GPU": 0.0}), trials)
     assert "here: 2 at once on 2 CPU and no GPU" in lines
     assert lines[-1] == (
         "time: at most about 2:25 min, 2 at once on this machine (measured on a few batches; early stopping makes it"
@@ -86,7 +86,7 @@ def test_the_time_is_of_what_runs_here() -> None:
 
 def test_a_long_study_is_told_how_to_look_sooner() -> None:
     trials = {"a": Seconds(1000, 500), "b": Seconds(1000, 500)}
-    line = said(study(), Machine(2.0, 0.0), trials)[-1]
+    line = said(study(), Machine({"CPU": 2.0, "GPU": 0.0}), trials)[-1]
     assert line.startswith("time: at most about 2:05 h, 2 at once")
     assert line.endswith(
         "; a first look takes 29:30 min: --name first-look --set training.epochs=1 --set search.trials_per_family=2"
