@@ -25,6 +25,7 @@ Node = dict[str, float]
 ACCELERATOR = "accelerator_type:"
 """The resource of which Ray gives a node one of its kind of GPU."""
 WITHOUT_LIMIT = 1000
+"""Nodes that count of a kind of which the autoscaler may start any number."""
 
 
 class ClusterError(ValueError):
@@ -266,7 +267,11 @@ def _nodes_at_most(resources: ResourcesConfig) -> list[Node]:
     """The nodes there are, or those that the autoscaler may start, if they hold more."""
     config = ray._private.state.state.get_cluster_config()
     ceiling = [] if config is None else nodes_at_most(config)
-    return max(_nodes(), ceiling, key=lambda nodes: num_workers_held(resources, nodes))
+    return max(
+        _nodes(),
+        ceiling,
+        key=lambda nodes: (num_trials_held(resources, nodes), num_workers_held(resources, nodes)),
+    )
 
 
 def nodes_at_most(config: Any) -> list[Node]:
