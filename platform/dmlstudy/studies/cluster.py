@@ -25,6 +25,7 @@ Node = dict[str, float]
 ACCELERATOR = "accelerator_type:"
 """The resource of which Ray gives a node one of its kind of GPU."""
 WITHOUT_LIMIT = 1000
+"""Nodes that count of a kind of which the autoscaler may start any number."""
 
 
 class ClusterError(ValueError):
@@ -266,7 +267,11 @@ def num_gpus() -> int:
 
 def _nodes_at_most(resources: ResourcesConfig) -> list[Node]:
     """The nodes there are, or those that the autoscaler may start, if they hold more."""
-    return max(_nodes(), _ceiling(), key=lambda nodes: num_workers_held(resources, nodes))
+    return max(
+        _nodes(),
+        _ceiling(),
+        key=lambda nodes: (num_trials_held(resources, nodes), num_workers_held(resources, nodes)),
+    )
 
 
 def _ceiling() -> list[Node]:
