@@ -202,8 +202,9 @@ def test_a_ray_that_dies_ends_the_study_in_one_line_and_it_can_be_resumed(
     (tmp_path / "tiny.yaml").write_text(SPEC)
     store = tmp_path / "store"
     driver = drive(tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", store)
-    driver.wait_until(driver.said("^2/9 "))
-    (process,) = marked(driver.mark, f"/{victim}")
+    driver.wait_until(driver.said("^starting the workers"))
+    (process,) = marked(driver.mark, f"/{victim} ")
+    driver.wait_until(driver.said("^1/9 "))
     process.kill()
     killed = time.monotonic()
     assert driver.process.wait(timeout=100) == 2, driver.log.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -204,116 +206,6 @@ def test_nothing_is_left_of_a_gang_within_two_seconds(
     until(lambda: not marked(mark, "ray::Mailbox"), "the end of their mailbox", 10)
 
 
-# A gang whose workers are played, on that Ray
-
-
-def play(monkeypatch: pytest.MonkeyPatch, worker: Callable[[Any], None]) -> None:
-    """Let this function, which gets the mailbox, be all workers of a gang."""
-    monkeypatch.setattr(gangs, "fit", lambda loop, config, *_, **__: worker(config["mailbox"]))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_first_word_to_a_mailbox_that_comes_up_late_is_waited_for(
-    mark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process takes longer than any call may: as long as starting may take is the limit, and not a call's."""
-    late = type("LateMailbox", (Mailbox.__ray_actor_class__,), {"__init__": of_a_late_mailbox})
-    monkeypatch.setattr(gangs, "Mailbox", ray.remote(num_cpus=0)(late))
-    monkeypatch.setattr(gangs, "CALL_TIMEOUT_S", 0.2)
-
-    def all_workers(mailbox: Any) -> None:
-        command = ray.get(mailbox.command.remote(0, 0, 0.0))
-        for reply in (Reply("begun"), Reply("report", {"step": 1.0})):
-            ray.get(mailbox.reply.remote(command.trial, reply))
-
-    play(monkeypatch, all_workers)
-    gang = Gang(ResourcesConfig(), "nowhere", "late")
-    started = time.monotonic()
-    gang.hand_over(Command("t", {}, ""))
-    assert time.monotonic() - started < 1, "handing over waits"
-    assert gang.next_reply("t") == Reply("report", {"step": 1.0})
-    assert gang.kill()
-
-
-def of_a_late_mailbox(self: Any) -> None:
-    time.sleep(3)
-    Mailbox.__ray_actor_class__.__init__(self)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_batch_is_a_sign_of_life_and_a_hang_is_none(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_workers(mailbox: Any) -> None:
-        trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
-        ray.get(mailbox.reply.remote(trial, Reply("begun")))
-        for _ in range(12):  # an epoch of three times the limit
-            time.sleep(0.25)
-            ray.get(mailbox.beat.remote())
-        ray.get(mailbox.reply.remote(trial, Reply("report", {"step": 1.0})))
-        time.sleep(2)
-
-    play(monkeypatch, all_workers)
-    gang = Gang(ResourcesConfig(silence_limit_s=1), "nowhere", "long")
-    gang.hand_over(Command("t", {}, ""))
-    assert gang.next_reply("t").kind == "report"
-    with pytest.raises(GangLost, match=r"^no sign of life for 1 s$") as lost:
-        gang.next_reply("t")
-    assert not lost.value.blameless
-    gang.kill()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_mailbox_is_beside_its_tune_actor_and_its_loss_is_nobodys_fault(
-    mark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places: list[Any] = []
-    options = Mailbox.options
-
-    def noted(**kinds: Any) -> Any:
-        places.append(kinds["scheduling_strategy"])
-        return options(**kinds)
-
-    monkeypatch.setattr(Mailbox, "options", noted)
-    over = threading.Event()
-
-    def all_workers(mailbox: Any) -> None:
-        trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
-        ray.get(mailbox.reply.remote(trial, Reply("begun")))
-        over.wait(30)
-
-    play(monkeypatch, all_workers)
-    gang = Gang(ResourcesConfig(), "nowhere", "posted")
-    (place,) = places
-    assert place.node_id == ray.get_runtime_context().get_node_id()
-    assert not place.soft
-    gang.hand_over(Command("t", {}, ""))
-    threading.Timer(2.0, ray.kill, [gang._mailbox]).start()
-    with pytest.raises(GangLost, match="mailbox was lost") as lost:
-        gang.next_reply("t")
-    assert lost.value.blameless
-    assert not lost.value.is_final
-    over.set()
-    assert gang.kill()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_node_that_lacks_something_is_told_and_not_tried_again(
-    mark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def all_workers(mailbox: Any) -> None:
-        trial = ray.get(mailbox.command.remote(0, 0, 0.0)).trial
-        ray.get(mailbox.reply.remote(trial, Reply("begun")))
-        ray.get(mailbox.reply.remote(trial, Reply("unfit", reason="node 10.0.0.3 has no /data")))
-
-    play(monkeypatch, all_workers)
-    gang = Gang(ResourcesConfig(), "nowhere", "unfit")
-    gang.hand_over(Command("t", {}, ""))
-    with pytest.raises(GangLost, match=r"^node 10.0.0.3 has no /data$") as lost:
-        gang.next_reply("t")
-    assert (lost.value.blameless, lost.value.unstarted, lost.value.unfit) == (True, True, True)
-    assert lost.value.is_final
-    assert gang.kill()
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_killed_vault_is_started_again_and_takes_files(mark: str, when: str) -> None:
@@ -330,6 +222,147 @@ def test_a_killed_vault_is_started_again_and_takes_files(mark: str, when: str) -
     keep_in_vault(name, "t", {"w": b"1"})
     assert ray.get(vault.files.remote("t"), timeout=60) == {"w": b"1"}
     ray.kill(vault)
+
+
+# A gang whose workers and whose Ray are played
+
+
+class PlayedMailbox:
+    """Answers as Ray's handle of a Mailbox does, from a loop that begins ``late_s`` after it was asked for."""
+
+    late_s = 0.0
+    places: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._mailbox = Mailbox.__ray_actor_class__()
+        self._asked: list[Future[Any]] = []
+        self.is_dead = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @classmethod
+    def options(cls, *, scheduling_strategy: Any) -> SimpleNamespace:
+        cls.places.append(scheduling_strategy)
+        return SimpleNamespace(remote=cls)
+
+    def _run(self) -> None:
+        time.sleep(self.late_s)
+        self._loop.run_forever()
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *given: self._call(getattr(self._mailbox, name)(*given)))
+
+    def _call(self, called: Any) -> Future[Any]:
+        self._asked.append(asyncio.run_coroutine_threadsafe(called, self._loop))
+        return self._asked[-1]
+
+    def kill(self) -> None:
+        self.is_dead = True
+        for asked in self._asked:
+            asked.cancel()
+
+
+@pytest.fixture
+def gang_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]:
+    """``gang_of(workers, **resources)``: a gang all of whose workers are this function, which gets the mailbox."""
+
+    def get(asked: Future[Any], timeout: float | None = None) -> Any:
+        try:
+            return asked.result(timeout)
+        except CancelledError:
+            raise ray.exceptions.ActorDiedError from None
+        except TimeoutError:
+            raise ray.exceptions.GetTimeoutError from None
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda asked, timeout: tuple(map(list, wait(asked, timeout))))
+    monkeypatch.setattr(ray, "kill", PlayedMailbox.kill)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "00" * 28))
+    monkeypatch.setattr(gangs, "Mailbox", PlayedMailbox)
+    monkeypatch.setattr(PlayedMailbox, "places", [])
+
+    def made(workers: Callable[[Any, str], None], **resources: Any) -> Gang:
+        def fit(loop: Any, loop_config: dict[str, Any], *_: Any, **__: Any) -> None:
+            mailbox = loop_config["mailbox"]
+            workers(mailbox, ray.get(mailbox.command.remote(0, 0, 0.0)).trial)
+
+        monkeypatch.setattr(gangs, "fit", fit)
+        return Gang(ResourcesConfig(**resources), "nowhere", "played")
+
+    return made
+
+
+def said(mailbox: Any, trial: str, *replies: Reply) -> None:
+    for reply in replies:
+        ray.get(mailbox.reply.remote(trial, reply))
+
+
+def test_the_first_word_to_a_mailbox_that_comes_up_late_is_waited_for(
+    gang_of: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process takes longer than any call may: as long as starting may take is the limit, and not a call's."""
+    monkeypatch.setattr(gangs, "CALL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(PlayedMailbox, "late_s", 1.5)
+    gang = gang_of(lambda mailbox, trial: said(mailbox, trial, Reply("begun"), epoch(1)))
+    started = time.monotonic()
+    gang.hand_over(Command("t", {}, ""))
+    assert time.monotonic() - started < 1, "handing over waits"
+    assert gang.next_reply("t") == epoch(1)
+    assert gang.kill()
+
+
+def test_a_batch_is_a_sign_of_life_and_a_hang_is_none(gang_of: Callable[..., Gang]) -> None:
+    over = threading.Event()
+
+    def workers(mailbox: Any, trial: str) -> None:
+        said(mailbox, trial, Reply("begun"))
+        for _ in range(16):  # an epoch of twice the limit
+            time.sleep(0.25)
+            mailbox.beat.remote()
+        said(mailbox, trial, epoch(1))
+        over.wait(30)
+
+    gang = gang_of(workers, silence_limit_s=2)
+    gang.hand_over(Command("t", {}, ""))
+    assert gang.next_reply("t").kind == "report"
+    with pytest.raises(GangLost, match=r"^no sign of life for 2 s$") as lost:
+        gang.next_reply("t")
+    assert not lost.value.blameless
+    over.set()
+    assert gang.kill()
+
+
+def test_a_mailbox_is_beside_its_tune_actor_and_its_loss_is_nobodys_fault(
+    gang_of: Callable[..., Gang],
+) -> None:
+    over = threading.Event()
+
+    def workers(mailbox: Any, trial: str) -> None:
+        said(mailbox, trial, Reply("begun"))
+        over.wait(30)
+
+    gang = gang_of(workers)
+    (place,) = PlayedMailbox.places
+    assert (place.node_id, place.soft) == (ray.get_runtime_context().get_node_id(), False)
+    gang.hand_over(Command("t", {}, ""))
+    threading.Timer(0.7, gang._mailbox.kill).start()
+    with pytest.raises(GangLost, match="mailbox was lost") as lost:
+        gang.next_reply("t")
+    assert lost.value.blameless
+    assert not lost.value.is_final
+    over.set()
+    assert gang.kill()
+
+
+def test_a_node_that_lacks_something_is_told_and_not_tried_again(gang_of: Callable[..., Gang]) -> None:
+    unfit = Reply("unfit", reason="node 10.0.0.3 has no /data")
+    gang = gang_of(lambda mailbox, trial: said(mailbox, trial, Reply("begun"), unfit))
+    gang.hand_over(Command("t", {}, ""))
+    with pytest.raises(GangLost, match=r"^node 10.0.0.3 has no /data$") as lost:
+        gang.next_reply("t")
+    assert (lost.value.blameless, lost.value.unstarted, lost.value.unfit) == (True, True, True)
+    assert lost.value.is_final
+    assert gang.kill()
 
 
 # Without workers
@@ -402,10 +435,10 @@ def test_a_trial_that_makes_progress_is_not_failed_however_often_it_is_lost(
     trainable: Callable[..., GangTrainable],
 ) -> None:
     """After each loss it repeats its reports and makes one more, as on spot nodes."""
-    said: list[Any] = []
+    given: list[Any] = []
     for step in range(1, 7):
-        said += [*(epoch(each) for each in range(1, step + 1)), lost()]
-    actor = trainable(*said, Reply("finished", {"score": 1.0}))
+        given += [*(epoch(each) for each in range(1, step + 1)), lost()]
+    actor = trainable(*given, Reply("finished", {"score": 1.0}))
     results = [actor.step() for _ in range(7)]
     assert [result["metrics"].get("step") for result in results] == [1, 2, 3, 4, 5, 6, None]
     assert results[-1] == {"metrics": {"score": 1.0}, "done": True, "failure": ""}
