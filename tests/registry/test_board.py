@@ -99,8 +99,8 @@ def test_the_note_begins_with_the_numbers_and_the_link(published: tuple[StudyTra
     tracker = published[0]
     first, *rest = tracker.client.get_experiment(tracker.experiment_id).tags[board.NOTE].splitlines()
     assert first == (
-        "**<b>page</b>**: modest wins by map_at_r, validation 0.7000, test 0.4300 ± 0.050; untrained 0.2000 ± 0.248."
-        f" [Sorted view](#/experiments/{tracker.experiment_id}/runs?viewStateShareKey=leaderboard)"
+        f"[Leaderboard](#/experiments/{tracker.experiment_id}/runs?viewStateShareKey=leaderboard): **modest** wins by"
+        " map_at_r, validation 0.7000, test 0.4300 ± 0.050; untrained 0.2000 ± 0.248."
     )
     assert any(line.startswith("| lucky | 0.6000 |") for line in rest)
 

@@ -212,7 +212,7 @@ def test_a_description_of_one_s_own_stays(store: Store, name: str) -> None:
     client = tracking.connect(store)
     promotion.offer(store, registered(store, name, GOOD))
     written = client.get_registered_model(name).description
-    assert written.startswith("In use: **version 1** @champion, red of study-")
+    assert written.startswith("In use: **version 1** `@champion`, red of study-")
     assert f'mlflow.pyfunc.load_model("models:/{name}@champion")' in written
     client.update_registered_model(name, "ours")
     promotion.promote(store, f"{name}/{registered(store, name, SAME).version}", "by hand")

@@ -202,8 +202,10 @@ def test_an_unbroken_conclusion_is_complete(judged: Path, tmp_path: Path) -> Non
     assert (metrics["validation"], metrics["test_map_at_r"]) == (0.7, 0.51)
     assert (params["search.sampler"], params["protocol.num_folds"], params["data"]) == ("tpe", "2", "digits")
     first = tags["mlflow.note.content"].splitlines()[0]
-    assert first.startswith("**simulated**: red wins by map_at_r, validation 0.7000, test 0.5100 ±")
-    assert "/runs?viewStateShareKey=leaderboard)" in first
+    assert (
+        "/runs?viewStateShareKey=leaderboard): **red** wins by map_at_r, validation 0.7000, test 0.5100 ±"
+        in first
+    )
     assert {run[0] for run in state["runs"] if "fold" in run[0]} == {
         f"{f} #0 fold {n}" for f in ("red", "blue") for n in (0, 1)
     }

@@ -163,7 +163,7 @@ def note(board: Leaderboard, models: Mapping[str, str], experiment_id: str) -> s
     """The leaderboard as Markdown. MLflow shows the first line alone at first, so it has the numbers and the link."""
     objective = f"test_{board.objective}"
     lines = [
-        f"{_news(board)} [Sorted view](#/experiments/{experiment_id}/runs?viewStateShareKey={KEY})",
+        f"[Leaderboard](#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}): {_news(board)}",
         "",
         f"| family | validation | {board.objective} on the test classes (95% t-interval) | with the winner | model |",
         "|---|---:|---:|---|---|",
@@ -182,13 +182,13 @@ def _news(board: Leaderboard) -> str:
     """The winner, its scores, and those of its embedder untrained."""
     row = next((row for row in board.rows if row.family == board.winner), None)
     if row is None:
-        return f"**{board.study}**: no winner."
+        return "no winner."
     objective = f"test_{board.objective}"
     validation = "" if row.validation is None else f", validation {row.validation:.4f}"
     test = f", test {row.test[objective]}" if objective in row.test else ""
     untrained = next((each for each in board.rows if each.family == row.untrained), None)
     without = f"; untrained {untrained.test[objective]}" if untrained and objective in untrained.test else ""
-    return f"**{board.study}**: {board.winner} wins by {board.objective}{validation}{test}{without}."
+    return f"**{board.winner}** wins by {board.objective}{validation}{test}{without}."
 
 
 def links(store: Store, port: int) -> dict[str, str]:

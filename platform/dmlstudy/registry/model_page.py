@@ -26,13 +26,18 @@ def text(name: str, versions: Sequence[RegisteredVersion], decisions: Sequence[t
             f"{in_use} Each version is the model of a family of losses, trained and judged in a study ({of_studies}).",
             "",
             "```python",
-            f'mlflow.pyfunc.load_model("models:/{name}@{CHAMPION}").predict(x)  # mlflow, numpy and torch; no dmlstudy',
+            "# needs mlflow, numpy and torch, not dmlstudy",
+            f'mlflow.pyfunc.load_model("models:/{name}@{CHAMPION}").predict(x)',
             "```",
             "",
             f"What `x` is, and all scores, are in the version's description. Files, verified:"
             f" `dmlstudy pull {name} --to model`.",
             "",
+            "**Versions**",
+            "",
             *(f"* {_said(each)}" for each in newest),
+            "",
+            "**Decisions**",
             "",
             *(f"* {at[:10]}: {what}" for at, what in list(decisions)[::-1][:MOST]),
             "",
@@ -42,7 +47,9 @@ def text(name: str, versions: Sequence[RegisteredVersion], decisions: Sequence[t
 
 
 def _said(version: RegisteredVersion) -> str:
-    alias = "".join(f" @{each}" for each in sorted(version.aliases))
+    alias = "".join(
+        f" `@{each}`" for each in sorted(version.aliases)
+    )  # bare, MLflow links it as someone's name
     score = version.metrics.get(f"test_{version.objective}")
     scored = "" if score is None else f", test {version.objective} {score:.4f}"
     return f"**version {version.version}**{alias}, {version.family} of {version.study}{scored}"
