@@ -323,8 +323,8 @@ def _reason(error: Exception) -> str:
     return "of no format that is known" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
-def check_pixels(encoded: bytes, name: str, most: int) -> int:
-    """The number of pixels of a picture, which is not decoded.
+def check_pixels(encoded: bytes, name: str, most: int) -> tuple[int, int]:
+    """The width and height of a picture, which is not decoded.
 
     Raises DamagedImage for what is no picture, ValueError for one that has more pixels.
     """
@@ -339,7 +339,7 @@ def check_pixels(encoded: bytes, name: str, most: int) -> int:
         raise DamagedImage(f"{name}: not a readable image ({_reason(error)})") from error
     if width * height > most:
         raise ValueError(f"{name}: {width} x {height} pixels; at most {most} in all")
-    return int(width * height)
+    return width, height
 
 
 def resize(images_NHWC: Images, image_size: int | None) -> Images:
