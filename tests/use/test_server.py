@@ -105,6 +105,35 @@ def test_retrieve_is_what_the_searcher_finds(
     assert len(client.post("/retrieve", json=as_json(png())).json()["results"][0]) == 10
 
 
+@pytest.mark.parametrize("kind", ["codes", "learner"])
+def test_models_of_vectors_retrieve_too(
+    kind: str, models: dict[str, Path], vectors: Path, tmp_path: Path
+) -> None:
+    """Also where queries are embedded otherwise than items, as a learner may do."""
+    embed_into(Job(str(models[kind]), str(vectors), str(tmp_path / "z.parquet"), device="cpu"))
+    found = build(tmp_path / "z.parquet", tmp_path / "gallery")
+    queries = opened(models[kind], vectors)
+    expected = retrieve(Searcher(models[kind], found), queries, 4)
+    x = queries.read(range(3))
+    with TestClient(app(Service(models[kind], tmp_path / "gallery", Limits(), device="cpu"))) as client:
+        answer = client.post("/retrieve?k=4", json={"vectors": x.tolist()}).json()
+        assert [[each["id"] for each in own] for own in answer["results"]] == [
+            [hit.id for hit in own] for own in expected[:3]
+        ]
+        scores = [[each["score"] for each in own] for own in answer["results"]]
+        np.testing.assert_allclose(scores, [[hit.score for hit in own] for own in expected[:3]], atol=1e-6)
+        one = client.post("/embed", json={"vector": x[0].tolist()}).json()
+        np.testing.assert_allclose(one["embeddings"], kinds.verified(models[kind])(x[:1]), atol=1e-6)
+
+
+def test_more_than_the_server_may_hold_is_sent_away(models: dict[str, Path]) -> None:
+    with TestClient(app(Service(models["plain"], None, Limits(max_held_bytes=100), device="cpu"))) as client:
+        for _ in range(2):
+            answer = client.post("/embed", content=png())
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "holds as much as it may" in answer.json()["error"]
+
+
 def bomb() -> bytes:
     """A PNG of a few bytes that would be 30,000 x 30,000 pixels."""
 

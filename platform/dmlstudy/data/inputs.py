@@ -102,8 +102,8 @@ def decode_images(
     """Pictures that are no files, as ``open_images`` reads them; none of more than ``max_pixels`` is decoded.
 
     Nor is any where all together have more than ``max_in_all``. ``before_each`` is called before each is decoded, and
-    ends it all by what it raises. Raises ValueError naming the picture, by its number from 0, that is none, too large, or too
-    large once it is resized.
+    ends it all by what it raises. Raises ValueError naming the picture, by its number from 0, that is none or too
+    large, as it is or once it is resized.
     """
     places = [f"image {number}" for number in range(len(encoded))]
     in_all = 0
