@@ -339,6 +339,7 @@ def test_a_kill_leaves_no_half_gallery(models: dict[str, Path], pictures: Path, 
         assert done.returncode == -9
         assert not (tmp_path / "gallery").exists()
     assert len(build(z, tmp_path / "gallery")) == 30
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gallery", "z.parquet"]
 
 
 def test_the_index_is_put_where_the_gallery_is_asked_to_be(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import os
 import re
@@ -12,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,9 @@ import pytest
 import requests
 from PIL import Image
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from dmlstudy import cli
 from dmlstudy.registry import kinds
 from dmlstudy.use import guards
 from dmlstudy.use.embedding import Job, embed_into, opened
@@ -103,6 +108,61 @@ def test_retrieve_is_what_the_searcher_finds(
         "score": "cosine, 1 - distance^2 / 2; larger is nearer",
     }
     assert len(client.post("/retrieve", json=as_json(png())).json()["results"][0]) == 10
+
+
+@pytest.mark.parametrize("kind", ["codes", "learner"])
+def test_models_of_vectors_retrieve_too(
+    kind: str, models: dict[str, Path], vectors: Path, tmp_path: Path
+) -> None:
+    """Also where queries are embedded otherwise than items, as a learner may do."""
+    embed_into(Job(str(models[kind]), str(vectors), str(tmp_path / "z.parquet"), device="cpu"))
+    found = build(tmp_path / "z.parquet", tmp_path / "gallery")
+    queries = opened(models[kind], vectors)
+    expected = retrieve(Searcher(models[kind], found), queries, 4)
+    x = queries.read(range(3))
+    with TestClient(app(Service(models[kind], tmp_path / "gallery", Limits(), device="cpu"))) as client:
+        answer = client.post("/retrieve?k=4", json={"vectors": x.tolist()}).json()
+        assert [[each["id"] for each in own] for own in answer["results"]] == [
+            [hit.id for hit in own] for own in expected[:3]
+        ]
+        scores = [[each["score"] for each in own] for own in answer["results"]]
+        np.testing.assert_allclose(scores, [[hit.score for hit in own] for own in expected[:3]], atol=1e-6)
+        one = client.post("/embed", json={"vector": x[0].tolist()}).json()
+        np.testing.assert_allclose(one["embeddings"], kinds.verified(models[kind])(x[:1]), atol=1e-6)
+
+
+def test_more_than_the_server_may_hold_is_sent_away(models: dict[str, Path]) -> None:
+    with TestClient(app(Service(models["plain"], None, Limits(max_held_bytes=100), device="cpu"))) as client:
+        for _ in range(2):
+            answer = client.post("/embed", content=png())
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "holds as much as it may" in answer.json()["error"]
+
+
+def test_a_registered_model_is_called_by_its_version(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alias is resolved once; what it means later is another matter."""
+    served: list[Service] = []
+    asked: list[str] = []
+
+    @contextlib.contextmanager
+    def fetched(reference: str, *_: object) -> Iterator[Path]:
+        asked.append(reference)
+        yield models["plain"]
+
+    found = types.SimpleNamespace(name="digits-embedder", version=7)
+    monkeypatch.setattr("dmlstudy.registry.models.resolve", lambda store, reference: found)
+    monkeypatch.setattr(cli, "_model", fetched)
+    monkeypatch.setattr("dmlstudy.use.server.serve", lambda service, *_, **__: served.append(service))
+    done = CliRunner().invoke(
+        cli.app, ["serve", "digits-embedder@champion", "--port", "0", "--device", "cpu"]
+    )
+    assert done.exit_code == 0, done.output
+    assert asked == ["digits-embedder/7"]
+    assert "digits-embedder/7 on http://127.0.0.1:" in done.stdout
+    assert served[0].name == "digits-embedder/7"
+    served[0].close()
 
 
 def bomb() -> bytes:

@@ -155,8 +155,8 @@ def opened(encoded: bytes, name: str, reading: Reading = Reading()) -> Any:  # n
         return _pixels(picture, name, reading)
 
 
-def check_pixels(encoded: bytes, name: str, most: int) -> int:
-    """The number of pixels of a picture, which is not decoded.
+def check_pixels(encoded: bytes, name: str, most: int) -> tuple[int, int]:
+    """The width and height of a picture, which is not decoded.
 
     Raises DamagedImage for what is no picture, ValueError for one that has more pixels.
     """
@@ -164,7 +164,7 @@ def check_pixels(encoded: bytes, name: str, most: int) -> int:
         width, height = picture.size
     if width * height > most:
         raise ValueError(f"{name}: {width} x {height} pixels; at most {most} in all")
-    return int(width * height)
+    return width, height
 
 
 def marks(encoded: bytes, reading: Reading) -> bytes:

@@ -122,10 +122,14 @@ def decode_images(
 
     Nor is any where all together have more than ``max_in_all``. ``before_each`` is called before each is decoded, and
     ends it all by what it raises. Raises ValueError naming the picture, by its number from 0, that is none or too
-    large.
+    large, as it is or once it is resized.
     """
     places = [f"image {number}" for number in range(len(encoded))]
-    in_all = sum(check_pixels(each, place, max_pixels) for place, each in zip(places, encoded, strict=True))
+    in_all = 0
+    for place, each in zip(places, encoded, strict=True):
+        width, height = check_pixels(each, place, max_pixels)
+        in_all += width * height
+        _check_canvas(place, width, height, fit, max_pixels)
     if max_in_all is not None and in_all > max_in_all:
         raise ValueError(
             f"{len(encoded)} images of {in_all} pixels together; at most {max_in_all}: send fewer at once, or smaller"
@@ -138,6 +142,18 @@ def decode_images(
 
     pictures = ((place, seen(place, each)) for place, each in zip(places, encoded, strict=True))
     return stack(pictures, len(encoded))
+
+
+def _check_canvas(place: str, width: int, height: int, fit: Fit, max_pixels: int) -> None:
+    """Raise ValueError for a picture so narrow that it has too many pixels once its shorter side is resized."""
+    if fit.resize_to is None or not fit.keep_aspect:
+        return
+    resized = fit.resize_to**2 * max(width, height) // max(1, min(width, height))
+    if resized > max_pixels:
+        raise ValueError(
+            f"{place}: {width} x {height} pixels, of which resizing the shorter side to {fit.resize_to} makes"
+            f" {resized}; at most {max_pixels}"
+        )
 
 
 def _existing(path: str | Path) -> Path:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +107,8 @@ def build(
     if not about.get("model"):
         raise ValueError(f"{embeddings}: does not say which model made it; make it with `dmlstudy embed`")
     index = _index(kind, z_MD, about["model"], tuning)
-    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.draft")
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)  # what a killed call has left
     draft.mkdir()
     try:
         index.save(draft / INDEX)
