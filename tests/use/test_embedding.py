@@ -18,8 +18,10 @@ from PIL import Image, ImageOps
 from dmlstudy import data, model_folder
 from dmlstudy.data.decoding import ORIENTATION_TAG
 from dmlstudy.registry import kinds
-from dmlstudy.use import embedding
+from dmlstudy.use import embedding, retrieving
 from dmlstudy.use.embedding import Job, embed_into, fit_of, one_by_one, opened, told
+from dmlstudy.use.gallery import build
+from dmlstudy.use.search import Searcher
 
 
 @pytest.fixture(autouse=True)
@@ -356,3 +358,22 @@ def test_items_that_change_meanwhile_are_told(
     ):
         embed_into(own, changing)
     assert embed_into(job(models["plain"], own_pictures, tmp_path / "z.parquet")).num_items == 30
+
+
+def test_a_gallery_without_the_skipped_pictures_still_has_a_sheet(
+    models: dict[str, Path], own_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_pictures / "class0" / "00.png").write_bytes(b"no picture")
+    output = tmp_path / "z.parquet"
+    embed_into(Job(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip"))
+    searcher = Searcher(models["plain"], build(output, tmp_path / "gallery"))
+    queries = opened(models["plain"], own_pictures / "class1")
+    hits = retrieving.retrieve(searcher, queries, 1)
+    drawn: list[Any] = []
+    monkeypatch.setattr(retrieving, "write_sheet", lambda path, title, rows: drawn.extend(rows))
+    retrieving.write_contact_sheet(tmp_path / "s.html", models["plain"], searcher, queries, hits)
+    for query, (found,) in drawn:  # each finds itself, which is another row of the gallery than of the folder
+        np.testing.assert_array_equal(found.image_HWC, query.image_HWC)
+    (own_pictures / "class1" / "01.png").unlink()
+    with pytest.raises(ValueError, match="holds other items than the gallery was made of"):
+        retrieving.write_contact_sheet(tmp_path / "s.html", models["plain"], searcher, queries, hits)

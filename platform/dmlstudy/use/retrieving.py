@@ -82,7 +82,8 @@ def write_contact_sheet(
         raise ValueError("the model takes vectors, of which there are no pictures; leave --sheet out")
     gallery = searcher.gallery
     items = opened(model, gallery.source)
-    if list(items.ids) != list(gallery.ids):
+    row_of = _rows(items.ids, gallery.ids)
+    if row_of is None:
         raise ValueError(
             f"{gallery.source}: holds other items than the gallery was made of; make the gallery anew"
         )
@@ -91,7 +92,7 @@ def write_contact_sheet(
         label = None if queries.labels is None else queries.labels[number]
         shown = [
             Shown(
-                items.read(range(hit.place, hit.place + 1))[0],
+                items.read(range(row_of[hit.place], row_of[hit.place] + 1))[0],
                 f"{hit.rank}. {hit.id} ({hit.distance:.3f})",
                 None if label is None or hit.label is None else hit.label == label,
             )
@@ -99,6 +100,16 @@ def write_contact_sheet(
         ]
         rows.append((Shown(queries.read(range(number, number + 1))[0], name), shown))
     write_sheet(path, f"Nearest items of {len(queries)} queries", rows)
+
+
+def _rows(there: Sequence[str], gallery: Sequence[str]) -> Sequence[int] | None:
+    """Where a gallery's items are among those there, of which some may have been left out; None if not all are."""
+    if list(there) == list(gallery):
+        return range(len(gallery))
+    row_of = {name: row for row, name in enumerate(there)}
+    if len(row_of) < len(there) or not row_of.keys() >= set(gallery):
+        return None
+    return [row_of[name] for name in gallery]
 
 
 def _hits(searcher: Searcher, query: str, found: Found) -> list[Hit]:
