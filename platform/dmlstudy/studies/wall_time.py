@@ -57,18 +57,10 @@ def num_at_once(resources: ResourcesConfig, machine: Machine) -> int:
 
 def room(spec: StudySpec, machine: Machine) -> str:
     """A line on how many trials run at once here, or why none does."""
-    resources = spec.file.resources
-    own = (
-        f"{machine.cpus:g} CPU and {machine.gpus:g} GPU"
-        if machine.gpus
-        else f"{machine.cpus:g} CPU and no GPU"
-    )
-    if at_once := num_at_once(resources, machine):
+    own = f"{machine.cpus:g} CPU and {f'{machine.gpus:g}' if machine.gpus else 'no'} GPU"
+    if at_once := num_at_once(spec.file.resources, machine):
         return f"here: {at_once} at once on {own}"
-    return (
-        f"here: not one trial, for this machine has {own}; run it on a cluster that holds one (--address, or dmlstudy"
-        " submit), or set resources lower"
-    )
+    return f"this machine ({own}) cannot hold a trial: it needs a cluster that can (--address), or smaller resources"
 
 
 def wall_seconds(spec: StudySpec, trials: Mapping[str, Seconds], at_once: int, num_trials: int) -> float:
@@ -102,14 +94,22 @@ def total_seconds(spec: StudySpec, trials: Mapping[str, Seconds], start_s: float
     return start_s + wall_seconds(spec, trials, at_once, spec.file.search.trials_per_family)
 
 
-def in_words(spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine) -> str:
-    """The line on the time that the study takes: in all, what most of it is, and how to have a first look."""
+def in_words(
+    spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine, device: str = ""
+) -> str:
+    """The line on the time that the study takes: in all, what most of it is, and how to have a first look.
+
+    ``device`` says what it was measured on, where that needs to be said.
+    """
     resources, search = spec.file.resources, spec.file.search
     here = num_at_once(resources, machine)
     at_once = here or 1
     total = total_seconds(spec, trials, start_s, machine)
     where = f"{at_once} at once on this machine" if here else "one trial at a time on a machine like this one"
-    line = f"time: at most about {duration(total)}, {where} (measured on a few batches; early stopping makes it less)"
+    line = (
+        f"time: at most about {duration(total)}, {where} (measured on a few batches in one process{device};"
+        " early stopping makes it less)"
+    )
     work = {
         name: search.trials_per_family * each.search + spec.file.protocol.verdict_seeds * each.verdict
         for name, each in trials.items()
