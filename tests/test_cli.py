@@ -109,7 +109,7 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
         ),
         (
             ["submit", relative, "--address", f"http://127.0.0.1:{closed}"],
-            r"data\.path: birds is relative to this",
+            r"data\.path: birds is relative, but a job",
         ),
         (["validate", tmp_path], r"is a folder; name the YAML file in it, as .*relative\.yaml"),
         (["validate", relative], rf"folder {tmp_path}/birds does not exist, nor birds in the current folder"),

@@ -100,7 +100,7 @@ def test_names_sizes_and_gpus(tmp_path: Path) -> None:
         ([3] * 6, "of 6 classes 3 are kept for the test and 3 are to learn from, which must be at least 2 and 4, as"
          " scores are of classes that are held out; add classes, 7 in all where half are kept for the test"),
         ([1] * 8, "each of the 4 classes to learn from has one picture, so that nothing is alike"),
-        ([3, 0, 3, 3], "no images in this folder"),
+        ([3, 0, 3, 3], "class 001: no images in this"),
     ],
     ids=lambda value: f"{len(value)}-classes" if isinstance(value, list) else None,
 )  # fmt: skip

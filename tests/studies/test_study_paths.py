@@ -126,7 +126,8 @@ def test_what_is_a_name_and_no_path_stays(beside: Path) -> None:
 def test_a_job_takes_no_path_of_this_machine(beside: Path, changes: dict[str, Any], key: str) -> None:
     (beside / "mine.yaml").write_text(MARGIN)
     with pytest.raises(
-        SpecError, match=rf"^{key} is relative to this machine's folders, and a job runs elsewhere;"
+        SpecError,
+        match=rf"^{key} is relative, but a job runs in a folder and home of its own; give an absolute",
     ):
         loaded(beside, **changes).check_for_job()
 

@@ -79,8 +79,8 @@ def test_the_time_is_of_what_runs_here() -> None:
     lines = said(study(), Machine({"CPU": 2.0, "GPU": 0.0}), trials)
     assert "here: 2 at once on 2 CPU and no GPU" in lines
     assert lines[-1] == (
-        "time: at most about 2:25 min, 2 at once on this machine (measured on a few batches; early stopping makes it"
-        " less); 67% of it is b"
+        "time: at most about 2:25 min, 2 at once on this machine (measured on a few batches in one process; early"
+        " stopping makes it less); 67% of it is b"
     )
 
 
@@ -96,8 +96,9 @@ def test_a_long_study_is_told_how_to_look_sooner() -> None:
 def test_what_this_machine_cannot_hold_is_for_a_cluster() -> None:
     trials = {"a": Seconds(10, 1), "b": Seconds(20, 2)}
     lines = said(study(resources={"workers": 1, "gpus_per_worker": 1}), FOUR_CPUS, trials)
-    (line,) = (line for line in lines if line.startswith("here: "))
-    assert line.startswith("here: not one trial, for this machine has 4 CPU and no GPU; run it on a cluster")
+    assert not [line for line in lines if line.startswith("here: ")]
+    (line,) = (line for line in lines if line.startswith("this machine"))
+    assert line.startswith("this machine (4 CPU and no GPU) cannot hold a trial: it needs a cluster that can")
     assert ", one trial at a time on a machine like this one" in lines[-1]
 
 

@@ -342,8 +342,8 @@ class StudySpec:
         """Raises SpecError where a path leads to something on this machine alone, which a cluster does not have."""
         for key, path in self.places.local.items():
             raise SpecError(
-                f"{key}: {path} is relative to this machine's folders, and a job runs elsewhere; write the absolute"
-                " path under which every node of the cluster sees it"
+                f"{key}: {path} is relative, but a job runs in a folder and home of its own; give an absolute path that"
+                " all nodes of the cluster see"
             )
 
     def _lead(self, key: str, path: str) -> str:

@@ -59,10 +59,7 @@ def room(resources: ResourcesConfig, machine: Machine) -> str:
     own = f"{machine.cpus:g} CPU and {f'{machine.gpus:g}' if machine.gpus else 'no'} GPU"
     if at_once := num_at_once(resources, machine):
         return f"here: {at_once} at once on {own}"
-    return (
-        f"here: not one trial, for this machine has {own}; run it on a cluster that holds one (--address, or dmlstudy"
-        " submit), or set resources lower"
-    )
+    return f"this machine ({own}) cannot hold a trial: it needs a cluster that can (--address), or smaller resources"
 
 
 def wall_seconds(spec: StudySpec, trials: Mapping[str, Seconds], at_once: int, num_trials: int) -> float:
@@ -97,16 +94,19 @@ def total_seconds(spec: StudySpec, trials: Mapping[str, Seconds], start_s: float
 
 
 def in_words(
-    spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine, measured_on: str
+    spec: StudySpec, trials: Mapping[str, Seconds], start_s: float, machine: Machine, device: str = ""
 ) -> str:
-    """The line on the time that the study takes: in all, what most of it is, and how to have a first look."""
+    """The line on the time that the study takes: in all, what most of it is, and how to have a first look.
+
+    ``device`` says what it was measured on, where that needs to be said.
+    """
     resources, search = spec.file.resources, spec.file.search
     here = num_at_once(resources, machine)
     at_once = here or 1
     total = total_seconds(spec, trials, start_s, machine)
     where = f"{at_once} at once on this machine" if here else "one trial at a time on a machine like this one"
     line = (
-        f"time: at most about {duration(total)}, {where} (measured on a few batches{measured_on};"
+        f"time: at most about {duration(total)}, {where} (measured on a few batches in one process{device};"
         " early stopping makes it less)"
     )
     work = {
