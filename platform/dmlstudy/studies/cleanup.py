@@ -83,7 +83,7 @@ def delete(store: Store, name: str, *, with_models: bool = False) -> Extent:
     with sole_driver(store, name):
         place = _served(store, name)
         deletion.delete(place, name, deletion.held(place, name))
-        if _num_trials(store, name) or store.optuna_file.is_file():
+        if store.optuna_file.is_file():
             _delete_search(store, name)
         _delete_states(store, name)
         own, artifacts = _folders(store, name)
