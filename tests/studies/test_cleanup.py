@@ -117,7 +117,9 @@ def test_a_study_that_runs_and_a_model_in_use_are_not_deleted(store: Store) -> N
     ran(store, "used", alias="champion")
     with sole_driver(store, "used"), pytest.raises(StoreError, match="is running already"):
         cleanup.delete(store, "used", with_models=True)
-    with pytest.raises(StoreError, match=r"used-embedder/1 is in use \(champion or challenger\).*--models"):
+    with pytest.raises(
+        StoreError, match=r"models in use \(champion or challenger\): used-embedder/1; .*--models"
+    ):
         cleanup.delete(store, "used")
     assert is_there(store, "used")
     assert cleanup.delete(store, "used", with_models=True).in_use == ["used-embedder/1"]

@@ -77,8 +77,8 @@ def delete(store: Store, name: str, *, with_models: bool = False) -> Extent:
     was = extent(store, name)
     if was.in_use and not with_models:
         raise StoreError(
-            f"study {name!r}: {', '.join(was.in_use)} is in use (champion or challenger); promote another one before,"
-            " or delete the models with it: --models"
+            f"study {name!r} has models in use (champion or challenger): {', '.join(was.in_use)}; promote others before,"
+            " or delete them with it: --models"
         )
     with sole_driver(store, name):
         place = _served(store, name)
