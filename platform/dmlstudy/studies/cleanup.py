@@ -77,7 +77,7 @@ def delete(store: Store, name: str, *, with_models: bool = False) -> Extent:
     was = extent(store, name)
     if was.in_use and not with_models:
         raise StoreError(
-            f"study {name!r} has models in use (champion or challenger): {', '.join(was.in_use)}; promote others before,"
+            f"study {name!r} has models in use (champion or challenger): {', '.join(was.in_use)}; promote others,"
             " or delete them with it: --models"
         )
     with sole_driver(store, name):
