@@ -271,7 +271,11 @@ def status(
 
     if job:
         state = control.job_status(job, address)
-        _show_json(state.model_dump(mode="json")) if json else _print_lines(control.job_lines(state))
+        if json:
+            _show_json(state.model_dump(mode="json"))
+            return
+        for line in control.job_lines(state):
+            print(line)
         return
     if address:
         if study:
@@ -1218,11 +1222,6 @@ def _show_json(facts: Any) -> None:
     import json
 
     print(json.dumps(facts, indent=1))
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
 
 
 def _show_jobs(address: str, json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -116,7 +117,9 @@ def test_a_study_that_runs_and_a_model_in_use_are_not_deleted(store: Store) -> N
     ran(store, "used", alias="champion")
     with sole_driver(store, "used"), pytest.raises(StoreError, match="is running already"):
         cleanup.delete(store, "used", with_models=True)
-    with pytest.raises(StoreError, match=r"used-embedder/1 is in use \(champion or challenger\).*--models"):
+    with pytest.raises(
+        StoreError, match=r"models in use \(champion or challenger\): used-embedder/1; .*--models"
+    ):
         cleanup.delete(store, "used")
     assert is_there(store, "used")
     assert cleanup.delete(store, "used", with_models=True).in_use == ["used-embedder/1"]
@@ -145,6 +148,12 @@ def aged(path: Path, text: str = "x" * 100) -> Path:
     return path
 
 
+def gone() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return process.pid
+
+
 def test_what_killed_commands_have_left_is_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,13 +170,15 @@ def test_what_killed_commands_have_left_is_pruned(
         aged(draft_of(place.optuna_file)),
         aged(folder / ".study.json.77"),
         aged(folder / "checkpoints" / "state"),
-        aged(scratch / "dmlstudy-meeting-a" / "port"),
+        aged(scratch / f"dmlstudy-meeting-{gone()}-a" / "port"),
         aged(tmp_path / "models" / ".pull-x" / "weights"),
     ]
     kept = [
         aged(place.study_folder("driven") / ".study.json.78"),
         aged(tmp_path / "models" / "o.parquet.parts" / "job.json"),
         aged(tmp_path / "models" / "own.parts" / "score.txt"),
+        aged(scratch / f"dmlstudy-meeting-{os.getpid()}-a" / "port"),
+        aged(scratch / "dmlstudy-meeting-a" / "port"),
     ]
     young = tmp_path / "models" / ".pull-y" / "weights"
     young.parent.mkdir()
@@ -196,7 +207,7 @@ def test_what_killed_commands_have_left_is_pruned(
         assert not young.exists()
         said = "\n".join(called("--parts", "--json"))
         assert [each["what"] for each in json.loads(said)] == ["parts of an embed"]
-    assert [path.exists() for path in kept] == [True, False, True]
+    assert [path.exists() for path in kept] == [True, False, True, True, True]
 
 
 @pytest.mark.parametrize("text", ["7", "x", "1w", "-1d", ""])

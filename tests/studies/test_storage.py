@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from dmlstudy.registry.store import Store
+from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.studies import storage as storages
 from dmlstudy.studies.storage import is_local, open_storage, read_storage
 
@@ -113,3 +113,33 @@ def test_what_a_killed_writer_has_left_half_done_is_rolled_back(
     assert (folder / "optuna.db-journal").stat().st_size > 0
     looking = read_storage(Store(folder))
     assert len(looking.get_all_trials(looking.get_study_id_from_name("s"))) == 1
+
+
+@pytest.mark.parametrize("damage", ["garbage", "another's tables", "an old schema"])
+def test_a_database_that_cannot_be_read_is_one_line_with_the_fix(damage: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    if damage == "garbage":
+        store.optuna_file.write_bytes(b"garbage" * 100)
+    else:
+        if damage == "an old schema":
+            used(tmp_path)
+        with sqlite3.connect(store.optuna_file) as database:
+            if damage == "an old schema":
+                database.execute("UPDATE alembic_version SET version_num = 'v2.4.0.a'")
+            else:
+                database.execute("CREATE TABLE version_info (a INTEGER)")
+                database.execute("CREATE TABLE studies (a INTEGER)")
+        database.close()
+    fix = "optuna storage upgrade --storage" if damage == "an old schema" else "put a copy of it back"
+    for ask in (open_storage, lambda store: storages.trials_of(store, "s")):
+        with pytest.raises(StoreError, match=fix) as caught:
+            ask(store)
+        assert str(caught.value).startswith(f"{store.optuna_file}: ")
+        assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_counts_as_no_database(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.optuna_file.touch()
+    assert storages.trials_of(store, "s") == []
+    assert [path.name for path in tmp_path.glob(".*")] == [".making"]

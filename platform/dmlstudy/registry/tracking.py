@@ -91,7 +91,7 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
     except Exception as error:
         raise StoreError(
             f"the MLflow store {store.tracking_uri} does not answer ({first_line(error)});"
-            " check --store or --tracking-uri"
+            f" {'free some room on the disk' if 'is full' in str(error) else 'check --store or --tracking-uri'}"
         ) from None
     return client
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -76,13 +77,13 @@ def delete(store: Store, name: str, *, with_models: bool = False) -> Extent:
     was = extent(store, name)
     if was.in_use and not with_models:
         raise StoreError(
-            f"study {name!r}: {', '.join(was.in_use)} is in use (champion or challenger); promote another one before,"
-            " or delete the models with it: --models"
+            f"study {name!r} has models in use (champion or challenger): {', '.join(was.in_use)}; promote others,"
+            " or delete them with it: --models"
         )
     with sole_driver(store, name):
         place = _served(store, name)
         deletion.delete(place, name, deletion.held(place, name))
-        if _num_trials(store, name) or store.optuna_file.is_file():
+        if store.optuna_file.is_file():
             _delete_search(store, name)
         _delete_states(store, name)
         own, artifacts = _folders(store, name)
@@ -172,15 +173,27 @@ def _of_store(store: Store) -> Iterator[tuple[str, Path]]:
 
 
 def _elsewhere(also: Iterable[Path], with_parts: bool) -> Iterator[tuple[str, Path]]:
-    yield from (
-        ("meeting place of workers", path)
-        for path in sorted(Path(tempfile.gettempdir()).glob("dmlstudy-meeting-*"))
-    )
+    meetings = sorted(Path(tempfile.gettempdir()).glob("dmlstudy-meeting-*-*"))
+    yield from (("meeting place of workers", path) for path in meetings if _is_forsaken(path))
     for folder in also:
         yield from (("draft of a pull", path) for path in sorted(folder.glob(".pull-*")))
         if with_parts:
             parts = sorted(path for path in folder.glob("*.parts") if (path / "job.json").is_file())
             yield from (("parts of an embed", path) for path in parts)
+
+
+def _is_forsaken(meeting: Path) -> bool:
+    """Whether the process that made it, whose number its name has, is gone; workers meet there as long as it lives."""
+    pid = meeting.name.split("-")[2]
+    if not pid.isdigit() or meeting.stat().st_uid != os.getuid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        return False
+    return False
 
 
 def _old(found: Iterable[tuple[str, Path]], older_than_s: float) -> list[Leftover]:

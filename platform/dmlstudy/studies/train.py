@@ -120,7 +120,7 @@ class _LoopbackBackend(_TorchBackend):
     """Ray's own meets at a TCP store, which torch lets listen on every address; this one meets at a file."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        self._folder = tempfile.mkdtemp(prefix="dmlstudy-meeting-")
+        self._folder = tempfile.mkdtemp(prefix=f"dmlstudy-meeting-{os.getpid()}-")  # see cleanup.py
         worker_group.execute(_set_torch_distributed_env_vars)
         worker_group.execute(_use_loopback)
         ray.get(
