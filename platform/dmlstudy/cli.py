@@ -428,8 +428,11 @@ def report(
 
     place = _store(store, tracking_uri)
     written = write_report(place, study, output, with_examples=not without_examples)
+    size = output.stat().st_size / 1e6
     console.print(
-        f"{output}: {written.num_families} families; kept with the study's run as well", highlight=False
+        f"{output}: {written.num_families} families, {size:.1f} MB with all it needs; kept with the study's run"
+        " as well",
+        highlight=False,
     )
     if written.notice:
         console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)

@@ -55,7 +55,7 @@ details{margin:.75rem 0}summary{cursor:pointer;color:var(--accent);font-size:.95
 .facts th{width:36%}
 pre{overflow-x:auto;background:var(--soft);border:1px solid var(--line);border-radius:6px;padding:.7rem;
 font-size:.82rem;line-height:1.45;margin:.75rem 0}
-figure{margin:1rem 0}
+figure{margin:1.25rem 0}figcaption{margin-top:.5rem;max-width:46rem}
 .plot{position:relative;width:100%;overflow:hidden}
 .examples{display:flex;flex-wrap:wrap;gap:.6rem;padding:.8rem 0;border-top:1px solid var(--line);break-inside:avoid}
 .examples figure{margin:0;width:5.2rem}

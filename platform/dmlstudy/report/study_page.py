@@ -231,9 +231,11 @@ def _family(family: Searched, objective: str) -> list[str | Plot]:
         parts.append(
             paragraph("All finished trials have the same score: no parameter mattered.", kind="quiet")
         )
-    caption = f"Each parameter by itself; the brighter, the later the trial.{_thinned([family])}"
+    caption = f"Validation {objective} against each parameter; the brighter, the later the trial.{_thinned([family])}"
     label = f"{family.family}: {objective} against each of {rows} parameters"
-    parts.append(Plot(figures.slices(family, objective), caption, label, 60 + 190 * (-(-rows // 2))))
+    parts.append(
+        Plot(figures.slices(family), caption, label, 70 + 180 * -(-rows // figures.slice_columns(family)))
+    )
     return parts
 
 
