@@ -229,7 +229,7 @@ def parallel(family: Searched, objective: str) -> go.Figure:
     for number, each in enumerate(rows):
         ticks = _ticks(each)
         for at, text in (ticks[0], ticks[-1]) if each.choices is None else ticks:
-            most = max(6, 2 * MOST_CHARACTERS // max(2, len(ticks)))  # of choices side by side on a phone
+            most = max(6, 36 // max(2, len(ticks)))  # of choices side by side on a phone
             figure.add_annotation(
                 x=at,
                 y=number,
