@@ -668,8 +668,11 @@ def report(
         if written.not_kept
         else "kept with the study's run too"
     )
+    size = output.stat().st_size / 1e6
     console.print(
-        escape(f"{output}: {written.num_families} families; {kept}"), highlight=False, soft_wrap=True
+        escape(f"{output}: {written.num_families} families, {size:.1f} MB with all it needs; {kept}"),
+        highlight=False,
+        soft_wrap=True,
     )
     if written.notice:
         console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)

@@ -239,7 +239,7 @@ def test_codes_are_ranked_by_bits_in_tables(store: Store, tmp_path: Path) -> Non
     text = words(neighbours)
     assert "Hamming distance (bits)" in text
     assert "<caption><span>Query: test row " in text
-    assert '<th scope="row">1</th><td>row ' in text
+    assert '<th scope="row">1</th><td data-label="item">row ' in text
     assert "✓ right" in text
     assert "<img" not in text
     assert len(plots(map_of)) == 1

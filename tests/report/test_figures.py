@@ -82,7 +82,7 @@ def test_many_trials_are_drawn_as_some_and_their_best_as_steps() -> None:
     finished, _, best = figures.history([own], {"f": 0}, "map_at_r").data
     assert len(finished.x) == 400
     assert list(best.x) == [1, 401, 801, 1201, 1600]
-    assert len(figures.slices(own, "map_at_r").data[0].x) == 400
+    assert len(figures.slices(own).data[0].x) == 400
     lines = figures.parallel(own, "map_at_r").data
     assert len(lines) == figures.STRENGTHS
     assert sum(x is None for line in lines for x in line.x) == figures.MOST_LINES
@@ -115,9 +115,58 @@ def test_slices_show_finished_trials_that_have_the_parameter() -> None:
         trials=[tried(0, 0.2, x=1.0, y=10.0), tried(1, 0.6, x=3.0), tried(2, 0.1, "pruned", x=2.0)],
         parameters=[Parameter(name="x", low=1, high=3), Parameter(name="y", low=0, high=10)],
     )
-    x, y = figures.slices(own, "map_at_r").data
+    x, y = figures.slices(own).data
     assert (list(x.x), list(x.y)) == ([0, 1], [0.2, 0.6])
     assert (list(y.x), list(y.y)) == ([1], [0.2])
+
+
+def test_choices_have_room_and_all_their_names() -> None:
+    choices = ["constant", "power", "exponential", "distance_weighted"]
+    trials = [tried(n, 0.1 * n) for n in range(4)]
+    trials = [t.model_copy(update={"params": {"w": c}}) for t, c in zip(trials, choices, strict=True)]
+    own = Searched(family="f", trials=trials, parameters=[Parameter(name="w", choices=choices)])
+    axis = figures.slices(own).layout.xaxis
+    assert list(axis.ticktext) == ["constant", "power", "exponential", "distance_<br>weighted"]
+    assert axis.tickangle == 0
+    assert axis.range[0] < -0.1
+    assert axis.range[1] > 1.1
+    assert figures.slice_columns(own) == 1
+    few = [Parameter(name="w", choices=["a", "b"]), Parameter(name="x", low=0, high=1)]
+    assert figures.slice_columns(own.model_copy(update={"parameters": few})) == 2
+
+
+def curve_of(score: float, steps: int) -> Searched:
+    trial = tried(3, score).model_copy(
+        update={"curve": {step: score + step / 100 for step in range(1, steps + 1)}}
+    )
+    return Searched(family="f", trials=[trial], parameters=[])
+
+
+def test_curves_count_epochs_as_epochs() -> None:
+    drawn = figures.validation_curves([curve_of(0.5, 6)], {"f": 0}, "map_at_r", 2)
+    assert list(drawn.data[0].x) == [1, 2, 3, 4, 5, 6]
+    axis = drawn.layout.xaxis
+    assert (list(axis.tickvals), list(axis.ticktext)) == ([1, 2, 3, 4, 5, 6], ["1", "2"] * 3)
+    assert axis.title.text == "epoch of each fold"
+    assert [each.text for each in drawn.layout.annotations] == ["fold 1", "fold 2", "fold 3"]
+    assert [each.x0 for each in drawn.layout.shapes] == [2.5, 4.5]
+    one = figures.validation_curves([curve_of(0.5, 40)], {"f": 0}, "map_at_r", 40).layout.xaxis
+    assert one.title.text == "epoch"
+    assert list(one.ticktext) == [str(epoch) for epoch in range(1, 41, 4)]
+    many = figures.validation_curves([curve_of(0.5, 1000)], {"f": 0}, "map_at_r", 20).layout.xaxis
+    assert len(many.tickvals) <= 50
+
+
+def test_a_verdicts_models_are_lines_of_their_own() -> None:
+    """A shipped model and two of folds, with two epochs each: no sawtooth."""
+    curves = [Curve("f", seed, {"train_loss": [4.0, 2.0, 5.0, 3.0, 6.0, 1.0]}) for seed in (1, 2)]
+    shipped, *of_folds = figures.training_loss(curves, {"f": 0}, 2).data
+    assert (list(shipped.x), list(shipped.y)) == ([1, 2], [4, 2])
+    assert [(list(each.x), list(each.y)) for each in of_folds] == [([1, 2], [5, 3]), ([1, 2], [6, 1])]
+    assert shipped.showlegend
+    assert not any(each.showlegend for each in of_folds)
+    assert all(each.line.width < shipped.line.width for each in of_folds)
+    assert "model of fold 2" in of_folds[1].hovertemplate
 
 
 def test_training_losses_are_means_over_seeds() -> None:

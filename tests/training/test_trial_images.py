@@ -75,9 +75,26 @@ def test_views_change_what_is_learnt(folder: Path) -> None:
     assert len(losses) == 4
 
 
-@pytest.mark.parametrize("sampler", ["pk", "two_draws", "random"])
-def test_two_processes_find_what_one_finds(sampler: str, folder: Path, pool: GlooPool) -> None:
-    raw = on(folder, data=LOADED, augmentation=VIEWS, batch__sampler=sampler, batch__classes=2)
+@pytest.mark.parametrize(
+    ("sampler", "regularizer"),
+    [
+        ("pk", None),
+        ("two_draws", None),
+        ("random", None),
+        ("two_draws", {"name": "graph_consistency", "params": {"draw": "two_draws", "weight": 1.0}}),
+    ],
+)
+def test_two_processes_find_what_one_finds(
+    sampler: str, regularizer: dict[str, Any] | None, folder: Path, pool: GlooPool
+) -> None:
+    raw = on(
+        folder,
+        data=LOADED,
+        augmentation=VIEWS,
+        batch__sampler=sampler,
+        batch__classes=2,
+        regularizer=regularizer,
+    )
     reports, result = trial(raw)
     for other_reports, other_result in pool.run(2, trial, raw):
         for report, other in zip(reports, other_reports, strict=True):

@@ -6,6 +6,7 @@ A family has the same colour and mark in all of them, by its place in the leader
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -64,12 +65,18 @@ def styled(figure: go.Figure, x: str = "", y: str = "") -> go.Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 12},
-        margin={"l": 56, "r": 12, "t": 12, "b": 44},
+        margin={"l": 60, "r": 12, "t": 12, "b": 52},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "xanchor": "left"},
         hoverlabel={"align": "left"},
         dragmode=False,
     )
-    axis = {"gridcolor": GREY, "zerolinecolor": GREY, "showgrid": True, "automargin": True}
+    axis = {
+        "gridcolor": GREY,
+        "zerolinecolor": GREY,
+        "showgrid": True,
+        "automargin": True,
+        "title_standoff": 10,
+    }
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
     if x:
@@ -222,10 +229,11 @@ def parallel(family: Searched, objective: str) -> go.Figure:
     for number, each in enumerate(rows):
         ticks = _ticks(each)
         for at, text in (ticks[0], ticks[-1]) if each.choices is None else ticks:
+            most = max(6, 36 // max(2, len(ticks)))  # of choices side by side on a phone
             figure.add_annotation(
                 x=at,
                 y=number,
-                text=in_plot(text),
+                text=in_plot(text if len(text) <= most else f"{text[: most - 1]}…"),
                 showarrow=False,
                 xanchor="left" if at == 0 else "right" if at == 1 else "center",
                 yshift=-11,
@@ -270,10 +278,10 @@ def importance(family: Searched) -> go.Figure:
     return figure
 
 
-def slices(family: Searched, objective: str) -> go.Figure:
+def slices(family: Searched) -> go.Figure:
     """The objective of each finished trial against each parameter by itself, coloured by the trial's number."""
     parameters = family.parameters
-    columns = min(2, len(parameters))
+    columns = slice_columns(family)
     num_rows = -(-len(parameters) // columns)
     figure = make_subplots(
         rows=num_rows,
@@ -307,19 +315,30 @@ def slices(family: Searched, objective: str) -> go.Figure:
             col=column,
         )
         ticks = _ticks(each)
+        beside = 0.06 if each.choices is None else 0.15  # room for half of the first and last choice's name
         figure.update_xaxes(
             tickvals=[at for at, _ in ticks],
-            ticktext=[in_plot(text) for _, text in ticks],
-            range=[-0.06, 1.06],
+            ticktext=[_in_lines(text) for _, text in ticks],
+            tickangle=0,
+            range=[-beside, 1 + beside],
             zeroline=False,
             row=row,
             col=column,
         )
-        if column == 1:
-            figure.update_yaxes(title_text=in_plot(objective), row=row, col=column)
     figure.update_annotations(font={"size": 12})
-    figure.update_layout(margin={"t": 28, "b": 28})
+    figure.update_layout(margin={"l": 48, "t": 28, "b": 40})
     return figure
+
+
+def slice_columns(family: Searched) -> int:
+    """How many parameters stand side by side; one where the names of choices need the room."""
+    letters = [sum(len(str(choice)) for choice in each.choices or []) for each in family.parameters]
+    return 1 if max(letters) > MOST_CHARACTERS else min(2, len(letters))
+
+
+def _in_lines(text: str) -> str:
+    """A tick's text, broken where words meet; ready for a plot."""
+    return "<br>".join(in_plot(part) for part in re.split(r"(?<=[_+-])(?=[A-Za-z])", text))
 
 
 def validation_curves(

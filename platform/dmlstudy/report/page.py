@@ -41,7 +41,7 @@ nav ol{display:flex;flex-wrap:wrap;gap:.15rem 1.1rem;margin:0;padding:0;list-sty
 .verdict{font-size:1.15rem;border-left:4px solid var(--accent);padding:.1rem 0 .1rem .9rem;margin:1rem 0}
 .notice{background:var(--warn);border:1px solid var(--line);border-radius:6px;padding:.6rem .8rem;margin:1rem 0}
 .quiet,caption,figcaption{color:var(--quiet);font-size:.88rem}
-.scroll{overflow:auto;max-height:38rem;margin:.75rem 0;border:1px solid var(--line);border-radius:6px}
+.scroll{overflow:auto;max-height:60rem;margin:.75rem 0;border:1px solid var(--line);border-radius:6px}
 .scroll:focus-visible{outline:2px solid var(--accent)}
 table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;padding:.5rem .7rem}
@@ -49,14 +49,14 @@ caption span{display:block;position:sticky;left:.7rem;max-width:calc(min(62rem,1
 th,td{text-align:left;padding:.35rem .7rem;border-top:1px solid var(--line);white-space:nowrap;vertical-align:top}
 thead th{background:var(--soft);font-weight:600;position:sticky;top:0}tbody th{font-weight:600}
 td.number,th.number{text-align:right}
-tbody th{white-space:normal;overflow-wrap:anywhere;min-width:7rem}
+tbody th{white-space:normal;overflow-wrap:anywhere;min-width:9.5rem}
 .interval{display:block;color:var(--quiet);font-size:.92em}
 details{margin:.75rem 0}summary{cursor:pointer;color:var(--accent);font-size:.95rem;padding:.3rem 0}
 .facts th,.facts td{white-space:normal;overflow-wrap:anywhere}
 .facts th{width:36%}
 pre{overflow-x:auto;background:var(--soft);border:1px solid var(--line);border-radius:6px;padding:.7rem;
 font-size:.82rem;line-height:1.45;margin:.75rem 0}
-figure{margin:1rem 0}
+figure{margin:1.25rem 0}figcaption{margin-top:.5rem;max-width:46rem}
 .plot{position:relative;width:100%;overflow:hidden}
 .examples{display:flex;flex-wrap:wrap;gap:.6rem;padding:.8rem 0;border-top:1px solid var(--line);break-inside:avoid}
 .examples figure{margin:0;width:5.2rem}
@@ -73,6 +73,7 @@ border-top:1px solid var(--line)}
 .cards th,.cards td,.cards td.number{display:block;border:0;padding:0;text-align:left;white-space:normal;
 overflow-wrap:anywhere}
 .cards tbody th{grid-column:1/-1;font-size:1rem}
+.cards td:last-child:nth-child(even){grid-column:1/-1}.scroll{max-height:none}
 .cards td::before{content:attr(data-label);display:block;color:var(--quiet);font-size:.78rem}
 .interval{white-space:nowrap}}
 @media print{:root{--paper:#fff;--ink:#000;--quiet:#444;--line:#bbb;--soft:#f6f6f6;--accent:#000;--warn:#fff}

@@ -32,6 +32,9 @@ FURTHER = ("recall_at_1", "map_at_r", "r_precision", "map", "accuracy", "macro_f
 
 MOST_FURTHER = 3
 
+MOST_PAIRS = 15
+"""Pairs of families that are shown at once; more are folded away."""
+
 BASE_HEIGHT, OF_LEGEND = 330, 16
 """Pixels of a plot with a line for each family, and what each family adds to its legend on a phone."""
 
@@ -141,7 +144,10 @@ def _pairs(board: Leaderboard) -> list[str | Plot]:
             "only one was judged on the test classes" if judged else "none was judged on the test classes yet"
         )
         return [paragraph(f"There are no two families to compare: {why}.")]
-    return [words.comparison_table(board)]
+    pairs = words.comparison_table(board)
+    return [
+        folded(f"All {len(board.comparisons)} pairs", pairs) if len(board.comparisons) > MOST_PAIRS else pairs
+    ]
 
 
 def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plot]:
@@ -238,9 +244,11 @@ def _family(family: Searched, objective: str) -> list[str | Plot]:
         parts.append(
             paragraph("All finished trials have the same score: no parameter mattered.", kind="quiet")
         )
-    caption = f"Each parameter by itself; the brighter, the later the trial.{_thinned([family])}"
+    caption = f"Validation {objective} against each parameter; the brighter, the later the trial.{_thinned([family])}"
     label = f"{family.family}: {objective} against each of {rows} parameters"
-    parts.append(Plot(figures.slices(family, objective), caption, label, 60 + 190 * (-(-rows // 2))))
+    parts.append(
+        Plot(figures.slices(family), caption, label, 70 + 180 * -(-rows // figures.slice_columns(family)))
+    )
     return parts
 
 
