@@ -30,7 +30,8 @@ FLOORS = (  # top to bottom
     ("distributed",),
     ("losses",),
     ("records", "description"),
-    ("naming", "model_folder", "heartbeat", "markup"),
+    ("model_folder",),
+    ("naming", "heartbeat", "markup"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}

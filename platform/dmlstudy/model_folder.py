@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from dmlstudy import naming
+
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 """What a model does: inputs, first axis the items, to embeddings or codes."""
@@ -190,8 +192,7 @@ def one_line(error: BaseException) -> str:
         text = f"{field}: {first['msg']}" if field else first["msg"]
     else:
         text = str(error) or type(error).__name__
-    text = " ".join(text.split())
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
+    return naming.one_line(text, MOST_TEXT)
 
 
 def _sha256(path: Path) -> str:

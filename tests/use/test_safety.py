@@ -194,6 +194,7 @@ def changed(folder: Path, to: Path, keys: tuple[str | int, ...], value: object) 
 def used(folder: Path) -> None:
     """All that is done with a model's folder before it is asked anything."""
     kinds.takes(folder)
+    kinds.extra(folder)
     fit_of(folder)
     compute = kinds.verified(folder)
     kinds.parts(folder)
