@@ -261,6 +261,17 @@ def running(ran: Store) -> Iterator[Desk]:
         yield desk
 
 
+def test_status_of_a_study_that_its_cluster_has_interrupted_says_why(ran: Store) -> None:
+    known = json.loads((ran.study_folder("s") / "study.json").read_text())
+    try:
+        ran.write_state("s", "interrupted", reason="Ray on this machine has died")
+        status = control.study_status(ran, "s")
+        assert (status.state, status.reason) == ("interrupted", "Ray on this machine has died")
+        assert control.status_row(status)[1] == "interrupted: Ray on this machine has died"
+    finally:
+        (ran.study_folder("s") / "study.json").write_text(json.dumps(known))
+
+
 @pytest.mark.usefixtures("running")
 def test_status_while_it_runs(ran: Store) -> None:
     status = control.study_status(ran, "s")
