@@ -36,8 +36,8 @@ SECRETS = {
         *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
     )
 }
-"""What is in the environment of those who run studies; it is to stay there. MLFLOW_TRACKING_USERNAME is no secret: MLflow
-names a run's author by it."""
+"""What is in the environment of those who run studies; it is to stay there. MLFLOW_TRACKING_USERNAME is none of it:
+MLflow names the author of a run by it."""
 
 
 @dataclass(frozen=True)
