@@ -33,10 +33,11 @@ SECRETS = {
     for name in (
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN"),
         *("AZURE_STORAGE_KEY", "GOOGLE_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "DMLSTUDY_TOKEN"),
-        *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+        *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
     )
 }
-"""What is in the environment of those who run studies; it is to stay there."""
+"""What is in the environment of those who run studies; it is to stay there. MLFLOW_TRACKING_USERNAME is none of it:
+MLflow names the author of a run by it."""
 
 
 @dataclass(frozen=True)
