@@ -13,6 +13,7 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import optuna
 import pytest
 from tune_simulator import Tune, study
 
@@ -296,6 +297,8 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
     assert {board.winner: board.model} == {
         f: row.tags["model"] for f, row in shown.items() if f == board.winner
     }
+    searched = optuna.load_study(study_name=spec.name, storage=store.optuna_url)
+    assert searched.metric_names == ["map_at_r"], "optuna-dashboard calls it Objective 0"
     texts = {
         file.path: Path(client.download_artifacts(parent.info.run_id, file.path)).read_text()
         for file in client.list_artifacts(parent.info.run_id)
