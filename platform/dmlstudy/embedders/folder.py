@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from dmlstudy import model_folder
 from dmlstudy.embedders.embedder import Embedder, build, embed
 from dmlstudy.embedders.heads import NO_CODE
+from dmlstudy.embedders.program import write_program
 from dmlstudy.model_folder import (
     JSON,
     WEIGHTS,
@@ -137,14 +137,7 @@ def _export(embedder: Embedder, path: Path) -> None:
     The program is ``forward`` alone; the embedder loses its structure head, which that does not use.
     """
     embedder.structure_head = None
-    first, second = _random_images(embedder, 2), _random_images(embedder, 5)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.export warns about its own internals
-        program = torch.export.export(embedder, (first,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        difference = (program.module()(second) - embedder(second)).abs().max().item()
-        if not difference <= 1e-5:
-            raise RuntimeError(f"{path}: the exported program differs from the embedder by {difference:.2g}")
-        torch.export.save(program, path)
+    write_program(embedder, _random_images(embedder, 2), _random_images(embedder, 5), path)
 
 
 def _random_images(embedder: Embedder, num_images: int) -> Tensor:

@@ -15,7 +15,7 @@ from dmlstudy.hashing.model import HashingModel, build
 from dmlstudy.model_folder import JSON, WEIGHTS, add_example, clear, describe, read_description, seal, verify
 
 FORMAT_VERSION = 1
-DESCRIPTION = "hashing.json"
+DESCRIPTION, PROGRAM = "hashing.json", "hashing.pt2"
 
 
 def save(
@@ -28,7 +28,7 @@ def save(
 
     ``example_NF`` are features that are kept with their codes. A crash midway leaves nothing that ``load`` accepts.
     """
-    folder = clear(folder)
+    folder = clear(folder, PROGRAM)
     add_example(folder, example_NF, model.codes)
     save_file({k: v.cpu().contiguous() for k, v in model.state_dict().items()}, folder / WEIGHTS)
     description: dict[str, JSON] = {

@@ -27,7 +27,7 @@ from dmlstudy.online.preparation import Preparation
 from dmlstudy.records import Scalar
 
 FORMAT_VERSION = 1
-DESCRIPTION = "online.json"
+DESCRIPTION, PROGRAM = "online.json", "online.pt2"
 
 
 class Learned(NamedTuple):
@@ -61,7 +61,7 @@ def save(
     ``example_ND`` are points, not yet prepared, that are kept with their embeddings. A crash midway leaves nothing
     that ``load`` accepts.
     """
-    folder = clear(folder)
+    folder = clear(folder, PROGRAM)
     add_example(folder, example_ND, learned.embed)
     learner, preparation = learned.learner, learned.preparation
     arrays = {f"learner.{name}": value for name, value in learner.state().items()}

@@ -30,9 +30,8 @@ from torch import Tensor, nn
 
 from dmlstudy import data, embedders, hashing, model_folder, online
 from dmlstudy.data.state_file import written_whole
-from dmlstudy.hashing import HashingModel
-from dmlstudy.online.learner import OnlineLearner
-from dmlstudy.online.preparation import UNIT
+from dmlstudy.hashing.program import Codes
+from dmlstudy.online.program import Layers
 from dmlstudy.registry import kinds
 
 Format: TypeAlias = Literal["onnx", "torch_export"]
@@ -123,95 +122,15 @@ class _Embedder(nn.Module):
         return {"embedding": z_ND} if omega_ND is None else {"embedding": z_ND, "structure": omega_ND}
 
 
-class _Codes(nn.Module):
-    """Features to codes of +1 and -1, int8, and omega_ND where there is a structure head."""
+class _Learned(nn.Module):
+    """Points to a learner's embeddings of a gallery."""
 
-    mean_F: Tensor
-    scale: Tensor
-
-    def __init__(self, model: HashingModel) -> None:
+    def __init__(self, learned: online.Learned) -> None:
         super().__init__()
-        self.method = model.method
-        self.head = None if model.structure is None else model.structure.head
-        self.register_buffer("mean_F", model.mean_F)
-        self.register_buffer("scale", model.scale)
-
-    def forward(self, x_NF: Tensor) -> dict[str, Tensor]:
-        scaled_NF = (x_NF - self.mean_F) / self.scale
-        outputs = {"embedding": torch.where(self.method.logits(scaled_NF) > 0, 1, -1).to(torch.int8)}
-        return outputs if self.head is None else {**outputs, "structure": self.head(scaled_NF)}
-
-
-class _Learner(nn.Module):
-    """Points, scaled as in training, to the layers' embeddings side by side, each times the root of its weight."""
-
-    shift_D: Tensor
-    scale_D: Tensor
-
-    def __init__(self, learned: online.Learned, layers: nn.Module) -> None:
-        super().__init__()
-        self.scaling, self.layers = learned.preparation.kind, layers
-        self.register_buffer("shift_D", torch.tensor(learned.preparation.shift_D))
-        self.register_buffer("scale_D", torch.tensor(learned.preparation.scale_D))
+        self.layers = Layers(learned)
 
     def forward(self, x_ND: Tensor) -> dict[str, Tensor]:
-        x_ND = ((x_ND.double() - self.shift_D) / self.scale_D).float()
-        if self.scaling == "contrast":
-            x_ND = x_ND - x_ND.mean(dim=1, keepdim=True)
-        if self.scaling in UNIT:
-            x_ND = x_ND * _inverse(x_ND)
-        return {"embedding": self.layers(x_ND.double()).float()}
-
-
-class _Linear(nn.Module):
-    """x A, for a learner whose embedding is linear."""
-
-    a_DE: Tensor
-
-    def __init__(self, learner: OnlineLearner) -> None:
-        super().__init__()
-        (of_axes_DE,) = learner.embed(np.eye(learner.num_features))
-        self.register_buffer("a_DE", torch.tensor(of_axes_DE))
-
-    def forward(self, x_ND: Tensor) -> Tensor:
-        return x_ND @ self.a_DE
-
-
-class _Depths(nn.Module):
-    """[sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L] of OAHU, in its own precision."""
-
-    input_DV: Tensor
-    hidden_LHH: Tensor
-    bias_LH: Tensor
-    theta_LHE: Tensor
-    root_L: Tensor
-
-    def __init__(self, learner: online.OAHU) -> None:
-        super().__init__()
-        self.size = learner.size
-        state = learner.state()
-        for name, own in (("input", "DV"), ("hidden", "LHH"), ("bias", "LH"), ("theta", "LHE")):
-            self.register_buffer(f"{name}_{own}", torch.tensor(state[name]))
-        self.register_buffer("root_L", torch.tensor(np.sqrt(learner.layer_weights)))
-
-    def forward(self, x_ND: Tensor) -> Tensor:
-        u_NV = x_ND.to(self.input_DV.dtype) @ self.input_DV
-        raw = [u_NV[:, : self.size]]
-        h_NH = u_NV[:, self.size :]
-        for layer in range(len(self.theta_LHE)):
-            before_NH = h_NH if layer == 0 else h_NH @ self.hidden_LHH[layer - 1]
-            h_NH = torch.relu(before_NH + self.bias_LH[layer])
-            raw.append(h_NH @ self.theta_LHE[layer])
-        return torch.cat(
-            [root * (f_NE * _inverse(f_NE)).double() for root, f_NE in zip(self.root_L, raw, strict=True)],
-            dim=1,
-        )
-
-
-def _inverse(x_ND: Tensor) -> Tensor:
-    """1 / |x| of each row, and 0 of one without a direction."""
-    length_N1 = x_ND.square().sum(dim=1, keepdim=True).sqrt()
-    return torch.where(length_N1 > 1e-12, 1 / length_N1.clamp_min(1e-12), 0.0)
+        return {"embedding": self.layers(x_ND)}
 
 
 def _of_embedder(folder: Path) -> nn.Module:
@@ -219,7 +138,7 @@ def _of_embedder(folder: Path) -> nn.Module:
 
 
 def _of_codes(folder: Path) -> nn.Module:
-    return _Codes(hashing.load(folder)).eval()
+    return Codes(hashing.load(folder)).eval()
 
 
 def _of_learner(folder: Path) -> nn.Module:
@@ -229,10 +148,7 @@ def _of_learner(folder: Path) -> nn.Module:
             f"{folder}: oasis embeds queries otherwise than a gallery, and a file holds one of both; load it with"
             " dmlstudy.online.load and give learner.embed the side"
         )
-    layers = (
-        _Depths(learned.learner) if isinstance(learned.learner, online.OAHU) else _Linear(learned.learner)
-    )
-    return _Learner(learned, layers).eval()
+    return _Learned(learned).eval()
 
 
 PROGRAMS: Mapping[str, Callable[[Path], nn.Module]] = {

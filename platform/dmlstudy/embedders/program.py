@@ -1,0 +1,36 @@
+"""A module as a program of ``torch.export``: one file that torch alone computes with."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+TOLERANCE = 1e-5
+"""Largest difference of the program's numbers from the module's."""
+
+
+def write_program(module: nn.Module, x_N: Tensor, other_M: Tensor, path: Path) -> None:
+    """Export ``module`` by the inputs ``x_N``, for any number of items, and compare both on ``other_M``.
+
+    Its parameters take no gradient from then on, so that what the program returns has none. Raises RuntimeError if
+    the two differ by more than ``TOLERANCE``.
+    """
+    module.requires_grad_(False)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.export warns about its own internals
+        program = torch.export.export(module, (x_N,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        difference = (program.module()(other_M).float() - module(other_M).float()).abs().max().item()
+        if not difference <= TOLERANCE:
+            raise RuntimeError(f"{path}: the exported program differs from the model by {difference:.2g}")
+        torch.export.save(program, path)
+
+
+def vectors(example_NF: NDArray[np.floating] | None, num: int, num_features: int) -> Tensor:
+    """``num`` float32 vectors: an example's, from the first on as often as it takes, or zeros where there is none."""
+    given_NF = np.zeros((1, num_features)) if example_NF is None or not len(example_NF) else example_NF
+    return torch.from_numpy(np.resize(given_NF, (num, num_features)).astype(np.float32))
