@@ -139,7 +139,7 @@ def test_distances_before_and_after_training_are_of_the_same_pairs(
 def test_a_registered_winner_is_pulled_with_its_checks(small: Maker, tmp_path: Path) -> None:
     run_id = small.tracker.verdict_run("alpha", 1).info.run_id  # type: ignore[union-attr]
     folder = small.tracker.fetch_model(run_id, tmp_path)
-    models.register(small.store, "small-embedder", folder, run_id=run_id, metrics={}, tags={}, card="")
+    models.register(small.store, "small-embedder", lambda _: folder, run_id=run_id, tags={}, card="")
     board = leaderboard(small.store, "small").model_copy(update={"model": "small-embedder/1"})
     found = examples.sections(small.store, "small", board, small.tracker.study_tags, None)
     assert words(found[0]).startswith("<p>alpha (small-embedder/1, seed 1): 7 nearest of all 896")

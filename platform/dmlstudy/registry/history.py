@@ -82,8 +82,7 @@ def keep_page(store: Store, study: str, text: str) -> None:
         client.log_text(run_id, text, PAGE)
     except (MlflowException, OSError) as error:
         raise StoreError(
-            f"the MLflow store {store.tracking_uri} did not take {PAGE} ({tracking.first_line(error)}); mend that, and"
-            " make the report again"
+            f"the MLflow store {store.tracking_uri} did not take {PAGE} ({tracking.first_line(error)})"
         ) from None
 
 

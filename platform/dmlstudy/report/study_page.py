@@ -39,13 +39,14 @@ class Written(NamedTuple):
 
     num_families: int
     notice: str
+    not_kept: str
+    """Why the store did not take the page; empty where it did."""
 
 
 def write_report(store: Store, study: str, output: Path, *, with_examples: bool = True) -> Written:
-    """Write a study's page to ``output``, whole or not at all, and keep it with the study's run.
+    """Write a study's page to ``output``, whole or not at all, and keep it with the study's run, if the store takes it.
 
-    Raises StoreError for an unknown study and a store that does not take the page, ValueError for an output that
-    cannot be written.
+    Raises StoreError for an unknown study, ValueError for an output that cannot be written.
     """
     check_place(output)
     board = leaderboard(store, study)
@@ -77,8 +78,11 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
     ]
     text = page(f"Study {study}", top, sections)
     write(output, text)
-    keep_page(store, study, text)
-    return Written(len(board.rows), notice)
+    try:
+        keep_page(store, study, text)
+    except StoreError as error:  # a store that may only be read; the page itself is there
+        return Written(len(board.rows), notice, str(error))
+    return Written(len(board.rows), notice, "")
 
 
 def _state(store: Store, study: str) -> Mapping[str, Any]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -48,6 +50,17 @@ class Entry:
         )
 
 
+def _name_objectives(study: optuna.Study, names: Sequence[str | None]) -> None:
+    """Tell optuna-dashboard what to write at its axes."""
+    known = [name for name in names if name]
+    if study.metric_names != known:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", ExperimentalWarning
+            )  # of the call alone: what it keeps is a plain attribute
+            study.set_metric_names(known)
+
+
 class Ledger:
     """Optuna's study of a search, written through, with what is asked of it often: counts, bests, reasons."""
 
@@ -63,6 +76,7 @@ class Ledger:
             directions=directions_of(spec.file.search),
             load_if_exists=True,
         )
+        _name_objectives(self.study, [spec.file.protocol.objective, spec.file.search.second_objective])
         self.num_open = 0
         self.next_number = 0
         """The next trial's, unless others put trials into the study meanwhile."""
