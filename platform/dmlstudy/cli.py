@@ -18,7 +18,6 @@ from rich.tree import Tree
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
-    from dmlstudy.registry.promotion import Decision
     from dmlstudy.registry.store import Store
     from dmlstudy.studies.spec import StudySpec
 
@@ -428,8 +427,13 @@ def report(
 
     place = _store(store, tracking_uri)
     written = write_report(place, study, output, with_examples=not without_examples)
+    kept = (
+        f"not kept with the study's run: {written.not_kept}"
+        if written.not_kept
+        else "kept with the study's run too"
+    )
     console.print(
-        f"{output}: {written.num_families} families; kept with the study's run as well", highlight=False
+        escape(f"{output}: {written.num_families} families; {kept}"), highlight=False, soft_wrap=True
     )
     if written.notice:
         console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)
@@ -465,7 +469,7 @@ def models(
     console.print(table, highlight=False)
     for decision in promotion.history(place, name) if name is not None else []:
         console.print(
-            escape(f"{decision.at}  {_said(decision, name or '')}"), highlight=False, soft_wrap=True
+            escape(f"{decision.at}  {promotion.said(decision, name or '')}"), highlight=False, soft_wrap=True
         )
 
 
@@ -486,7 +490,9 @@ def promote(
 
     decision = promotion.promote(_store(store, tracking_uri), model, anyway)
     console.print(
-        escape(_said(decision, model.partition("@")[0].partition("/")[0])), highlight=False, soft_wrap=True
+        escape(promotion.said(decision, model.partition("@")[0].partition("/")[0])),
+        highlight=False,
+        soft_wrap=True,
     )
     if not decision.is_promoted:
         raise typer.Exit(1)
@@ -498,11 +504,11 @@ def rollback(
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Put the version back in use that was before the present champion."""
+    """Put the version back in use that was before the present champion; again: the one before that."""
     from dmlstudy.registry import promotion
 
     decision = promotion.rollback(_store(store, tracking_uri), name)
-    console.print(escape(_said(decision, name)), highlight=False, soft_wrap=True)
+    console.print(escape(promotion.said(decision, name)), highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: `dmlstudy compare digits-embedder/1 digits-embedder/2`")
@@ -523,13 +529,16 @@ def compare(
 def pull(
     model: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION.")],
     to: Annotated[Path, typer.Option("--to", help="The folder to make.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model that is there, in one step; nothing but a model.")
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Copy a registered embedder into a new folder, checked: every file's SHA-256, and what it computes."""
+    """Copy a registered model into a new folder, checked: every file's SHA-256, and what it computes."""
     from dmlstudy.registry.models import pull as fetch
 
-    version = fetch(_store(store, tracking_uri), model, to)
+    version = fetch(_store(store, tracking_uri), model, to, replace=force)
     console.print(
         f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced",
         highlight=False,
@@ -801,16 +810,6 @@ def _only_in_a_store(job: str | None, what: str) -> None:
             f"{what} is in the store, which a job's cluster alone does not give: leave --job away, name the"
             " study and --store, on a machine that sees the store's folder"
         )
-
-
-def _said(decision: Decision, name: str) -> str:
-    """What was decided, in one line."""
-    what = (
-        "is the champion"
-        if decision.is_promoted
-        else f"is the challenger, {name}/{decision.champion} stays the champion"
-    )
-    return f"{name}/{decision.version} {what}: {decision.reason}"
 
 
 def _check_form(form: str, output: Path | None, against: str | None) -> None:

@@ -17,8 +17,13 @@ import pytest
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import board, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
+from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
+
+VERSION = RegisteredVersion(
+    name="m", version=1, aliases=[], study="s", family="modest", metrics={}, sha256="", run_id=""
+)
 
 SCORES = {
     "modest": (0.7, (0.41, 0.43, 0.45)),
@@ -53,7 +58,7 @@ def published(store: Store) -> tuple[StudyTracker, Leaderboard]:
     found_board = leaderboard(store, "<b>page</b>")
     for _ in range(2):
         board.publish(
-            tracker.client, tracker.experiment_id, tracker.parent_id, found_board, {"modest": "m/1"}
+            tracker.client, tracker.experiment_id, tracker.parent_id, found_board, {"modest": VERSION}
         )
     return tracker, found_board
 
@@ -88,6 +93,29 @@ def test_the_rows_change_nothing_that_is_read(
     store: Store, published: tuple[StudyTracker, Leaderboard]
 ) -> None:
     assert leaderboard(store, "<b>page</b>") == published[1]
+
+
+def test_the_note_begins_with_the_numbers_and_the_link(published: tuple[StudyTracker, Leaderboard]) -> None:
+    tracker = published[0]
+    first, *rest = tracker.client.get_experiment(tracker.experiment_id).tags[board.NOTE].splitlines()
+    assert first == (
+        f"[Leaderboard](#/experiments/{tracker.experiment_id}/runs?viewStateShareKey=leaderboard): **modest** wins by"
+        " map_at_r, validation 0.7000, test 0.4300 ± 0.050; untrained 0.2000 ± 0.248."
+    )
+    assert any(line.startswith("| lucky | 0.6000 |") for line in rest)
+
+
+def test_a_row_that_was_begun_gets_what_it_lacks_and_keeps_the_rest(store: Store) -> None:
+    tracker = StudyTracker(store, "begun", {})
+    run = tracker.client.create_run(tracker.experiment_id)
+    tracker.client.log_param(run.info.run_id, "a", "1")
+    for _ in range(2):
+        run = tracker.client.get_run(run.info.run_id)
+        params = {"a": "2", **{f"p{number}": "x" for number in range(150)}}
+        board.write(tracker.client, run, [("score", 0.123456)], params, {"status": "finished"})
+    run = tracker.client.get_run(run.info.run_id)
+    assert (run.data.params["a"], len(run.data.params), run.data.metrics["score"]) == ("1", 151, 0.1235)
+    assert len(tracker.client.get_metric_history(run.info.run_id, "score")) == 1
 
 
 def test_ui_says_where_the_leaderboards_are(

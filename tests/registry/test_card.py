@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from dmlstudy.registry.card import SHOWN, card
+from dmlstudy.records import DataConfig
+from dmlstudy.registry.card import SHOWN, card, usage
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 
@@ -16,6 +17,7 @@ SCORES = {
     "green": {1: 0.1, 2: 0.2, 3: 0.3},
 }
 ORIGIN = {
+    "num_development_classes": "5",
     "num_development_images": "901",
     "development_sha256": "d" * 64,
     "num_test_images": "896",
@@ -55,7 +57,14 @@ def made(family: str = "red", kind: str = "embedder", further: tuple[str, ...] =
     row = next(row for row in rows if row.family == family)
     protocol = {"recall_at": (1, 2), "map_at": (), "clusters": False, "full_map": True, "num_folds": 4}
     return card(
-        board, row, kind=kind, data="digits", origin=ORIGIN, protocol=protocol, name="digits-embedder"
+        board,
+        row,
+        kind=kind,
+        data=DataConfig(name="image_folder", path="/home/someone/birds", image_size=64, resize_to=72),
+        trained="2026-01-31",
+        origin=ORIGIN,
+        protocol=protocol,
+        name="digits-embedder",
     )
 
 
@@ -68,9 +77,10 @@ def test_it_says_what_the_model_is_of_and_how_it_was_judged() -> None:
     text = made()
     assert text.startswith("# digits-embedder: red\n")
     for line in (
-        "Of the family **red** in the study **s**.",
-        "* data: digits",
-        "* development: 901 images, SHA-256 dddddddddddddddd",
+        "Of the family **red** in the study **s**, trained on 2026-01-31.",
+        "* data: image_folder, birds",
+        "* picture size: 64 x 64 pixels, cut from 72",
+        "* development: 901 images of 5 classes, SHA-256 dddddddddddddddd",
         "* test: 896 images, SHA-256 tttttttttttttttt",
         "* images in both: 3",
         "* recall at: 1, 2",
@@ -81,6 +91,8 @@ def test_it_says_what_the_model_is_of_and_how_it_was_judged() -> None:
     assert "The search tried 6 configurations (3 finished)" in text
     assert "map at:" not in text, "what was not asked for is no part of the protocol"
     assert "clusters" not in text
+    assert "someone" not in text, "a path tells who works where"
+    assert "VERSION" not in text
 
 
 def test_scores_have_intervals_and_the_objective_is_the_first() -> None:
@@ -116,3 +128,13 @@ def test_its_comparisons_are_those_of_its_own_family() -> None:
 )
 def test_it_says_where_its_scores_end(kind: str, limit: str) -> None:
     assert limit in made(kind=kind)
+
+
+def test_it_says_how_the_model_is_used_from_where_it_is_read() -> None:
+    of_version = usage("birds-embedder", 3, "uint8 (N, 64, 64, 3)", "float32 (N, 128)").splitlines()
+    assert "dmlstudy pull birds-embedder/3 --to model" in of_version
+    assert any(line.startswith('mlflow.pyfunc.load_model("models:/birds-embedder/3")') for line in of_version)
+    assert "* takes: images, values 0 to 255: uint8 (N, 64, 64, 3)" in of_version
+    of_folder = usage("birds-embedder", None, "float32 (N, 10)", "int8 (N, 16)")
+    assert "* takes: vectors: float32 (N, 10)" in of_folder
+    assert "birds-embedder/" not in of_folder, "a folder does not know its version's number"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -82,9 +86,137 @@ def test_a_better_one_takes_over_and_is_rolled_back(store: Store, name: str) -> 
     assert str(comparison).startswith(f"{name}/2 better than {name}/1: +0.1067")
     assert promotion.rollback(store, name).reason == "rolled back from version 2"
     assert aliases(store, name) == {"champion": 1, "challenger": 2}
-    promotion.rollback(store, name)
-    assert aliases(store, name) == {"champion": 2, "challenger": 1}
-    assert [each.champion for each in promotion.history(store, name)] == [1, 2, 1, 2]
+    with pytest.raises(StoreError, match=f"{name}/1: there is nothing before it to go back to"):
+        promotion.rollback(store, name)
+    assert aliases(store, name) == {"champion": 1, "challenger": 2}
+    assert [each.champion for each in promotion.history(store, name)] == [1, 2, 1]
+
+
+def test_rolled_back_again_it_goes_further_back(store: Store, name: str) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    for _ in range(3):
+        version = registered(store, name, SAME)
+        promotion.promote(store, f"{name}/{version.version}", "by hand")
+    assert [promotion.rollback(store, name).champion for _ in range(2)] == [3, 2]
+    promotion.promote(store, f"{name}/4", "after all")
+    assert [promotion.rollback(store, name).champion for _ in range(2)] == [2, 1]
+    with pytest.raises(StoreError, match="nothing before"):
+        promotion.rollback(store, name)
+
+
+def test_rolled_back_from_an_alias_set_by_hand_past_a_version_that_is_deleted(
+    store: Store, name: str
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    for _ in range(2):
+        version = registered(store, name, SAME)
+        promotion.promote(store, f"{name}/{version.version}", "by hand")
+    client = tracking.connect(store)
+    by_hand = registered(store, name, SAME)
+    client.set_registered_model_alias(name, "champion", str(by_hand.version))
+    assert promotion.rollback(store, name).champion == 3
+    client.delete_model_version(name, "2")
+    assert promotion.rollback(store, name).champion == 1
+
+
+def test_decisions_of_an_older_store_are_read_and_taken_over(store: Store, name: str) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    registered(store, name, SAME)
+    client = tracking.connect(store)
+    entry = {
+        "at": "2025-01-01T00:00:00+00:00",
+        "version": 1,
+        "champion": 1,
+        "before": None,
+        "reason": "first",
+    }
+    later = {**entry, "version": 2, "champion": 2, "before": 1, "reason": "by hand"}
+    client.delete_registered_model_tag(name, promotion.HISTORY)
+    client.set_registered_model_tag(name, "history", json.dumps([entry, later]))
+    client.set_registered_model_alias(name, "champion", "2")
+    assert [each.reason for each in promotion.history(store, name)] == ["first", "by hand"]
+    assert promotion.rollback(store, name).champion == 1
+    assert client.get_registered_model(name).tags.keys() == {promotion.HISTORY}
+    assert [each.champion for each in promotion.history(store, name)] == [1, 2, 1]
+
+
+class Died(BaseException):
+    """The process, at a write."""
+
+
+@pytest.mark.parametrize("what", ["promote", "rollback", "offer"])
+def test_killed_before_any_write_it_is_completed_by_the_next_call(
+    what: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_writes, client = 0, tracking.connect(store)
+    while True:
+        name = f"model-{next(NUMBERS)}"
+        client.create_registered_model(name)
+        first, _, third = (
+            client.create_model_version(name, "runs:/0/model", tags={"study": "gone", "family": "red"})
+            for _ in range(3)
+        )
+        third = models.resolve(store, f"{name}/{third.version}")
+        promotion.offer(store, models.resolve(store, f"{name}/{first.version}"))
+        promotion.promote(store, f"{name}/2", "by hand")
+        act = {
+            "promote": lambda name=name: promotion.promote(store, f"{name}/3", "half the size"),
+            "rollback": lambda name=name: promotion.rollback(store, name),
+            "offer": lambda third=third: promotion.offer(store, third),
+        }[what]
+        with monkeypatch.context() as kill:
+            left = [num_writes]
+            for call in WRITES:
+                kill.setattr(mlflow.MlflowClient, call, dying(getattr(mlflow.MlflowClient, call), left))
+            try:
+                act()
+            except Died:
+                pass
+            else:
+                break
+        decision = act()
+        expected = {"promote": (3, 2), "rollback": (1, 2), "offer": (2, 3)}[what]
+        assert aliases(store, name) == dict(zip(("champion", "challenger"), expected, strict=True)), (
+            num_writes
+        )
+        assert decision == promotion.history(store, name)[-1], num_writes
+        assert not decision.is_open
+        assert len(promotion.history(store, name)) == 3, num_writes
+        assert client.get_model_version(name, str(decision.version)).tags["decision"] == decision.reason
+        assert decision.reason in client.get_registered_model(name).description, num_writes
+        num_writes += 1
+    assert num_writes == 6
+
+
+WRITES = (
+    "set_registered_model_tag",
+    "set_registered_model_alias",
+    "set_model_version_tag",
+    "update_registered_model",
+)
+
+
+def dying(call: Any, left: list[int]) -> Any:
+    """The same, that dies in place of a write once ``left`` have been."""
+
+    def write(*arguments: Any, **named: Any) -> Any:
+        if not left[0]:
+            raise Died
+        left[0] -= 1
+        return call(*arguments, **named)
+
+    return write
+
+
+def test_a_description_of_one_s_own_stays(store: Store, name: str) -> None:
+    client = tracking.connect(store)
+    promotion.offer(store, registered(store, name, GOOD))
+    written = client.get_registered_model(name).description
+    assert written.startswith("In use: **version 1** `@champion`, red of study-")
+    assert f'mlflow.pyfunc.load_model("models:/{name}@champion")' in written
+    client.update_registered_model(name, "ours")
+    promotion.promote(store, f"{name}/{registered(store, name, SAME).version}", "by hand")
+    assert client.get_registered_model(name).description == "ours"
 
 
 def test_one_that_is_no_better_stays_the_challenger_unless_someone_says_why(store: Store, name: str) -> None:
@@ -164,6 +296,30 @@ def test_what_is_refused(store: Store, name: str) -> None:
         promotion.promote(store, f"{name}/9")
     with pytest.raises(StoreError, match="same family of one study"):
         promotion.compared(store, name, name)
+
+
+def test_a_store_that_may_only_be_read_is_one_line_without_a_traceback(
+    name: str, tmp_path: Path, store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD))
+    registered(store, name, SAME)
+    own = Store(tmp_path / "store")
+    own.root.mkdir()
+    with contextlib.closing(sqlite3.connect(store.root / "mlflow.db")) as database:
+        database.execute("VACUUM INTO ?", (str(own.root / "mlflow.db"),))
+    with contextlib.closing(sqlite3.connect(own.root / "mlflow.db")) as database:  # root may write any file
+        for change in ("INSERT", "UPDATE", "DELETE"):
+            database.execute(
+                f"CREATE TRIGGER refuse_{change} BEFORE {change} ON registered_model_tags"
+                " BEGIN SELECT missing_function(); END"
+            )
+        database.commit()
+    capfd.readouterr()
+    with pytest.raises(StoreError, match=r"^the MLflow store .* refuses: .*OperationalError") as raised:
+        promotion.promote(own, f"{name}/2", "anyway")
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in capfd.readouterr().err
+    tracking.connect(store)
 
 
 @pytest.mark.parametrize("call", ["get_registered_model", "set_registered_model_tag"])

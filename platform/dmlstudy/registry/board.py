@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import mlflow
@@ -18,6 +18,7 @@ from mlflow.entities import Metric, Param, RunTag
 from dmlstudy.records import is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import Leaderboard, Row
+from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.store import Store
 
 KIND = "leaderboard"
@@ -28,6 +29,8 @@ EXPERIMENT_KIND = ("mlflow.experimentKind", "custom_model_development")
 """Without it MLflow's page opens on traces of language models."""
 DIGITS = 4
 """Of scores in these rows, for columns are narrow; the verdicts' own runs have all of them."""
+MOST_AT_ONCE = 100
+"""Parameters that MLflow takes in a batch."""
 MOST_PARAMS = 4
 """Hyperparameters among the view's columns."""
 
@@ -37,14 +40,14 @@ def publish(
     experiment_id: str,
     parent_id: str,
     board: Leaderboard,
-    models: Mapping[str, str],
+    versions: Mapping[str, RegisteredVersion],
 ) -> None:
-    """Write the leaderboard into a study's experiment; called again it writes the same runs anew.
+    """Write the leaderboard into a study's experiment; called again it completes the same runs.
 
-    ``models`` are the registered versions of families, as NAME/VERSION.
+    A row's scores are also those of its family's registered version, on MLflow's page of the model.
     """
     known = {
-        run.data.tags["family"]: run.info.run_id
+        run.data.tags["family"]: run
         for run in tracking.search_all(client, experiment_id, f"tags.dmlstudy_kind = '{KIND}'")
     }
     for rank, row in enumerate(board.rows, 1):
@@ -52,20 +55,76 @@ def publish(
             "family": row.family,
             "rank": f"{rank:03}",  # text orders like numbers
             "comparison": outcome(board, row.family),
-            "model": models.get(row.family, ""),
+            "model": named(versions).get(row.family, ""),
             "status": "finished",
         }
-        run_id = known.get(row.family) or _begun(client, experiment_id, parent_id, board.study, row)
-        now = int(time.time() * 1000)
-        client.log_batch(
-            run_id,
-            metrics=[Metric(name, round(value, DIGITS), now, 0) for name, value in _metrics(row)],
-            tags=[RunTag(name, value) for name, value in tags.items()],
-        )
-        client.set_terminated(run_id, "FINISHED")
+        run = known.get(row.family) or _begun(client, experiment_id, parent_id, board.study, row)
+        write(client, run, _metrics(row), row.params, tags)
+        if row.family in versions:
+            _score_model(client, run.info.run_id, row, versions[row.family])
+        client.set_terminated(run.info.run_id, "FINISHED")
     client.set_experiment_tag(experiment_id, *EXPERIMENT_KIND)
     client.set_experiment_tag(experiment_id, VIEW, json.dumps(view(board)))
-    client.set_experiment_tag(experiment_id, NOTE, note(board, models))
+    client.set_experiment_tag(experiment_id, NOTE, note(board, named(versions), experiment_id))
+
+
+def publish_study(
+    client: mlflow.MlflowClient,
+    experiment_id: str,
+    parent_id: str,
+    board: Leaderboard,
+    versions: Mapping[str, RegisteredVersion],
+    settings: Mapping[str, str],
+) -> None:
+    """Write onto the study's own run what one looks for first: the winner's scores and parameters, and a description.
+
+    ``settings`` are parameters beside them. Called again it completes the same.
+    """
+    row = next(row for row in board.rows if row.family == board.winner)
+    tags = {NOTE: note(board, named(versions), experiment_id)}
+    write(client, client.get_run(parent_id), _metrics(row), {**row.params, **settings}, tags)
+
+
+def write(
+    client: mlflow.MlflowClient,
+    run: Any,
+    metrics: Iterable[tuple[str, float]],
+    params: Mapping[str, str],
+    tags: Mapping[str, str],
+) -> None:
+    """Log what a run has not yet; a parameter that it has stays as it is."""
+    now = int(time.time() * 1000)
+    missing = [Param(name, value) for name, value in params.items() if name not in run.data.params]
+    for start in range(0, len(missing), MOST_AT_ONCE):
+        client.log_batch(run.info.run_id, params=missing[start : start + MOST_AT_ONCE])
+    rounded = {name: round(value, DIGITS) for name, value in metrics}
+    client.log_batch(
+        run.info.run_id,
+        metrics=[
+            Metric(name, value, now, 0)
+            for name, value in rounded.items()
+            if run.data.metrics.get(name) != value
+        ],
+        tags=[RunTag(name, value) for name, value in tags.items()],
+    )
+
+
+def named(versions: Mapping[str, RegisteredVersion]) -> dict[str, str]:
+    """Families to NAME/VERSION."""
+    return {family: f"{version.name}/{version.version}" for family, version in versions.items()}
+
+
+def _score_model(client: mlflow.MlflowClient, run_id: str, row: Row, version: RegisteredVersion) -> None:
+    """Give a registered version's model the scores of its row, where it has them not."""
+    now = int(time.time() * 1000)
+    scores = {name: round(value, DIGITS) for name, value in _metrics(row)}
+    missing = [
+        Metric(name, value, now, 0, model_id=version.model_id, run_id=run_id)
+        for name, value in scores.items()
+        if version.metrics.get(name) != value
+    ]
+    if missing and version.model_id:
+        client.log_batch(run_id, metrics=missing)
 
 
 def outcome(board: Leaderboard, family: str) -> str:
@@ -100,11 +159,11 @@ def view(board: Leaderboard) -> dict[str, Any]:
     }
 
 
-def note(board: Leaderboard, models: Mapping[str, str]) -> str:
-    """The leaderboard as Markdown."""
+def note(board: Leaderboard, models: Mapping[str, str], experiment_id: str) -> str:
+    """The leaderboard as Markdown. MLflow shows the first line alone at first, so it has the numbers and the link."""
     objective = f"test_{board.objective}"
     lines = [
-        f"**{board.study}**: {board.winner or 'no family'} wins by the validation {board.objective}.",
+        f"[Leaderboard](#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}): {_news(board)}",
         "",
         f"| family | validation | {board.objective} on the test classes (95% t-interval) | with the winner | model |",
         "|---|---:|---:|---|---|",
@@ -119,6 +178,19 @@ def note(board: Leaderboard, models: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+def _news(board: Leaderboard) -> str:
+    """The winner, its scores, and those of its embedder untrained."""
+    row = next((row for row in board.rows if row.family == board.winner), None)
+    if row is None:
+        return "no winner."
+    objective = f"test_{board.objective}"
+    validation = "" if row.validation is None else f", validation {row.validation:.4f}"
+    test = f", test {row.test[objective]}" if objective in row.test else ""
+    untrained = next((each for each in board.rows if each.family == row.untrained), None)
+    without = f"; untrained {untrained.test[objective]}" if untrained and objective in untrained.test else ""
+    return f"**{board.winner}** wins by {board.objective}{validation}{test}{without}."
+
+
 def links(store: Store, port: int) -> dict[str, str]:
     """The address of each study's leaderboard on MLflow's page at this port, newest first; raises StoreError."""
     return {
@@ -128,11 +200,9 @@ def links(store: Store, port: int) -> dict[str, str]:
     }
 
 
-def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> str:
+def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> Any:
     tags = {tracking.PARENT: parent_id, "dmlstudy_kind": KIND, "study": study, "family": row.family}
-    run_id = str(client.create_run(experiment_id, run_name=row.family, tags=tags).info.run_id)
-    client.log_batch(run_id, params=[Param(name, value) for name, value in row.params.items()])
-    return run_id
+    return client.create_run(experiment_id, run_name=row.family, tags=tags)
 
 
 def _metrics(row: Row) -> Iterator[tuple[str, float]]:

@@ -1,13 +1,16 @@
 """A model's card: what it is, what it was trained on, how it was judged and with what scores, and where that ends.
 
-It is kept in the model's folder, and as the version's description in MLflow (``models.register``).
+It is kept in the model's folder, and as the version's description in MLflow, each with how the model is used from
+there (``usage``, which ``models.register`` adds).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
+from dmlstudy.records import DataConfig
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 
 SHOWN = 12
@@ -25,12 +28,16 @@ def card(
     row: Row,
     *,
     kind: str,
-    data: str,
+    data: DataConfig,
+    trained: str,
     origin: Mapping[str, str],
     protocol: Mapping[str, Any],
     name: str,
 ) -> str:
-    """The card of a family's model as Markdown. ``data`` names the data set, ``origin`` is the study's tags."""
+    """The card of a family's model as Markdown, without its ``usage``.
+
+    ``trained`` is the day of its training, ``origin`` the study's tags. Of a path only the last part is told.
+    """
     objective = f"test_{board.objective}"
     shown = sorted(
         (metric for metric in row.test if "_num_" not in metric), key=lambda each: each != objective
@@ -39,16 +46,18 @@ def card(
         [
             f"# {name}: {row.family}",
             "",
-            f"Of the family **{row.family}** in the study **{board.study}**.",
+            f"Of the family **{row.family}** in the study **{board.study}**, trained on {trained}.",
             "",
             "## Trained on",
             "",
             *_listed(
                 {
-                    "data": data,
-                    "development": _of(origin, "num_development_images", "development_sha256"),
-                    "test": _of(origin, "num_test_images", "test_sha256"),
+                    "data": data.name + (f", {PurePath(data.path).name}" if data.path else ""),
+                    **_size(data),
+                    "development": _of(origin, "development"),
+                    "test": _of(origin, "test"),
                     "images in both": origin.get("num_shared_images", "not counted"),
+                    "licence": "that of the data and of pretrained weights holds; none is noted here",
                 }
             ),
             "",
@@ -68,15 +77,51 @@ def card(
             "",
             f"{_LIMITS[kind]} The interval is over seeds of training, not over draws of the data.",
             "",
+            "",
+        ]
+    )
+
+
+def usage(name: str, number: int | None, takes: str, gives: str) -> str:
+    """The card's last section, of the version ``number`` in a registry; None: of the model's folder, wherever it is.
+
+    ``takes`` and ``gives`` are types and shapes, as ``uint8 (N, 64, 64, 3)``.
+    """
+    what = "images, values 0 to 255" if takes.startswith("uint8") else "vectors"
+    of_version = (
+        f"dmlstudy pull {name}/{number} --to model",
+        "# needs mlflow, numpy and torch, not dmlstudy",
+        f'mlflow.pyfunc.load_model("models:/{name}/{number}").predict(x)',
+    )
+    of_folder = (
+        "dmlstudy embed FOLDER images/ -o embeddings.parquet",
+        "# needs torch alone; FOLDER is this file's",
+        'torch.export.load(glob("FOLDER/*.pt2")[0]).module()(torch.from_numpy(x))',
+    )
+    command, *python = of_folder if number is None else of_version
+    return "\n".join(
+        [
             "## Use",
             "",
+            *_listed({"takes": f"{what}: {takes}", "gives": f"one row for each: {gives}"}),
+            "",
             "```bash",
-            f"dmlstudy models                                # which version of {name} this is",
-            f"dmlstudy pull {name}/VERSION --to model",
+            command,
+            "```",
+            "",
+            "```python",
+            *python,
             "```",
             "",
         ]
     )
+
+
+def _size(data: DataConfig) -> dict[str, str]:
+    if data.image_size is None:
+        return {}
+    before = f", cut from {data.resize_to}" if data.resize_to else ""
+    return {"picture size": f"{data.image_size} x {data.image_size} pixels{before}"}
 
 
 def _listed(values: Mapping[str, Any]) -> list[str]:
@@ -90,8 +135,10 @@ def _said(value: Any) -> str:
     return "yes" if value is True else str(value)
 
 
-def _of(origin: Mapping[str, str], number: str, digest: str) -> str:
-    return f"{origin.get(number, '?')} images, SHA-256 {origin.get(digest, '?')[:16]}"
+def _of(origin: Mapping[str, str], side: str) -> str:
+    num_classes = origin.get(f"num_{side}_classes")
+    classes = "" if num_classes is None else f" of {num_classes} classes"
+    return f"{origin.get(f'num_{side}_images', '?')} images{classes}, SHA-256 {origin.get(f'{side}_sha256', '?')[:16]}"
 
 
 def _score(metric: str, row: Row) -> str:

@@ -19,10 +19,10 @@ from dmlstudy.model_folder import Compute
 
 
 class Kind(NamedTuple):
-    """What a model is called, its program for torch alone if it can have one, and what it computes."""
+    """What a model is called, how its folder gets a program for torch alone, and what it computes."""
 
     name: str
-    add_program: Callable[[Path], None] | None
+    add_program: Callable[[Path], None]
     load: Callable[[Path, str, int], Compute]
 
 
@@ -52,10 +52,22 @@ def _load_embedder(folder: Path, device: str, batch_size: int) -> Compute:
     return functools.partial(embedders.embed, embedder, batch_size=batch_size, device=place)
 
 
-def _add_program(folder: Path) -> None:
+def _add_embedder(folder: Path) -> None:
     from dmlstudy import embedders
 
     embedders.add_program(folder)
+
+
+def _add_codes(folder: Path) -> None:
+    from dmlstudy.hashing.program import add_program
+
+    add_program(folder)
+
+
+def _add_learner(folder: Path) -> None:
+    from dmlstudy.online.program import add_program
+
+    add_program(folder)
 
 
 def _load_codes(folder: Path, device: str, batch_size: int) -> Compute:
@@ -73,9 +85,9 @@ def _load_learner(folder: Path, device: str, batch_size: int) -> Compute:
 
 
 KINDS: Mapping[str, Kind] = {
-    "embedder.json": Kind("embedder", _add_program, _load_embedder),
-    "hashing.json": Kind("hashing model", None, _load_codes),
-    "online.json": Kind("online learner", None, _load_learner),
+    "embedder.json": Kind("embedder", _add_embedder, _load_embedder),
+    "hashing.json": Kind("hashing model", _add_codes, _load_codes),
+    "online.json": Kind("online learner", _add_learner, _load_learner),
 }
 """By the name of their description."""
 

@@ -5,21 +5,26 @@ Listing waits for no torch: what needs a model imports it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
+import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import mlflow
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
+from mlflow.models import Model, ModelSignature
+from numpy.typing import NDArray
 
 from dmlstudy import model_folder
 from dmlstudy.records import Record
-from dmlstudy.registry import kinds, tracking
+from dmlstudy.registry import drafts, kinds, standalone_file, tracking
+from dmlstudy.registry.card import usage
 from dmlstudy.registry.environment import installed
 from dmlstudy.registry.store import Store, StoreError
 
@@ -32,9 +37,15 @@ UNKNOWN = (400, 404)
 TOLERANCE = 1e-3
 """By how much an example's embedding may differ on other hardware; a code may not at all."""
 
+LOGGED = "model"
+"""What MLflow calls the model of a run, and how its folder there is called."""
+
+VERSIONS = "mlflow.modelVersions"
+"""MLflow's own tag of a logged model: the versions that it is registered as, which its page links to."""
+
 
 class RegisteredVersion(Record):
-    """One version of a registered embedder."""
+    """One version of a registered embedder; ``model_id`` is MLflow's, of the logged model that it is a version of."""
 
     name: str
     version: int
@@ -44,75 +55,154 @@ class RegisteredVersion(Record):
     metrics: dict[str, float]
     sha256: str
     run_id: str
+    model_id: str = ""
+    objective: str = ""
+    """What its study was judged by; unknown of older ones."""
 
 
 def register(
     store: Store,
     name: str,
-    folder: Path,
+    fetch: Callable[[Path], Path],
     *,
     run_id: str,
-    metrics: Mapping[str, float],
     tags: Mapping[str, str],
     card: str,
 ) -> RegisteredVersion:
-    """Log the saved model in ``folder`` as the run's MLflow model, and register it.
+    """Log the saved model that ``fetch`` brings into a folder as the run's MLflow model, and register it.
 
-    Its ``card`` (Markdown) is kept in the folder and as the version's description; its signature and input example are
-    those of the example that was saved with it. The registered version carries the SHA-256 of the folder's manifest,
-    which lists the SHA-256 of every file: ``pull`` checks both. What it is for ``promotion`` decides. Killed before the
-    end it leaves a version that ``note_scores`` completes, or none.
-    Raises ValueError for a folder without an example.
+    Its ``card`` (Markdown) is kept in the folder and as the version's description, each with how it is used from
+    there; its signature and input example are those of the example that was saved with it. It computes with MLflow
+    and torch alone (``standalone``). The version carries the SHA-256 of the folder's manifest, which lists that of
+    every file: ``pull`` checks both. What it is for ``promotion`` decides.
+
+    Called again for the same run it writes what is missing and nothing twice, and fetches the model only if its files
+    are not all there. Raises ValueError for a folder without an example.
     """
-    from mlflow.models import infer_signature
+    client = tracking.connect(store)
+    model = _logged(client, run_id)
+    if model is None or model.status != LoggedModelStatus.READY or "sha256" not in model.tags:
+        with tempfile.TemporaryDirectory() as scratch:
+            model = _log(client, model, run_id, fetch(Path(scratch)), name, card)
+    version = _of_run(client, name, run_id)
+    if version is None:
+        with contextlib.suppress(
+            MlflowException
+        ):  # there is one already: of an earlier study, or just made by another
+            client.create_registered_model(name)
+        version = client.create_model_version(
+            name,
+            f"models:/{model.model_id}",
+            run_id,
+            {**tags, "sha256": model.tags["sha256"]},
+            model_id=model.model_id,
+        )
+    if VERSIONS not in model.tags:
+        link = json.dumps([{"name": name, "version": int(version.version)}])
+        client.set_logged_model_tags(model.model_id, {VERSIONS: link})
+    if not version.description:
+        signature = mlflow.models.get_model_info(f"models:/{model.model_id}").signature
+        text = card + usage(name, int(version.version), *_formats(signature))
+        client.update_model_version(name, version.version, text)
+    return _version(client, client.get_model_version(name, version.version))
 
+
+def _logged(client: mlflow.MlflowClient, run_id: str) -> Any | None:
+    """The MLflow model of a run, complete or not; None where it was not begun."""
+    experiment_id = client.get_run(run_id).info.experiment_id
+    query = f"source_run_id = '{run_id}' AND name = '{LOGGED}'"
+    return next(iter(client.search_logged_models([experiment_id], query)), None)
+
+
+def _log(
+    client: mlflow.MlflowClient, begun: Any | None, run_id: str, folder: Path, name: str, card: str
+) -> Any:
+    """Write the model's files, into the one that was ``begun`` if there is one; it is ready when all are there."""
     kind = kinds.kind_of(folder)
     example_N = model_folder.example(folder)
     if example_N is None:
         raise ValueError(f"{folder}: has no example; save the model with one")
-    if kind.add_program is not None:
-        kind.add_program(folder)
-    (folder / CARD).write_text(card)
+    kind.add_program(folder)
+    z_N = kinds.verified(folder)(example_N)
+    signature = mlflow.models.infer_signature(example_N, z_N)
+    (folder / CARD).write_text(card + usage(name, None, *_formats(signature)), encoding="utf-8")
     model_folder.seal(folder)
-    compute = kinds.verified(folder)
-    digest = _sha256(folder / "manifest.json")
-    tracking.connect(store)
-    signature = infer_signature(example_N, compute(example_N))
-    with _run(run_id):
-        info = mlflow.pyfunc.log_model(
-            name="model",
-            loader_module="dmlstudy.registry.pyfunc",
+    digest = _sha256(folder / model_folder.MANIFEST)
+    if begun is None:
+        experiment_id = client.get_run(run_id).info.experiment_id
+        begun = client.create_logged_model(experiment_id, LOGGED, run_id, {"sha256": digest})
+    else:
+        client.set_logged_model_tags(begun.model_id, {"sha256": digest})
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / LOGGED
+        _save(
+            path,
+            folder,
+            signature,
+            example_N,
+            Model(run_id=run_id, model_id=begun.model_id, model_uuid=begun.model_id),
+        )
+        client.log_model_artifacts(begun.model_id, str(path))
+    outputs = client.get_run(run_id).outputs
+    if begun.model_id not in [each.model_id for each in (outputs.model_outputs if outputs else [])]:
+        client.log_outputs(run_id, [LoggedModelOutput(begun.model_id, 0)])
+    client.finalize_logged_model(begun.model_id, LoggedModelStatus.READY)
+    return client.get_logged_model(begun.model_id)
+
+
+def _save(path: Path, folder: Path, signature: ModelSignature, example_N: NDArray[Any], about: Model) -> None:
+    """The folder as a model of MLflow that needs nothing of ours."""
+    with standalone_file.copied() as code:
+        mlflow.pyfunc.save_model(
+            path,
+            loader_module=code.stem,
             data_path=str(folder),
+            code_paths=[str(code)],
+            mlflow_model=about,
             signature=signature,
             input_example=example_N,
-            pip_requirements=_requirements(),
+            pip_requirements=requirements(),
         )
-    version = mlflow.register_model(info.model_uri, name, tags={**tags, "sha256": digest})
-    mlflow.MlflowClient().update_model_version(name, version.version, card)
-    return note_scores(store, name, int(version.version), metrics)
 
 
-def note_scores(store: Store, name: str, number: int, metrics: Mapping[str, float]) -> RegisteredVersion:
-    """Note a version's scores with it; once more changes nothing."""
-    client = tracking.connect(store)
-    for metric, value in metrics.items():
-        client.set_model_version_tag(name, str(number), f"metric_{metric}", f"{value:.6f}")
-    return _version(client.get_model_version(name, str(number)))
+def requirements() -> list[str]:
+    """What the MLflow model needs beside MLflow, as pip finds it: a build's own label (+cu130) is left out."""
+    return [f"{name}=={version.partition('+')[0]}" for name, version in installed(("torch", "numpy")).items()]
 
 
-def of_run(store: Store, name: str, run_id: str) -> RegisteredVersion | None:
-    """The version of ``name`` that was registered from this run, if there is one."""
-    return next((v for v in versions(store) if v.name == name and v.run_id == run_id), None)
+def _formats(signature: ModelSignature) -> tuple[str, str]:
+    """What goes in and what comes out, each as ``uint8 (N, 8, 8, 1)``."""
+    (entry,), (result,) = signature.inputs.inputs, signature.outputs.inputs
+    return tuple(  # type: ignore[return-value]
+        f"{each.type.name} ({', '.join(map(str, ('N', *each.shape[1:])))})" for each in (entry, result)
+    )
+
+
+def _of_run(client: mlflow.MlflowClient, name: str, run_id: str) -> Any | None:
+    found = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    return min(found, key=lambda version: int(version.version), default=None)
 
 
 @tracking.in_one_line
-def versions(store: Store) -> list[RegisteredVersion]:
-    """Every version of every registered embedder in the store, newest last."""
+def versions(store: Store, only: str | None = None) -> list[RegisteredVersion]:
+    """Every version of every registered embedder in the store, or of the ``only`` one named, newest last."""
     client = tracking.connect(store)
-    names = sorted(model.name for model in client.search_registered_models())
+    names = [only] if only else sorted(model.name for model in client.search_registered_models())
     found = [v for name in names for v in client.search_model_versions(f"name = '{name}'")]
     detailed = [client.get_model_version(v.name, v.version) for v in found]
-    return sorted((_version(v) for v in detailed), key=lambda v: (v.name, v.version))
+    return sorted((_version(client, v) for v in detailed), key=lambda v: (v.name, v.version))
+
+
+@tracking.in_one_line
+def with_alias(store: Store, name: str, alias: str) -> RegisteredVersion | None:
+    """The version of ``name`` that has the alias, if there is one."""
+    client = tracking.connect(store)
+    try:
+        return _version(client, client.get_model_version_by_alias(name, alias))
+    except MlflowException as error:
+        if error.get_http_status_code() not in UNKNOWN:  # type: ignore[no-untyped-call]
+            raise
+        return None
 
 
 @tracking.in_one_line
@@ -137,51 +227,54 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
         known = [f"{v.name}/{v.version}" + "".join(f" @{a}" for a in v.aliases) for v in versions(store)]
         there = f"there are: {', '.join(known)}" if known else "none is registered yet"
         raise StoreError(f"no model {reference!r} in the store {store.tracking_uri}; {there}") from None
-    return _version(version)
+    return _version(client, version)
 
 
 @tracking.in_one_line
-def pull(store: Store, reference: str, to: Path) -> RegisteredVersion:
-    """Copy a registered model into the new folder ``to``, verified.
+def pull(store: Store, reference: str, to: Path, *, replace: bool = False) -> RegisteredVersion:
+    """Copy a registered model into the folder ``to``, verified; with ``replace`` in place of a model that is there.
 
-    The folder holds weights.safetensors, its description (``kinds``), example.safetensors, manifest.json and, of an
-    embedder, embedder.pt2.
-    Raises StoreError where the folder exists already, the model does not, a file is not what was registered
-    or the model does not reproduce its example to ``TOLERANCE``; then ``to`` is not made.
+    The folder holds weights.safetensors, its description (``kinds``), its program for torch alone, example.safetensors,
+    card.md and manifest.json. It is there whole or not at all. Raises StoreError where the folder exists already (with
+    ``replace``: where it holds anything but a model), the model does not, a file is not what was registered or the
+    model does not reproduce its example to ``TOLERANCE``; then ``to`` is left as it was.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise StoreError(f"{to}: exists already; name a new folder with --to")
+    to = to.absolute()
+    drafts.check_place(to, replace=replace)
     version = resolve(store, reference)
     to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=to.parent, prefix=".pull-") as draft:
-        try:
-            path = mlflow.artifacts.download_artifacts(
-                f"models:/{version.name}/{version.version}", dst_path=draft
-            )
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise StoreError(
-                f"{reference}: its files cannot be fetched ({reason}); see that its store is there"
-            ) from None
-        manifests = sorted(Path(path).glob("**/manifest.json"))
-        if not manifests:
-            raise StoreError(f"{reference}: is no model of dmlstudy (it has no manifest.json)")
-        folder = manifests[0].parent
-        if _sha256(folder / "manifest.json") != version.sha256:
-            raise StoreError(f"{reference}: manifest.json is not the one that was registered; do not use it")
-        try:
-            deviation = model_folder.largest_deviation(folder, kinds.verified(folder)) or 0.0
-        except ValueError as error:
-            raise StoreError(f"{reference}: {error}") from None
-        if not deviation <= TOLERANCE:
-            raise StoreError(
-                f"{reference}: makes other numbers of its own example here, by {deviation:.1e};"
-                " compare the package versions with those it was trained with"
-            )
-        if to.exists():
-            to.rmdir()
-        os.replace(folder, to)
+    with drafts.draft(to) as scratch:
+        drafts.put(_fetched(reference, version, scratch), to, replace=replace)
     return version
+
+
+def _fetched(reference: str, version: RegisteredVersion, scratch: Path) -> Path:
+    """The model's folder below ``scratch``, verified; raises StoreError."""
+    try:
+        path = mlflow.artifacts.download_artifacts(
+            f"models:/{version.name}/{version.version}", dst_path=str(scratch)
+        )
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StoreError(
+            f"{reference}: its files cannot be fetched ({reason}); see that its store is there"
+        ) from None
+    manifests = sorted(Path(path).glob("**/manifest.json"))
+    if not manifests:
+        raise StoreError(f"{reference}: is no model of dmlstudy (it has no manifest.json)")
+    folder = manifests[0].parent
+    if _sha256(folder / "manifest.json") != version.sha256:
+        raise StoreError(f"{reference}: manifest.json is not the one that was registered; do not use it")
+    try:
+        deviation = model_folder.largest_deviation(folder, kinds.verified(folder)) or 0.0
+    except ValueError as error:
+        raise StoreError(f"{reference}: {error}") from None
+    if not deviation <= TOLERANCE:
+        raise StoreError(
+            f"{reference}: makes other numbers of its own example here, by {deviation:.1e};"
+            " compare the package versions with those it was trained with"
+        )
+    return folder
 
 
 @contextmanager
@@ -196,39 +289,38 @@ def fetched(store: Store, reference: str) -> Iterator[Path]:
         yield Path(scratch) / "model"
 
 
-@contextmanager
-def _run(run_id: str) -> Iterator[None]:
-    """Log into a run that has ended, and leave it ended as it was."""
-    client = mlflow.MlflowClient()
-    before = client.get_run(run_id).info
-    try:
-        with mlflow.start_run(run_id=run_id):
-            yield
-    finally:
-        client.set_terminated(run_id, before.status, before.end_time)
-
-
-def _version(version: Any) -> RegisteredVersion:
+def _version(client: mlflow.MlflowClient, version: Any) -> RegisteredVersion:
     tags = version.tags
+    logged = re.fullmatch(r"models:/(m-[0-9a-f]+)", version.source or "")
+    model_id = logged[1] if logged else ""
+    metrics = {
+        name.removeprefix("metric_"): float(value)
+        for name, value in tags.items()
+        if name.startswith("metric_")
+    }
     return RegisteredVersion(
         name=version.name,
         version=int(version.version),
         aliases=list(version.aliases or []),
         study=tags.get("study", ""),
         family=tags.get("family", ""),
-        metrics={
-            name.removeprefix("metric_"): float(value)
-            for name, value in tags.items()
-            if name.startswith("metric_")
-        },
+        metrics=metrics or _scores(client, model_id),  # versions of old have their scores as tags
         sha256=tags.get("sha256", ""),
         run_id=version.run_id or "",
+        model_id=model_id,
+        objective=tags.get("objective", ""),
     )
 
 
-def _requirements() -> list[str]:
-    names = ("torch", "torchvision", "safetensors", "numpy", "dmlstudy")
-    return [f"{name}=={version}" for name, version in installed(names).items()]
+def _scores(client: mlflow.MlflowClient, model_id: str) -> dict[str, float]:
+    """The metrics of a logged model; empty where it is not there any more."""
+    try:
+        noted = client.get_logged_model(model_id).metrics if model_id else None
+    except MlflowException as error:
+        if error.get_http_status_code() not in UNKNOWN:  # type: ignore[no-untyped-call]
+            raise
+        noted = None
+    return {metric.key: metric.value for metric in noted or []}
 
 
 def _sha256(path: Path) -> str:

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -39,6 +39,8 @@ SITTINGS = "sittings"
 """The tag of a study's run that counts how often the study was run or gone on with."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
+SQLALCHEMYS_OWN = "(raised as a result of Query-invoked autoflush"
+"""How a line begins that SQLAlchemy puts before what a database says."""
 MODEL = "embedder"
 """The artifact of a verdict trial's run that is its model's folder."""
 
@@ -81,7 +83,8 @@ def in_one_line(
     @functools.wraps(call)
     def asked(store: Store, /, *args: P.args, **named: P.kwargs) -> T:
         try:
-            return call(store, *args, **named)
+            with _unlogged():
+                return call(store, *args, **named)
         except MlflowException as error:
             raise StoreError(
                 f"the MLflow store {store.tracking_uri} refuses: {first_line(error)}; see that you may do that there,"
@@ -89,6 +92,18 @@ def in_one_line(
             ) from error
 
     return asked
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep MLflow from logging the traceback of a database's refusal, of which the caller is told."""
+    log = logging.getLogger("mlflow.store.db.utils")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class Patience:
@@ -166,8 +181,8 @@ def _is_outage(error: Exception) -> bool:
 
 def first_line(error: Exception) -> str:
     """An error's message as far as one line holds it, or its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+    lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]
+    return lines[0][:200] if lines else type(error).__name__
 
 
 class _PatientClient:

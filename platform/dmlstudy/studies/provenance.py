@@ -37,6 +37,8 @@ def origin(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
         "test_sha256": dataset.test_fingerprint,
         "num_development_images": str(len(dataset.development)),
         "num_test_images": str(len(dataset.test)),
+        "num_development_classes": str(len(dataset.development.class_names)),
+        "num_test_classes": str(len(dataset.test.class_names)),
         "num_shared_images": str(dataset.num_shared_images),
         "num_shared_between_folds": str(dataset.num_shared_between_folds),
         **_damaged(dataset),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from ray import tune
 from dmlstudy.data import state_file
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry import models, promotion, tracking
-from dmlstudy.registry.board import publish
+from dmlstudy.registry.board import publish, publish_study
 from dmlstudy.registry.card import card
 from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
@@ -278,43 +278,65 @@ def _conclude(
     }
     own, *others = versions.values()
     decision = promotion.offer(store, own, *others[:1])
-    named = {family: f"{version.name}/{version.version}" for family, version in versions.items()}
-    with_winner = board.model_copy(update={"winner": winner})
-    publish(tracker.client, tracker.experiment_id, tracker.parent_id, with_winner, named)
+    with_winner = board.model_copy(update={"winner": winner, "model": f"{own.name}/{own.version}"})
+    publish(tracker.client, tracker.experiment_id, tracker.parent_id, with_winner, versions)
     publish_folds(
         tracker.client, tracker.experiment_id, versions, spec.file.protocol.objective, tracker.of_each_trial
     )
+    promotion.describe(store, own.name)  # again, for now the scores are there
+    publish_study(
+        tracker.client, tracker.experiment_id, tracker.parent_id, with_winner, versions, _settings(spec)
+    )
     # Last of all, for a finished study is not gone on with.
-    tracker.end_study("finished", {"winner": winner, "model": named[own.family], "decision": decision.reason})
+    tracker.end_study("finished", {"winner": winner, "model": with_winner.model, "decision": decision.reason})
     return leaderboard(store, spec.name)
+
+
+def _settings(spec: StudySpec) -> dict[str, str]:
+    """What of the study's file its run in MLflow is found and compared by."""
+    data, search, protocol = spec.data, spec.file.search, spec.file.protocol
+    values = {
+        "data": data.name,
+        "families": ", ".join(spec.families),
+        **{
+            f"search.{name}": getattr(search, name)
+            for name in ("sampler", "scheduler", "trials_per_family", "seed")
+        },
+        **{
+            f"protocol.{name}": getattr(protocol, name)
+            for name in ("num_folds", "verdict_seeds", "objective")
+        },
+    }
+    return {name: str(value) for name, value in values.items()}
 
 
 def _registered(
     spec: StudySpec, store: Store, tracker: tracking.StudyTracker, board: Leaderboard, row: Row, run: Any
 ) -> models.RegisteredVersion:
-    """The version of a family's model of the run, registered now or by an earlier sitting, with the family's scores."""
-    metrics = {name: estimate.mean for name, estimate in row.test.items()}
-    version = models.of_run(store, spec.model_name, run.info.run_id)
-    if version is not None:
-        return models.note_scores(store, version.name, version.version, metrics)
-    with tempfile.TemporaryDirectory() as scratch:
-        return models.register(
-            store,
-            spec.model_name,
-            tracker.fetch_model(run.info.run_id, Path(scratch)),
-            run_id=run.info.run_id,
-            metrics=metrics,
-            tags={"study": spec.name, "family": row.family, "spec_fingerprint": spec.fingerprint()},
-            card=card(
-                board,
-                row,
-                kind=spec.kind,
-                data=spec.data.name,
-                origin=tracker.study_tags,
-                protocol=spec.file.protocol.model_dump(),
-                name=spec.model_name,
-            ),
-        )
+    """The version of a family's model of the run, registered now or by an earlier sitting."""
+    objective = spec.file.protocol.objective
+    return models.register(
+        store,
+        spec.model_name,
+        lambda scratch: tracker.fetch_model(run.info.run_id, scratch),
+        run_id=run.info.run_id,
+        tags={
+            "study": spec.name,
+            "family": row.family,
+            "objective": objective,
+            "spec_fingerprint": spec.fingerprint(),
+        },
+        card=card(
+            board,
+            row,
+            kind=spec.kind,
+            data=spec.data,
+            trained=f"{datetime.fromtimestamp(run.info.end_time / 1000, UTC):%Y-%m-%d}",
+            origin=tracker.study_tags,
+            protocol=spec.file.protocol.model_dump(),
+            name=spec.model_name,
+        ),
+    )
 
 
 @contextmanager
