@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -658,7 +658,8 @@ def retrieve(
         bool, typer.Option("--exclude-self", help="Leave out the query's own item, where the gallery has it.")
     ] = False,
     device: Annotated[
-        str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too.")
+        str,
+        typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
     ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="As JSON, one line for each item.")] = False,
     store: StoreOption = DEFAULT_STORE,
@@ -717,7 +718,8 @@ def serve(
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
     device: Annotated[
-        str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too.")
+        str,
+        typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
     ] = "auto",
     name: Annotated[
         Optional[str],
@@ -726,7 +728,8 @@ def serve(
     allowed_host: Annotated[
         Optional[list[str]],
         typer.Option(
-            "--allowed-host", help="A further name to be asked under; on loopback only its own are. Repeatable."
+            "--allowed-host",
+            help="A further name to be asked under; on loopback only its own are. Repeatable.",
         ),
     ] = None,
     cors_origin: Annotated[
@@ -747,13 +750,15 @@ def serve(
     if token_file is not None:
         token = guards.read_token(token_file)
     access = guards.Access.of(host, token, allowed_host or (), cors_origin or ())
-    if not kinds.is_model(model):
-        from dmlstudy.registry.models import resolve
+    with ExitStack() as held:
+        place = held.enter_context(server.bound(host, port))
+        if not kinds.is_model(model):
+            from dmlstudy.registry.models import resolve
 
-        found = resolve(_store(store, tracking_uri), model)  # what an alias means may change meanwhile
-        model = f"{found.name}/{found.version}"
-        name = name or model
-    with server.bound(host, port) as place, _model(model, store, tracking_uri) as folder:
+            found = resolve(_store(store, tracking_uri), model)  # what an alias means may change meanwhile
+            model = f"{found.name}/{found.version}"
+            name = name or model
+        folder = held.enter_context(_model(model, store, tracking_uri))
         service = server.Service(
             folder,
             gallery,
