@@ -329,7 +329,7 @@ def test_descriptions_not_understood(folder: Path) -> None:
     description = json.loads((folder / "embedder.json").read_text())
     for change, message in (
         ({"format_version": 2}, "format version 2"),
-        ({"architecture": {"backbone": "small_conv"}}, "architecture is not understood"),
+        ({"architecture": {"backbone": "small_conv"}}, r"not understood \(architecture\.dim: Field required\)"),
         ({"architecture": description["architecture"] | {"width": 8}}, r"weights\.safetensors: does not fit"),
     ):
         (folder / "embedder.json").write_text(json.dumps(description | change))
