@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
@@ -1035,13 +1035,15 @@ def serve(
     if token_file is not None:
         token = guards.read_token(token_file)
     access = guards.Access.of(host, token, allowed_host or (), cors_origin or ())
-    if not kinds.is_model(model):
-        from dmlstudy.registry.models import resolve
+    with ExitStack() as held:
+        place = held.enter_context(server.bound(host, port))
+        if not kinds.is_model(model):
+            from dmlstudy.registry.models import resolve
 
-        found = resolve(_store(store, tracking_uri), model)  # what an alias means may change meanwhile
-        model = f"{found.name}/{found.version}"
-        name = name or model
-    with server.bound(host, port) as place, _model(model, store, tracking_uri) as folder:
+            found = resolve(_store(store, tracking_uri), model)  # what an alias means may change meanwhile
+            model = f"{found.name}/{found.version}"
+            name = name or model
+        folder = held.enter_context(_model(model, store, tracking_uri))
         service = server.Service(
             folder,
             gallery,

@@ -100,9 +100,8 @@ def register(store: Store, name: str, folder: Path) -> None:
     )
     run_id = tracker.start_trial("any", config, None)
     tracker.end_trial(run_id, "finished", [], {})
-    models.register(
-        store, name, lambda _: folder, run_id=run_id, tags={"study": name, "family": "any"}, card=""
-    )
+    tags = {"study": name, "family": "any"}
+    models.register(store, name, lambda _: folder, run_id=run_id, tags=tags, card=lambda preprocessing: "")
     tracker.client.set_registered_model_alias(name, models.CHAMPION, "1")
 
 

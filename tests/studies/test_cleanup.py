@@ -51,7 +51,12 @@ def ran(store: Store, name: str, alias: str = "", **spec: Any) -> str:
         embedders.save(embedder, folder, {}, np.zeros((2, 8, 8, 1), np.uint8))
         tags = {"study": name, "family": "red", "spec_fingerprint": "f"}
         version = models.register(
-            store, f"{name}-embedder", folder, run_id=tracker.parent_id, metrics={}, tags=tags, card="card"
+            store,
+            f"{name}-embedder",
+            lambda _: folder,
+            run_id=tracker.parent_id,
+            tags=tags,
+            card=lambda preprocessing: "card",
         )
         tracker.client.set_registered_model_alias(version.name, alias, str(version.version))
     return tracker.parent_id

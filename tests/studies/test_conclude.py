@@ -259,7 +259,7 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
     def play(
-        spec: StudySpec, store: Store, tell: Any, tracker: StudyTracker, search: StudySearch, _: Any
+        spec: StudySpec, store: Store, tell: Any, tracker: StudyTracker, search: StudySearch, *_: Any
     ) -> None:
         for number, config in Tune(search).run().started:
             run_id = tracker.start_trial(config.family, config, number)

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from ray.job_submission import JobStatus
 
-from dmlstudy.registry.store import StoreError
 from dmlstudy.studies import jobs, spec
 from dmlstudy.studies.cluster import ClusterError
 
@@ -86,9 +85,9 @@ def test_what_is_sent(cluster: Client, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_data_beside_the_study_file_are_refused_before_anything_is_sent(cluster: Client) -> None:
-    study = SimpleNamespace(raw=RAW | {"data": {"name": "image_folder", "path": "pics"}}, name="s")
-    with pytest.raises(StoreError, match=r"data.path: pics is relative.*absolute path that all nodes"):
-        jobs.submit(study, ADDRESS, Path("store"), None, None)  # type: ignore[arg-type]
+    study = spec.parse(RAW | {"data": {"name": "image_folder", "path": "pics"}})
+    with pytest.raises(spec.SpecError, match=r"data\.path"):
+        jobs.submit(study, ADDRESS, Path("store"), None, None)
     assert cluster.sent == []
 
 

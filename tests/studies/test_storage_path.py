@@ -188,6 +188,7 @@ def test_workers_are_told_a_folder_of_the_trial_s_own(monkeypatch: pytest.Monkey
             "storage": "",
             "checkpoints": study._checkpoints(found, Store(Path("store"))),
             "vault": "",
+            "expected": {},
         }
     )
     (command,) = workers.commands

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from dmlstudy import cli, data
-from dmlstudy.use import server
+from dmlstudy.use import guards, server
 from dmlstudy.use.embedding import Job, embed_into
 from dmlstudy.use.gallery import build
 
@@ -202,7 +202,7 @@ def test_token_files_that_hold_none(models: dict[str, Path], tmp_path: Path, ref
     said = refused("serve", models["plain"], "--token-file", tmp_path / "nowhere", "--port", 0)
     assert "nowhere: the token cannot be read" in said
     (tmp_path / "good").write_bytes(b"0123456789abcdef\r\nmore\n")
-    assert server.read_token(tmp_path / "good") == "0123456789abcdef"
+    assert guards.read_token(tmp_path / "good") == "0123456789abcdef"
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 import shutil
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dmlstudy import data, embedders, hashing, model_folder, online
+from dmlstudy import data, description, embedders, hashing, model_folder, online
+from dmlstudy.hashing.model import Recipe
 from dmlstudy.registry import kinds
 from dmlstudy.use.embedding import fit_of, opened
 
@@ -176,6 +178,16 @@ def test_another_kind_s_description_in_the_folder_is_refused(whole: dict[str, Pa
 def described(folder: Path) -> Path:
     """The description of the model in a folder."""
     return next(folder / name for name in kinds.KINDS if (folder / name).is_file())
+
+
+def test_what_is_read_of_a_description_is_what_models_are_built_with() -> None:
+    """A new argument that is not read would be lost, or refused, when the model is loaded."""
+    architecture = {each.name for each in dataclasses.fields(embedders.Architecture)}
+    assert set(description.ArchitectureFields.model_fields) == architecture
+    assert set(description.RecipeFields.model_fields) == set(Recipe._fields)
+    defaults = {each.name: each.default for each in dataclasses.fields(embedders.Architecture)}
+    for name, field in description.ArchitectureFields.model_fields.items():
+        assert field.is_required() or field.default == defaults[name]
 
 
 def changed(folder: Path, to: Path, keys: tuple[str | int, ...], value: object) -> Path:
