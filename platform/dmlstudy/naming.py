@@ -7,7 +7,7 @@ import itertools
 import reprlib
 from collections.abc import Iterable
 
-LINE = 400
+LINE = 500
 """Characters of a message, at most."""
 
 VALUE = 80

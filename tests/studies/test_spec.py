@@ -313,8 +313,8 @@ TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
     ("resources.cpus_per_worker", {"resources__cpus_per_worker": math.inf}),
     ("resources.silence_limit_s", {"resources__silence_limit_s": math.inf}),
     ("families", {"families": {f"f{number}": {"space": "margin"} for number in range(300)}}),
-    ("families", {"embedder__dim": {"choice": list(range(2, 1002))}, "families": {
-        f"f{number}": {"space": "margin"} for number in range(30)
+    ("families", {"embedder__dim": {"choice": list(range(2, 302))}, "families": {
+        f"f{number}": {"space": "margin"} for number in range(80)
     }}),
 ]  # fmt: skip
 

@@ -211,7 +211,7 @@ def check_storage(spec: StudySpec) -> None:
         probe.remove()
     except OSError as error:
         reason = (error.strerror or str(error).strip() or type(error).__name__).splitlines()[0]
-        reason = reason.partition(" (Request ID")[0]  # a cloud's, long and of no help here
+        reason = reason.partition(" (Request ID")[0]  # a cloud's, of a hundred characters
         raise SpecError(
             f"resources.storage_path: {root} cannot be written and read ({reason}); make the folder or bucket, give"
             " this machine and all nodes the right to it, or name another"
