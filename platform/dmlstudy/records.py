@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -50,8 +50,24 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DataConfig(Record):
+class Grown(Record):
+    """A record to which keys were added: left out at their defaults, so that earlier studies keep their fingerprints."""
+
+    LATER: ClassVar[tuple[str, ...]]
+
+    @model_serializer(mode="wrap")
+    def _without_later_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        for key in self.LATER:
+            if values.get(key) == type(self).model_fields[key].default:
+                del values[key]
+        return values
+
+
+class DataConfig(Grown):
     """Which images, and how they are cut into development and test classes."""
+
+    LATER = ("orientation", "background", "max_pixels")
 
     name: Annotated[
         str,
@@ -107,15 +123,6 @@ class DataConfig(Record):
                 "colour", "choose from white, black, grey, drop, or write a colour as '#ff8800'"
             )
         return text
-
-    @model_serializer(mode="wrap")
-    def _without_later_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Keys that came later are left out at their defaults, so that earlier studies keep their fingerprints."""
-        values: dict[str, Any] = write(self)
-        for key in ("orientation", "background", "max_pixels"):
-            if values.get(key) == type(self).model_fields[key].default:
-                del values[key]
-        return values
 
 
 class AugmentationConfig(Record):
@@ -236,8 +243,10 @@ def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | N
     )
 
 
-class TrainingConfig(Record):
+class TrainingConfig(Grown):
     """Optimiser and schedule."""
+
+    LATER = ("deterministic",)
 
     epochs: Annotated[
         int,

@@ -955,3 +955,17 @@ def test_views_of_images_are_searched_and_checked() -> None:
         checked(study(augmentation={"crop": "random"}))
     with pytest.raises(SpecError, match=r"augmentation\.flip"):
         checked(study(augmentation={"flip": 1.5}))
+
+
+def test_keys_that_came_later_change_no_earlier_study() -> None:
+    """Known from the version before these keys: a study and a trial of it, which a store may hold interrupted."""
+    raw = {
+        "name": "s",
+        "data": {"name": "digits"},
+        "families": {"red": {"space": "contrastive"}, "blue": {"space": "multi_similarity"}},
+    }
+    found = spec.parse(raw)
+    config = found.trial_config(found.families["red"], spec.default_values(found.families["red"]))
+    assert (found.fingerprint(), config.fingerprint()) == ("41171dbb8e8d54d6", "eacb42adce096109")
+    other = spec.parse(raw | {"training": {"deterministic": "always"}})
+    assert other.fingerprint() != found.fingerprint()
