@@ -51,7 +51,7 @@ class Record(BaseModel):
 
 
 class Grown(Record):
-    """A record to which keys were added: left out at their defaults, so that earlier studies keep their fingerprints."""
+    """A record whose later keys are left out at their defaults, so that earlier studies keep their fingerprints."""
 
     LATER: ClassVar[tuple[str, ...]]
 
