@@ -210,9 +210,8 @@ def test_a_ray_that_dies_ends_the_study_in_one_line_and_it_can_be_resumed(
     assert driver.process.wait(timeout=100) == 2, driver.log.read_text()
     seconds = time.monotonic() - killed
     line = driver.log.read_text().splitlines()[-1]
-    assert re.fullmatch(r"error: Ray on this machine has died: .*; `dmlstudy resume tiny` goes on", line), (
-        line
-    )
+    again = re.escape(f"`dmlstudy resume tiny --store {store}` goes on")
+    assert re.fullmatch(rf"error: Ray on this machine has died: .*; {again}", line), line
     record_fault(f"{Path(victim).name} killed, until the study has ended", 0, seconds)
     gone = json.loads(called("status", "tiny", "--json", "--store", store).stdout)
     assert gone["state"] == "interrupted"

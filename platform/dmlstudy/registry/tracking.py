@@ -285,6 +285,7 @@ class StudyTracker:
         of_each_trial: Mapping[str, str] = {},
     ) -> None:
         client = connect(store, create=True)
+        self.store = store
         self.patiently = Patience(store, client, tell)
         self.client = cast(mlflow.MlflowClient, _PatientClient(client, self.patiently))
         self.study = study

@@ -120,9 +120,8 @@ class Recorder(tune.Callback):
             self.failure = ClusterError(self._to_be_resumed(result["failure"]))
 
     def _to_be_resumed(self, reason: str) -> str:
-        return (
-            f"{reason}{', and' if ';' in reason else ';'} `dmlstudy resume {self._search.spec.name}` goes on"
-        )
+        again = self._tracker.store.command("resume", self._search.spec.name)
+        return f"{reason}{', and' if ';' in reason else ';'} `{again}` goes on"
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if trial.trial_id not in self._open:  # it failed before it started
