@@ -280,7 +280,7 @@ def test_a_killed_driver_loses_nothing(
     first.kill()
     gone = json.loads(called("status", "tiny", "--json", "--store", broken).stdout)
     assert (gone["state"], gone["running"]) == ("interrupted", [])
-    assert "its process is gone; `dmlstudy resume tiny` goes on" in gone["notes"][0]
+    assert f"its process is gone; `dmlstudy resume tiny --store {broken}` goes on" in gone["notes"][0]
 
     second = drive(tmp_path / "1", "resume", "tiny", "--store", broken)
     second.wait_until(second.said(rf"^{moments.randint(1, 5)}/9 "))
