@@ -652,6 +652,7 @@ def report(
             help="Leave out what needs the winner and the test data, and most of the time.",
         ),
     ] = False,
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -663,6 +664,9 @@ def report(
 
     place = _store(store, tracking_uri)
     written = write_report(place, study, output, with_examples=not without_examples)
+    if json:
+        _show_json({"file": str(output), **written._asdict()})
+        return
     kept = (
         f"not kept with the study's run: {written.not_kept}"
         if written.not_kept
@@ -783,6 +787,7 @@ def pull(
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model that is there, in one step; nothing but a model.")
     ] = False,
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -790,6 +795,9 @@ def pull(
     from dmlstudy.registry.models import pull as fetch
 
     version = fetch(_store(store, tracking_uri), model, to, replace=force)
+    if json:
+        _show_json({"folder": str(to), **version.model_dump(mode="json")})
+        return
     console.print(
         f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced",
         highlight=False,
@@ -828,6 +836,7 @@ def embed(
         typer.Option(min=1, help="Pixels that a picture of yours may have; default: 178,956,970."),
     ] = None,
     address: AddressOption = None,
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -864,8 +873,12 @@ def embed(
             max_pixels,
         )
         made = embed_into(job, run, follow)
-        for line in told(job, made):
-            console.print(escape(line), highlight=False, soft_wrap=True)
+        lines = told(job, made)
+    if json:
+        _show_json({"file": str(output), **made._asdict()})
+        return
+    for line in lines:
+        console.print(escape(line), highlight=False, soft_wrap=True)
     console.print(f"{made.num_items} embeddings of size {made.dim} in {output}", highlight=False)
 
 
@@ -880,6 +893,7 @@ def export(
         Optional[Path],
         typer.Option("-o", "--output", help="The file to write; default: the model's name, here."),
     ] = None,
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -889,6 +903,9 @@ def export(
     path = output or exports.default_output(model, format)
     with _model(model, store, tracking_uri) as folder:
         made = exports.export(folder, path, format)
+    if json:
+        _show_json({"file": str(path), "difference": made.difference, **made.about})
+        return
     entry = made.about["input"]
     shape = ", ".join(map(str, entry["shape"]))
     console.print(
@@ -909,11 +926,16 @@ def index(
     kind: Annotated[
         str, typer.Option(help="flat (exact), ivf, ivf_pq (in a fraction of the memory) or hnsw.")
     ] = "flat",
+    json: JsonOption = False,
 ) -> None:
     """Make a gallery of embeddings, to be searched by `dmlstudy retrieve` and `dmlstudy serve`."""
     from dmlstudy.use.gallery import build
 
     gallery = build(embeddings, output, kind)  # type: ignore[arg-type]
+    if json:
+        dim = gallery.vectors_MD.shape[1]
+        _show_json({"folder": str(output), "num_items": len(gallery), "dim": dim, "kind": kind})
+        return
     console.print(
         f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})", highlight=False
     )
