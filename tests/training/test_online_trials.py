@@ -172,6 +172,10 @@ def test_what_is_done_after_a_drift_is_the_studys_choice(monkeypatch: pytest.Mon
     ("changes", "message"),
     [
         ({"resources": {"workers": 2}}, r"resources\.workers: one process trains a learner of a stream"),
+        (
+            {"resources": {"workers": 1, "gpus_per_worker": 1}},
+            r"resources\.gpus_per_worker: .* computes on a CPU",
+        ),
         ({"embedder": {"dim": 8}}, "embedder: means nothing to a learner of a stream"),
         ({"hashing": {"num_bits": 8}}, "means nothing to"),
         (

@@ -535,6 +535,10 @@ def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
             f"resources.workers: one process trains {what}, not {file.resources.workers}; set resources.workers: 1, and"
             " more trials run at once"
         )
+    if first.kind == "online" and file.resources.gpus_per_worker:
+        raise SpecError(
+            f"resources.gpus_per_worker: {what} computes on a CPU, and would keep its GPU idle; leave it out"
+        )
 
 
 def _check_storage_path(path: str | None) -> None:
