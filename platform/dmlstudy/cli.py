@@ -110,7 +110,7 @@ def main() -> None:
     """Run the command line; wrong input and what the machine refuses are one line and exit code 2."""
     try:
         try:
-            app()
+            app(prog_name="dmlstudy")
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:

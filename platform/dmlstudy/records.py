@@ -218,7 +218,7 @@ class BatchConfig(Record):
         int,
         Field(
             ge=0,
-            le=MANY,
+            le=10 * MANY,
             description="embeddings of earlier batches kept as further references (cross-batch memory); 0: none",
         ),
     ] = 0

@@ -82,6 +82,11 @@ def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_
         np.testing.assert_allclose(z_ND, example["z"], atol=1e-6)
 
 
+def test_a_study_that_has_ended_cannot_be_stopped(finished: Finished) -> None:
+    result = called("stop", "digits", "--store", finished.store)
+    assert (result.returncode, result.stdout) == (1, "study digits is not running: it is finished\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
@@ -89,7 +94,6 @@ def test_embed_by_reference_and_by_folder(finished: Finished, pulled: Path, tmp_
         (["status", "digits"], "finished"),
         (["leaderboard", "digits"], "untrained"),
         (["models"], "champion"),
-        (["stop", "digits"], "is not running: it is finished"),
         (["logs", "digits"], f"{NUM_TRIALS}/{NUM_TRIALS}"),
     ],
 )

@@ -32,13 +32,13 @@ pytestmark = pytest.mark.timeout(600)
 SPEC = """
 name: faults
 data: {{name: image_folder, path: {images}}}
-embedder: {{dim: 8, width: 4}}
+embedder: {{dim: 4096, width: 4}}
 batch: {{classes: all, images_per_class: 4, per_epoch: 4}}
 training: {{epochs: 40, head_lr_mult: 1, lr: 1.0e-3}}
 families:
   diverging: {{space: multi_similarity, override: {{training.lr: 1.0e+30, training.optimizer: sgd}}}}
   calm: {{space: multi_similarity}}
-  hungry: {{space: multi_similarity, override: {{batch.memory_size: 10_000_000_000_000}}}}
+  hungry: {{space: multi_similarity, override: {{batch.memory_size: 10_000_000}}}}
   sound: {{space: multi_similarity}}
 search: {{trials_per_family: 2, scheduler: none}}
 protocol: {{num_folds: 1, verdict_seeds: 1, fold_models: false}}

@@ -106,7 +106,7 @@ def test_the_note_begins_with_the_numbers_and_the_link(published: tuple[StudyTra
 
 
 def test_a_row_that_was_begun_gets_what_it_lacks_and_keeps_the_rest(store: Store) -> None:
-    tracker = StudyTracker(store, "begun", {})
+    tracker = StudyTracker(store, "row-begun", {})
     run = tracker.client.create_run(tracker.experiment_id)
     tracker.client.log_param(run.info.run_id, "a", "1")
     for _ in range(2):
