@@ -62,6 +62,11 @@ def one_line(message: object, limit: int = LINE) -> str:
     return f"{text[: limit - end - 5]} ... {text[-end:]}"
 
 
+def first_line(error: Exception) -> str:
+    """An error's message up to its first line break, or its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+
+
 class _Short(reprlib.Repr):
     """``reprlib``'s, which looks at no more of a value than it shows, with our lengths."""
 

@@ -29,6 +29,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
+from dmlstudy.naming import first_line
 
 IN_MEMORY_BYTES = 2**28
 """Files that are no larger together are kept in memory, encoded; of larger ones an Arrow file is mapped."""
@@ -340,11 +341,6 @@ def _remove_abandoned(draft: Path) -> None:
     with contextlib.suppress(OSError), draft.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         draft.unlink()
-
-
-def first_line(error: Exception) -> str:
-    """An error's message up to its first line break, or its type where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
 
 
 def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[Any]]:

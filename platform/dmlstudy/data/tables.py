@@ -20,6 +20,7 @@ from dmlstudy.data import parquet
 from dmlstudy.data.images import Indices, Labels, Looks, relabelled
 from dmlstudy.data.layouts import Parts
 from dmlstudy.data.pictures import Files, by_name, halved
+from dmlstudy.naming import first_line
 
 NOT_NUMPY = (
     OSError,
@@ -220,4 +221,4 @@ def arrays(path: Path, alone: str) -> dict[str, NDArray[Any]]:
             with content:
                 return {key: content[key] for key in content.files}
     except NOT_NUMPY as error:
-        raise ValueError(f"{path}: not a readable NumPy file ({parquet.first_line(error)})") from error
+        raise ValueError(f"{path}: not a readable NumPy file ({first_line(error)})") from error

@@ -18,6 +18,7 @@ from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.utils import get_num_cpus
 
+from dmlstudy.naming import first_line
 from dmlstudy.records import ResourcesConfig
 
 Node = dict[str, float]
@@ -124,11 +125,6 @@ def unreachable(address: str, error: Exception) -> ClusterError:
             " put the cluster's into ~/.ray/auth_token (chmod 600) or RAY_AUTH_TOKEN"
         )
     return ClusterError(f"no Ray cluster at {address}: {first_line(error)}")
-
-
-def first_line(error: Exception) -> str:
-    """An error's message, or its type where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def present_token() -> None:

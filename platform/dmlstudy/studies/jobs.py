@@ -18,6 +18,7 @@ from urllib.parse import urlparse
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
+from dmlstudy.naming import first_line
 from dmlstudy.records import Record
 from dmlstudy.registry import environment
 from dmlstudy.registry.store import refuse_login
@@ -25,7 +26,6 @@ from dmlstudy.studies import yaml_file
 from dmlstudy.studies.cluster import (
     ClusterError,
     check_room,
-    first_line,
     present_token,
     unreachable,
     variables,

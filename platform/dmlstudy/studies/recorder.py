@@ -13,9 +13,10 @@ import ray
 from ray import tune
 
 from dmlstudy.data import state_file
+from dmlstudy.naming import first_line
 from dmlstudy.registry.store import StoreError
 from dmlstudy.registry.tracking import StudyTracker
-from dmlstudy.studies.cluster import ClusterError, first_line
+from dmlstudy.studies.cluster import ClusterError
 from dmlstudy.studies.cluster_watch import ClusterWatch
 from dmlstudy.studies.gang import checkpoint_name
 from dmlstudy.studies.progress import Progress
