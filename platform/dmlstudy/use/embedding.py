@@ -109,11 +109,15 @@ class Job:
         return path.is_file() and (self.on_corrupt == "skip" or not data.embeddings_left_out(path))
 
     def make(self, numbers: Iterable[int]) -> Iterator[int]:
-        """Write parts, each whole or not at all, and tell of each; pictures are read while others are computed."""
-        numbers = list(numbers)
+        """Write parts, each whole or not at all, and tell of each; pictures are read while others are computed.
+
+        A process that finds fewer parts than the one that numbered them makes those it has: items have changed
+        meanwhile, which ``embed_into`` tells.
+        """
         batches = [
             (number, np.arange(start, min(start + self.batch_size, rows.stop)))
             for number in numbers
+            if number < len(self.parts)
             for rows in [self.parts[number].rows]
             for start in range(rows.start, rows.stop, self.batch_size)
         ]
