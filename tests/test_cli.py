@@ -18,10 +18,10 @@ from typer.main import get_command
 
 import dmlstudy
 from dmlstudy import cli
+from dmlstudy.engine.jobs import Job
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
-from dmlstudy.registry.store import Store
-from dmlstudy.studies.jobs import Job
+from dmlstudy.store import Store
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
@@ -290,9 +290,9 @@ JOBS = [
 
 def test_the_jobs_of_a_cluster(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
-    monkeypatch.setattr("dmlstudy.studies.jobs.jobs", lambda address: JOBS)
+    monkeypatch.setattr("dmlstudy.engine.jobs.jobs", lambda address: JOBS)
     monkeypatch.setattr(
-        "dmlstudy.studies.jobs.job",
+        "dmlstudy.engine.jobs.job",
         lambda name, address: JOBS[0].model_copy(update={"last_line": " 5/24  red #4  left 2:30 min"}),
     )
     for verb in ("jobs", "status"):
@@ -308,7 +308,7 @@ def test_the_jobs_of_a_cluster(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
     assert second == " 5/24  red #4  left 2:30 min"
     assert call(monkeypatch, "status", "digits", "--address", "http://h:8265") == 2
     assert "has jobs, not studies: name one with --job" in capfd.readouterr().err
-    monkeypatch.setattr("dmlstudy.studies.jobs.jobs", lambda address: [])
+    monkeypatch.setattr("dmlstudy.engine.jobs.jobs", lambda address: [])
     assert call(monkeypatch, "jobs", "--address", "http://h:8265") == 0
     assert capfd.readouterr().out.startswith("no jobs at http://h:8265; send one with `dmlstudy submit")
 
@@ -316,8 +316,8 @@ def test_the_jobs_of_a_cluster(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
 def test_submit_prints_the_job_first_and_alone(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dmlstudy.studies.jobs.submit", lambda *_: "digits-1")
-    monkeypatch.setattr("dmlstudy.studies.jobs.follow", lambda job, address, write: write("all\n") and 0)
+    monkeypatch.setattr("dmlstudy.engine.jobs.submit", lambda *_: "digits-1")
+    monkeypatch.setattr("dmlstudy.engine.jobs.follow", lambda job, address, write: write("all\n") and 0)
     sent = ("submit", SPEC, "--address", "http://h:8265")
     assert call(monkeypatch, *sent) == 0
     assert capfd.readouterr().out == (
@@ -339,7 +339,7 @@ def test_submit_prints_the_job_first_and_alone(
 def test_the_end_of_a_run_names_the_store_again(
     outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from dmlstudy.studies import study as studies
+    from dmlstudy.studies import run as studies
 
     def play(spec: object, store: Store, *, address: object, tell: Any) -> Leaderboard:
         tell("a line")

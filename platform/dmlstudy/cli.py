@@ -22,8 +22,8 @@ from rich.tree import Tree
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
     from dmlstudy.registry.promotion import Decision
-    from dmlstudy.registry.store import Store
-    from dmlstudy.studies.spec import StudySpec
+    from dmlstudy.spec.study_file import StudySpec
+    from dmlstudy.store import Store
 
 app = typer.Typer(
     help="Hyperparameter studies for deep metric learning on Ray: run, compare, register, pull, use.",
@@ -186,7 +186,7 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """Run a study to its verdict; run it again to continue one that was interrupted."""
-    from dmlstudy.studies import spec as specs
+    from dmlstudy.spec import study_file as specs
 
     study = specs.load(spec, name, assignments or ())
     _run(study, _store(store, tracking_uri, tracking_timeout), address, quiet)
@@ -234,10 +234,10 @@ def submit(
 
     The first line is `job ID`; nothing else is printed before it.
     """
-    from dmlstudy.studies import spec as specs
+    from dmlstudy.spec import study_file as specs
 
     study = specs.load(spec, name, assignments or ())
-    from dmlstudy.studies import jobs
+    from dmlstudy.engine import jobs
 
     job = jobs.submit(study, address, store or DEFAULT_STORE, tracking_uri, tracking_timeout)
     if json:
@@ -394,7 +394,7 @@ def validate(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Check a study without running it: its data, the tree of its space, its trials, the time it will take."""
-    from dmlstudy.studies import spec as specs
+    from dmlstudy.spec import study_file as specs
 
     study = specs.load(spec, assignments=assignments or ())
     from dmlstudy.studies import checks
@@ -467,7 +467,7 @@ def families(
     json: JsonOption = False,
 ) -> None:
     """The loss families that can be searched, with their paper and parameters."""
-    from dmlstudy.studies import spec as specs
+    from dmlstudy.spec import study_file as specs
 
     if json:
         facts = []
@@ -498,7 +498,7 @@ def options(
 
     `*`: a search may choose it, where a domain stands instead of a value. A loss has the keys that `families` lists.
     """
-    from dmlstudy.studies import options as keys
+    from dmlstudy.spec import options as keys
 
     found = keys.options(section)
     if json:
@@ -532,10 +532,10 @@ def selfcheck(
     """
     from pydantic import ValidationError
 
+    from dmlstudy.engine.progress import terminal
+    from dmlstudy.engine.selfcheck import SelfcheckFailed, case_names, run_selfcheck
     from dmlstudy.records import ResourcesConfig
-    from dmlstudy.studies.progress import terminal
-    from dmlstudy.studies.selfcheck import SelfcheckFailed, case_names, run_selfcheck
-    from dmlstudy.training.law import Finding
+    from dmlstudy.training.exactness import Finding
 
     names = case_names(losses or [])
     try:
@@ -847,12 +847,12 @@ def embed(
     """
     from rich.progress import track
 
-    from dmlstudy.use.embedding import Job, Runner, check_on_corrupt, embed_into, one_by_one, told
+    from dmlstudy.serving.embed import Job, Runner, check_on_corrupt, embed_into, one_by_one, told
 
     run: Runner = one_by_one
     if workers > 1 or address:
+        from dmlstudy.engine.embed_on_ray import on_cluster
         from dmlstudy.records import ResourcesConfig
-        from dmlstudy.studies.embedding import on_cluster
 
         run = on_cluster(address, ResourcesConfig(workers=workers))
 
@@ -898,7 +898,7 @@ def export(
     tracking_uri: ServerOption = None,
 ) -> None:
     """Write a model as one file for other runtimes, with its preprocessing, checked against the model."""
-    from dmlstudy.use import export as exports
+    from dmlstudy.serving import export as exports
 
     path = output or exports.default_output(model, format)
     with _model(model, store, tracking_uri) as folder:
@@ -929,7 +929,7 @@ def index(
     json: JsonOption = False,
 ) -> None:
     """Make a gallery of embeddings, to be searched by `dmlstudy retrieve` and `dmlstudy serve`."""
-    from dmlstudy.use.gallery import build
+    from dmlstudy.serving.gallery import build
 
     gallery = build(embeddings, output, kind)  # type: ignore[arg-type]
     if json:
@@ -973,11 +973,11 @@ def retrieve(
     tracking_uri: ServerOption = None,
 ) -> None:
     """Find the nearest items of a gallery for each query; a smaller distance, in JSON a larger score, is nearer."""
-    from dmlstudy.use.embedding import opened
-    from dmlstudy.use.gallery import open_gallery
-    from dmlstudy.use.retrieving import own_items, write_contact_sheet
-    from dmlstudy.use.retrieving import retrieve as find
-    from dmlstudy.use.search import Searcher
+    from dmlstudy.serving.embed import opened
+    from dmlstudy.serving.gallery import open_gallery
+    from dmlstudy.serving.retrieve import own_items, write_contact_sheet
+    from dmlstudy.serving.retrieve import retrieve as find
+    from dmlstudy.serving.retriever import Searcher
 
     with _model(model, store, tracking_uri) as folder:
         items = open_gallery(gallery, device=device)
@@ -1050,8 +1050,8 @@ def serve(
     tracking_uri: ServerOption = None,
 ) -> None:
     """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs tells the bodies."""
-    from dmlstudy.registry import kinds
-    from dmlstudy.use import guards, server
+    from dmlstudy.models import saved
+    from dmlstudy.serving import guards, server
 
     token = os.environ.get("DMLSTUDY_TOKEN") or None
     if token_file is not None:
@@ -1059,7 +1059,7 @@ def serve(
     access = guards.Access.of(host, token, allowed_host or (), cors_origin or ())
     with ExitStack() as held:
         place = held.enter_context(server.bound(host, port))
-        if not kinds.is_model(model):
+        if not saved.is_model(model):
             from dmlstudy.registry.models import resolve
 
             found = resolve(_store(store, tracking_uri), model)  # what an alias means may change meanwhile
@@ -1095,8 +1095,8 @@ def ui(
 
     With `--tracking-uri` the page is the server's own: only the addresses are printed.
     """
-    from dmlstudy.registry.board import links
-    from dmlstudy.registry.page import check, serve
+    from dmlstudy.registry.mlflow_ui import check, serve
+    from dmlstudy.registry.mlflow_view import links
 
     place = _store(store, tracking_uri)
     if place.server is not None:
@@ -1184,9 +1184,9 @@ def prune(
 def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Path]:
     """A model's folder: one that was pulled, which needs no MLflow, or a verified copy of a registered one."""
     from dmlstudy import model_folder
-    from dmlstudy.registry import kinds
+    from dmlstudy.models import saved
 
-    if kinds.is_model(reference):
+    if saved.is_model(reference):
         model_folder.verify(reference)
         yield Path(reference).absolute()
         return
@@ -1197,7 +1197,7 @@ def _model(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Pa
 
 
 def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:
-    from dmlstudy.registry.store import Store
+    from dmlstudy.store import Store
 
     place = Store(root.expanduser().absolute(), tracking_uri, given=dict(GIVEN))
     return place if patience_s is None else replace(place, patience_s=patience_s)
@@ -1205,8 +1205,8 @@ def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None
 
 def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = False) -> None:
     """Run a study, or what is left of it, with its progress on the terminal."""
-    from dmlstudy.studies.progress import as_long_as_heard, terminal
-    from dmlstudy.studies.study import StudyFailed, StudyInterrupted, run_study
+    from dmlstudy.engine.progress import as_long_as_heard, terminal
+    from dmlstudy.studies.run import StudyFailed, StudyInterrupted, run_study
 
     width = None if console.is_terminal else WIDTH
     if not quiet:
@@ -1338,8 +1338,8 @@ def _show_leaderboard(board: Leaderboard) -> None:
 
 
 def _show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> None:
-    from dmlstudy.naming import nearest
     from dmlstudy.registry.comparison import tallied
+    from dmlstudy.text import nearest
 
     families = {row.family for board in boards for row in board.rows}
     if family not in families:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dmlstudy import naming
+from dmlstudy import text
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
@@ -189,10 +189,10 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(each) for each in first["loc"])
-        text = f"{field}: {first['msg']}" if field else first["msg"]
+        message = f"{field}: {first['msg']}" if field else first["msg"]
     else:
-        text = str(error) or type(error).__name__
-    return naming.one_line(text, MOST_TEXT)
+        message = str(error) or type(error).__name__
+    return text.one_line(message, MOST_TEXT)
 
 
 def _sha256(path: Path) -> str:

@@ -21,8 +21,8 @@ from PIL import Image
 
 from dmlstudy.data import EXPECTED
 from dmlstudy.records import TrialConfig
+from dmlstudy.spec.study_file import StudySpec, default_values, load
 from dmlstudy.studies.estimate import first_reports
-from dmlstudy.studies.spec import StudySpec, default_values, load
 
 STUDIES = [Path(f"search_spaces/studies/{name}.yaml") for name in ("cub200", "cars196", "sop", "inshop")]
 CLASSES, PICTURES = 384, 5

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dmlstudy.registry.comparison import tallied
 from dmlstudy.registry.leaderboard import Row, leaderboard
-from dmlstudy.registry.store import Store
+from dmlstudy.store import Store
 
 PAPER = {  # error rate, macro F1, utilisation: mean, deviation (0.00: below 0.005)
     "lego": ((0.88, 0.00), (0.05, 0.02), (0.59, 0.00)),

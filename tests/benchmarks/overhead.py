@@ -85,11 +85,11 @@ def trained_seconds(metrics: dict[str, Any], per_epoch: int) -> float:
 
 def study(num_trials: int, per_epoch: int) -> Cost:
     """What a study of ours costs, its verdict left out."""
-    from dmlstudy.registry.store import Store
-    from dmlstudy.studies.scheduler import StudyScheduler
-    from dmlstudy.studies.search import metrics_of
-    from dmlstudy.studies.spec import load
-    from dmlstudy.studies.study import run_study
+    from dmlstudy.engine.tune_adapter import StudyScheduler
+    from dmlstudy.search.study_search import metrics_of
+    from dmlstudy.spec.study_file import load
+    from dmlstudy.store import Store
+    from dmlstudy.studies.run import run_study
 
     reports: list[Report] = []
     hear = StudyScheduler.on_trial_result
@@ -113,7 +113,7 @@ def recipe(num_trials: int, per_epoch: int) -> Cost:
     import ray
     from ray import tune
 
-    from dmlstudy.studies.study import HEAD_NODE
+    from dmlstudy.studies.run import HEAD_NODE
 
     ended: list[float] = []
     trained: list[float] = []
@@ -175,7 +175,7 @@ def recipe_worker(config: dict[str, Any]) -> None:
 
 def trial_config(per_epoch: int) -> dict[str, Any]:
     """The study's default trial."""
-    from dmlstudy.studies.spec import default_values, load
+    from dmlstudy.spec.study_file import default_values, load
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "study.yaml"

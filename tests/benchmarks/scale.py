@@ -23,16 +23,16 @@ from typing import Any
 import optuna
 from ray.tune.search import Searcher
 
+from dmlstudy.engine.stop_requests import Desk
+from dmlstudy.engine.tune_adapter import StudyScheduler
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import leaderboard
-from dmlstudy.registry.store import Store
-from dmlstudy.studies import spec
-from dmlstudy.studies.scheduler import StudyScheduler
-from dmlstudy.studies.search import StudySearch
-from dmlstudy.studies.spec import StudySpec
-from dmlstudy.studies.storage import open_storage
-from dmlstudy.studies.wishes import Desk
+from dmlstudy.search.storage import open_storage
+from dmlstudy.search.study_search import StudySearch
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.store import Store
 
 EPOCHS, FOLDS = 5, 2
 EPOCH_S = 3.0
@@ -42,7 +42,7 @@ MARKS = (100, 500, 1000, 2000, 5000, 10_000)
 def study(num_trials: int, num_gangs: int, sampler: str) -> StudySpec:
     """Four families, each of which asks for a quarter of the gangs' trials at a time."""
     names = ("contrastive", "triplet", "multi_similarity", "margin")
-    return spec.parse(
+    return study_file.parse(
         {
             "name": "scale",
             "data": {"name": "digits"},

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # spawned processes find these modules by name
 
-from gloo_pool import GlooPool
+from support.gloo_pool import GlooPool
 
 
 @pytest.fixture(scope="session")

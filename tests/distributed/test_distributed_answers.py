@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_pool import GlooPool
+from support.gloo_pool import GlooPool
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

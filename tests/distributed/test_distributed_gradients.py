@@ -12,14 +12,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from gloo_pool import GlooPool
 from numpy.typing import NDArray
+from support.gloo_pool import GlooPool
 from torch import Tensor
 
 from dmlstudy import distributed
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum
-from dmlstudy.training import law
+from dmlstudy.training import exactness
 
 Gather = Callable[[Embeddings], Embeddings]
 Result = tuple[float, dict[str, NDArray[np.float64]]]
@@ -33,13 +33,13 @@ def global_batch(number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Two draws of the same classes, one image in both; classes and draws are spread over the ranks."""
     generator = torch.Generator().manual_seed(1 + number)
     x = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
-    y = torch.arange(BATCH) % (BATCH // 2) % law.NUM_CLASSES
+    y = torch.arange(BATCH) % (BATCH // 2) % exactness.NUM_CLASSES
     ids = torch.arange(BATCH) + 2**53 + 7 * number
     x[11], ids[11] = x[1], ids[1]
     return x, y, ids
 
 
-def run_step(step: law.Step, module: torch.nn.Module, rows: slice) -> LossSum:
+def run_step(step: exactness.Step, module: torch.nn.Module, rows: slice) -> LossSum:
     """The measured step, after another batch that fills the memory where there is one."""
     if step.memory:
         with torch.no_grad():
@@ -47,7 +47,7 @@ def run_step(step: law.Step, module: torch.nn.Module, rows: slice) -> LossSum:
     return LossSum(*module(*(part[rows] for part in global_batch())))
 
 
-def gradients_of(step: law.Step) -> dict[str, NDArray[np.float64]]:
+def gradients_of(step: exactness.Step) -> dict[str, NDArray[np.float64]]:
     return {name: p.grad.numpy() for name, p in step.named_parameters() if p.grad is not None}
 
 
@@ -55,7 +55,7 @@ def local_step(name: str, split: tuple[int, ...], gather: Gather) -> Result:
     """What one rank ends up with: the logged mean, and the gradients that data parallel left on it."""
     start = sum(split[: distributed.rank()])
     rows = slice(start, start + split[distributed.rank()])
-    step = law.Step(law.CASES[name], gather, distributed.world()).double()
+    step = exactness.Step(exactness.CASES[name], gather, distributed.world()).double()
     parallel = distributed.data_parallel(step)
     objective, mean = distributed.scaled_for_mean(run_step(step, parallel, rows))
     objective.backward()
@@ -80,7 +80,7 @@ def step_without_gradient_through_the_gather(name: str, split: tuple[int, ...]) 
 
 def one_process(name: str) -> Result:
     """The truth, by the loss alone: no process group, no gather, no scaling."""
-    step = law.Step(law.CASES[name], lambda anchors: anchors, ALONE).double()
+    step = exactness.Step(exactness.CASES[name], lambda anchors: anchors, ALONE).double()
     total, count = run_step(step, step, slice(None))
     assert count > 0
     mean = total / count
@@ -93,14 +93,14 @@ def flat(gradients: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def test_every_entry_is_covered() -> None:
-    assert {case.loss for case in law.CASES.values()} == catalogue.CATALOGUE.keys()
-    regularizers = {case.regularizer[0] for case in law.CASES.values() if case.regularizer}
+    assert {case.loss for case in exactness.CASES.values()} == catalogue.CATALOGUE.keys()
+    regularizers = {case.regularizer[0] for case in exactness.CASES.values() if case.regularizer}
     assert regularizers == catalogue.REGULARIZERS.keys()
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(map(str, split)))
-@pytest.mark.parametrize("name", list(law.CASES))
+@pytest.mark.parametrize("name", list(exactness.CASES))
 def test_gradient_equals_one_process(pool: GlooPool, name: str, split: tuple[int, ...]) -> None:
     assert sum(split) == BATCH
     mean, truth = one_process(name)
@@ -116,7 +116,7 @@ def test_gradient_equals_one_process(pool: GlooPool, name: str, split: tuple[int
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", [n for n, c in law.CASES.items() if c.loss not in SEES_NO_REFERENCES])
+@pytest.mark.parametrize("name", [n for n, c in exactness.CASES.items() if c.loss not in SEES_NO_REFERENCES])
 def test_a_gather_without_gradient_is_found_out(pool: GlooPool, name: str) -> None:
     """Guards the test above: the comparison must see the mistake it is there for."""
     truth = flat(one_process(name)[1])
@@ -125,8 +125,8 @@ def test_a_gather_without_gradient_is_found_out(pool: GlooPool, name: str) -> No
     assert error > 1e-3, f"relative error only {error:.1e}"
 
 
-def check_on_rank(name: str) -> law.Finding:
-    return law.check(law.CASES[name])
+def check_on_rank(name: str) -> exactness.Finding:
+    return exactness.check(exactness.CASES[name])
 
 
 @pytest.mark.timeout(180)
@@ -140,11 +140,11 @@ def test_the_check_for_users_finds_the_ranks_exact(pool: GlooPool, name: str, wo
         assert finding.norm_ratio == pytest.approx(1, abs=1e-9)
 
 
-def check_with_local_scaling(name: str) -> law.Finding:
+def check_with_local_scaling(name: str) -> exactness.Finding:
     """A training step that divides by its own count, as one without global sums does."""
     distributed.scaled_for_mean = lambda loss: (loss.total / loss.count.clamp(min=1), 1.0)
     try:
-        return law.check(law.CASES[name])
+        return exactness.check(exactness.CASES[name])
     finally:
         import importlib
 

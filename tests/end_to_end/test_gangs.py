@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from dmlstudy.engine.cluster import connected
+from dmlstudy.engine.gang import Gang
+from dmlstudy.engine.mailbox import Command, Reply
 from dmlstudy.records import ResourcesConfig, TrialConfig
-from dmlstudy.studies.cluster import connected
-from dmlstudy.studies.gang import Gang
-from dmlstudy.studies.mailbox import Command, Reply
 
 from .conftest import DMLSTUDY
 

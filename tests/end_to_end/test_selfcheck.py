@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dmlstudy.training.law import CASES
+from dmlstudy.training.exactness import CASES
 
 from .conftest import called, command
 

@@ -21,14 +21,14 @@ import ray
 import torch
 from ray.air.execution._internal import RayActorManager
 
+from dmlstudy.engine import gang as gangs
+from dmlstudy.engine import ray_private, worker
+from dmlstudy.engine.gang import Gang, GangLost, GangTrainable, keep_in_vault
+from dmlstudy.engine.mailbox import Command, Mailbox, Reply
+from dmlstudy.engine.ray_private import AllActors, tune_mended
+from dmlstudy.engine.recorder import Vault
 from dmlstudy.records import ResourcesConfig, TrialConfig
-from dmlstudy.studies import gang as gangs
-from dmlstudy.studies import tune_mends, worker
-from dmlstudy.studies.gang import Gang, GangLost, GangTrainable, keep_in_vault
-from dmlstudy.studies.mailbox import Command, Mailbox, Reply
-from dmlstudy.studies.recorder import Vault
-from dmlstudy.studies.study import engine_settings
-from dmlstudy.studies.tune_mends import AllActors, tune_mended
+from dmlstudy.studies.run import engine_settings
 
 from .conftest import DMLSTUDY, Record, marked, runs_left_open, seconds_until_training, trials_of
 
@@ -522,7 +522,7 @@ def test_the_node_on_which_workers_could_not_be_started_is_named() -> None:
 
 def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Exception] = []
-    monkeypatch.setattr(tune_mends, "_task_failed", lambda self, task, error: heard.append(error))
+    monkeypatch.setattr(ray_private, "_task_failed", lambda self, task, error: heard.append(error))
     manager, task = RayActorManager.__new__(RayActorManager), object()
     with tune_mended():
         message = "Task was killed due to the node running low on memory.\nMemory on the node was 22GB / 23GB"

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from support.rays import ray_head
 
 from .conftest import DMLSTUDY, Record, board_of, runs_left_open, seconds_until_training, trials_of
-from .rays import ray_head
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

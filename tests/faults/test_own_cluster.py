@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 import ray
+from support.rays import ray_head
 
 from dmlstudy import bundled
+from dmlstudy.engine.cluster import connected
+from dmlstudy.engine.jobs import client
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.studies.cluster import connected
-from dmlstudy.studies.jobs import client
-
-from .rays import ray_head
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -27,7 +26,7 @@ JOB = """
 import json, os
 import ray
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.studies.cluster import connected
+from dmlstudy.engine.cluster import connected
 
 with connected("auto", ResourcesConfig(workers=1)):
     print(json.dumps([os.environ["RAY_ADDRESS"], ray.get_runtime_context().gcs_address]))

@@ -30,7 +30,7 @@ import requests
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.registry import tracking
-from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.store import Store, StoreError
 
 from .conftest import DMLSTUDY, Record, trials_of
 

@@ -12,7 +12,7 @@ from dmlstudy import bundled
 from dmlstudy.hashing import METHODS, build
 from dmlstudy.hashing.methods import HashMethod
 from dmlstudy.records import CodesConfig, HashingConfig, LossConfig, TrainingConfig
-from dmlstudy.studies import space as spaces
+from dmlstudy.spec import space as spaces
 
 FILES = sorted((bundled.folder("search_spaces") / "hashing").glob("*.yaml"))
 

@@ -16,13 +16,13 @@ import torch
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners, reducers
-from small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
+from support.small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
 from torch import Tensor
 from torch.nn import functional
 
 from dmlstudy.losses import tiles
-from dmlstudy.losses.general import PairWeighting
 from dmlstudy.losses.interface import Embeddings, Loss
+from dmlstudy.losses.pair_weighting import PairWeighting
 from dmlstudy.losses.pairs import (
     Angular,
     BinomialDeviance,

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy.losses import tiles
-from dmlstudy.losses.general import Contrastive
+from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
-from dmlstudy.losses.levels import DistanceLevels
 from dmlstudy.losses.memory import CrossBatchMemory
+from dmlstudy.losses.pair_weighting import Contrastive
 from dmlstudy.losses.proxies import ProxyNCAPlusPlus
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.structure import Structure

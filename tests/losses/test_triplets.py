@@ -13,7 +13,7 @@ import torch
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners
-from small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
+from support.small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
 from torch import Tensor
 from torch.nn import functional
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmlstudy.registry import tracking
-from dmlstudy.registry.store import Store
+from dmlstudy.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dmlstudy.registry import drafts
-from dmlstudy.registry.store import StoreError
+from dmlstudy.store import StoreError
 
 
 def model(folder: Path, content: str = "old") -> Path:

@@ -12,8 +12,8 @@ from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig
 from dmlstudy.registry import tracking
 from dmlstudy.registry.folds import fold_curves, publish_folds
 from dmlstudy.registry.leaderboard import leaderboard
-from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.store import Store
 
 FOLDS, EPOCHS = 4, 3
 SCORE_FE = np.random.default_rng(0).uniform(size=(FOLDS, EPOCHS))

@@ -9,8 +9,8 @@ import pytest
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, leaderboard
-from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.store import Store, StoreError
 
 
 @pytest.mark.parametrize(

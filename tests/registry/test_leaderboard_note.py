@@ -10,8 +10,8 @@ import pytest
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import leaderboard
-from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.store import Store
 
 TRIALS: list[tuple[str, Any, float]] = [
     ("red", "finished", 0.5),

@@ -16,8 +16,8 @@ from dmlstudy import data, embedders
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.models import RegisteredVersion
-from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.store import Store, StoreError
 
 
 def build(seed: int) -> embedders.Embedder:
@@ -323,7 +323,7 @@ def test_what_was_pulled_is_used_without_the_engines_and_without_pickle(
 ) -> None:
     models.pull(registered.store, "digits-embedder", tmp_path / "model")
     np.savez(tmp_path / "some.npz", images=pictures(5))
-    script = Path(__file__).parents[1] / "use" / "blocked.py"
+    script = Path(__file__).parents[1] / "support" / "blocked.py"
     command = [sys.executable, script, tmp_path / "model", tmp_path / "some.npz", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

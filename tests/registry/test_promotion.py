@@ -18,8 +18,8 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, promotion, tracking
 from dmlstudy.registry.models import RegisteredVersion
-from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.store import Store, StoreError
 
 NUMBERS = itertools.count()
 

@@ -22,8 +22,8 @@ import torch
 from dmlstudy import embedders, hashing, model_folder, online
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, standalone
-from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.store import Store
 
 VECTORS = np.random.default_rng(0).normal(size=(40, 10)).astype(np.float32)
 PICTURES = np.random.default_rng(1).integers(0, 256, (300, 8, 12, 3), dtype=np.uint8)

@@ -21,8 +21,8 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.registry import tracking
-from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.store import Store, StoreError
 
 NUMBER = itertools.count()
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from support.made_study import Maker
 
 from dmlstudy import data
 from dmlstudy.registry import tracking
-from dmlstudy.registry.store import Store
-
-sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share their maker of studies
-
-from made_study import Maker
+from dmlstudy.store import Store
 
 
 @pytest.fixture(scope="session")

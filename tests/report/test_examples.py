@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_study import Maker
+from support.made_study import Maker
 
 from dmlstudy import data, hashing, online
 from dmlstudy.data import Features
 from dmlstudy.records import CodesConfig, DataConfig, OnlineConfig
 from dmlstudy.registry import models
 from dmlstudy.registry.leaderboard import leaderboard
-from dmlstudy.registry.store import Store
 from dmlstudy.report import examples
 from dmlstudy.report.examples import Items
 from dmlstudy.report.page import Plot, Section
+from dmlstudy.store import Store
 
 Z = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
 

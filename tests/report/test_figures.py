@@ -7,14 +7,14 @@ import math
 import numpy as np
 import optuna
 import pytest
-from made_study import Maker
 from optuna.importance import get_param_importances
+from support.made_study import Maker
 
 from dmlstudy.registry.curves import Curve
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.report import figures
 from dmlstudy.report.figures import Pairs
-from dmlstudy.studies.searched import Parameter, Searched, Tried, searched
+from dmlstudy.search.history import Parameter, Searched, Tried, searched
 
 
 def tried(number: int, score: float | None, status: str = "finished", **params: float) -> Tried:

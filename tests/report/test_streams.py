@@ -18,9 +18,9 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.registry.curves import Curve, verdict_curves
-from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import streams
+from dmlstudy.store import Store, StoreError
 
 CURVES = [
     Curve(

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_study import Maker
+from support.made_study import Maker
 from test_page import parsed
 
 from dmlstudy import cli
 from dmlstudy.registry import tracking
-from dmlstudy.registry.store import Store
 from dmlstudy.report.study_page import write_report
+from dmlstudy.store import Store
 
 PARTS = [
     "leaderboard",

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from made_study import Maker
+from support.made_study import Maker
 
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.history import TrialRun, history

@@ -17,10 +17,10 @@ import pytest
 
 from dmlstudy import cli, embedders
 from dmlstudy.registry import deletion, models, tracking
-from dmlstudy.registry.store import Store, StoreError, draft_of, sole_driver
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.search.storage import open_storage, trials_of
+from dmlstudy.store import Store, StoreError, draft_of, sole_driver
 from dmlstudy.studies import cleanup
-from dmlstudy.studies.storage import open_storage, trials_of
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

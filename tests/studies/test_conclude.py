@@ -15,16 +15,16 @@ import mlflow
 import numpy as np
 import optuna
 import pytest
-from tune_simulator import Tune, study
+from support.tune_simulator import Tune, study
 
 from dmlstudy import data, embedders, model_folder
 from dmlstudy.registry import models, tracking
-from dmlstudy.registry.store import Store
 from dmlstudy.registry.tracking import StudyTracker
-from dmlstudy.studies import study as studies
-from dmlstudy.studies.search import StudySearch
-from dmlstudy.studies.spec import StudySpec, default_values
-from dmlstudy.studies.study import _conclude, run_study
+from dmlstudy.search.study_search import StudySearch
+from dmlstudy.spec.study_file import StudySpec, default_values
+from dmlstudy.store import Store
+from dmlstudy.studies import run as studies
+from dmlstudy.studies.run import _conclude, run_study
 
 WRITES = {
     "create_logged_model",

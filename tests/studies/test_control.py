@@ -20,6 +20,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from dmlstudy import store as stores
+from dmlstudy.engine.stop_requests import Desk, running_trials, tune_ids, wish, wished
 from dmlstudy.records import (
     BatchConfig,
     DataConfig,
@@ -28,17 +30,16 @@ from dmlstudy.records import (
     TrainingConfig,
     TrialConfig,
 )
-from dmlstudy.registry import store as stores
 from dmlstudy.registry import tracking
-from dmlstudy.registry.store import Store, StoreError, seconds_spent, sole_driver
 from dmlstudy.registry.tracking import StudyTracker
-from dmlstudy.studies import control, spec
+from dmlstudy.search.study_search import Assignment, StudySearch, metrics_of
+from dmlstudy.spec import study_file
+from dmlstudy.spec.epochs import place
+from dmlstudy.spec.space import Fixed
+from dmlstudy.spec.study_file import SpecError
+from dmlstudy.store import Store, StoreError, seconds_spent, sole_driver
+from dmlstudy.studies import control
 from dmlstudy.studies.duration import pace
-from dmlstudy.studies.epochs import place
-from dmlstudy.studies.search import Assignment, StudySearch, metrics_of
-from dmlstudy.studies.space import Fixed
-from dmlstudy.studies.spec import SpecError
-from dmlstudy.studies.wishes import Desk, running_trials, tune_ids, wish, wished
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -81,7 +82,7 @@ class Tune:
 
 @pytest.fixture(autouse=True)
 def _every_step_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmlstudy.studies.wishes.POLL_S", 0.0)
+    monkeypatch.setattr("dmlstudy.engine.stop_requests.POLL_S", 0.0)
 
 
 # The desk
@@ -154,7 +155,7 @@ def test_what_an_earlier_driver_showed_is_not_shown_while_the_next_one_starts(ra
 
 
 def test_the_desk_is_not_asked_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmlstudy.studies.wishes.POLL_S", 60.0)
+    monkeypatch.setattr("dmlstudy.engine.stop_requests.POLL_S", 60.0)
     desk = Desk(tmp_path)
     desk.serve(Tune(), {})
     wish(tmp_path, 0)
@@ -175,7 +176,7 @@ def test_the_ids_of_a_trial_add_up_over_sittings(tmp_path: Path) -> None:
 def test_a_trial_stopped_by_hand_is_pruned_and_not_handed_out_again(tmp_path: Path) -> None:
     """With the real search: as Tune's ``stop_trial`` does, the searcher is told, then the callbacks commit."""
     storage = optuna.storages.InMemoryStorage()
-    study = spec.parse(RAW)
+    study = study_file.parse(RAW)
     search = StudySearch(study, storage, set())
     assert search.suggest("a") is not None
     search.observe("a", metrics_of({"metrics/step": 1.0, "metrics/map_at_r": 0.4}))
@@ -379,7 +380,7 @@ def test_a_wish_is_waited_for(ran: Store) -> None:
 HOLDER = """
 import signal, sys, time
 from pathlib import Path
-from dmlstudy.registry.store import Store, sole_driver
+from dmlstudy.store import Store, sole_driver
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
 with sole_driver(Store(Path(sys.argv[1])), "s"):
     print("held", flush=True)
@@ -448,16 +449,14 @@ def test_stop_waits_for_a_study_that_is_ending_and_does_not_disturb_it(
 
 
 def test_looking_writes_nothing(ran: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dmlstudy.studies.storage.open_storage", lambda _: pytest.fail("opened to be written")
-    )
+    monkeypatch.setattr("dmlstudy.search.storage.open_storage", lambda _: pytest.fail("opened to be written"))
     assert control.study_status(ran, "s").num("finished") == 1
 
 
 def test_resume_reads_the_study_from_the_store(ran: Store) -> None:
     study, place = control.resume(ran, "s")
     assert study.raw == RAW
-    assert study.fingerprint() == spec.parse(RAW).fingerprint()
+    assert study.fingerprint() == study_file.parse(RAW).fingerprint()
     assert place == ran
     with sole_driver(ran, "s"), pytest.raises(StoreError, match="study 's' is running on"):
         control.resume(ran, "s")

@@ -14,9 +14,10 @@ import yaml
 from PIL import Image
 
 from dmlstudy import cli
-from dmlstudy.registry.store import Store
-from dmlstudy.studies import checks, spec
-from dmlstudy.studies import study as studies
+from dmlstudy.spec import study_file
+from dmlstudy.store import Store
+from dmlstudy.studies import checks
+from dmlstudy.studies import run as studies
 
 NUM_CLASSES = 24
 
@@ -73,12 +74,12 @@ def test_validate_tells_what_is_odd_and_shows_no_raw_warning(
 
 def test_a_study_in_which_no_query_can_have_a_hit_is_refused(tmp_path: Path) -> None:
     for kind in ("hits", "none"):
-        study = spec.parse(raw(picture_set(tmp_path / kind, 6 if kind == "hits" else 0)))
+        study = study_file.parse(raw(picture_set(tmp_path / kind, 6 if kind == "hits" else 0)))
         if kind == "hits":
             checks.check_parts(study)
             continue
         with pytest.raises(
-            spec.SpecError, match="data: each of the 12 test classes of image_folder has one image"
+            study_file.SpecError, match="data: each of the 12 test classes of image_folder has one image"
         ):
             checks.check_parts(study)
 
@@ -86,7 +87,7 @@ def test_a_study_in_which_no_query_can_have_a_hit_is_refused(tmp_path: Path) -> 
 def test_run_tells_it_at_its_start_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = picture_set(tmp_path / "set", 6)
     (folder / "02" / "notes.txt").touch()
-    study, store, told = spec.parse(raw(folder)), Store(tmp_path / "store"), list[str]()
+    study, store, told = study_file.parse(raw(folder)), Store(tmp_path / "store"), list[str]()
     monkeypatch.setattr(studies, "connected", lambda *_: contextlib.nullcontext())
     kept: list[str] = []
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from dmlstudy.engine import cluster
 from dmlstudy.records import TrialConfig, TrialReport
-from dmlstudy.studies import checks, cluster, estimate, spec
+from dmlstudy.spec import study_file
+from dmlstudy.studies import checks, estimate
 
 STUDY = """
 name: small
@@ -26,15 +28,15 @@ TOO_SMALL = "cannot hold a trial: it needs a cluster that can (--address), or sm
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> spec.StudySpec:
+def study(tmp_path: Path) -> study_file.StudySpec:
     path = tmp_path / "small.yaml"
     path.write_text(STUDY)
-    return spec.load(path)
+    return study_file.load(path)
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_a_study_for_gpus_is_measured_on_one_or_the_line_says_that_it_is_not(
-    study: spec.StudySpec, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+    study: study_file.StudySpec, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA X1")
@@ -58,6 +60,6 @@ def test_a_study_for_gpus_is_measured_on_one_or_the_line_says_that_it_is_not(
 def test_a_study_for_cpus_says_nothing_of_gpus(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(STUDY.replace(", gpus_per_worker: 1", ""))
-    small = spec.load(path)
+    small = study_file.load(path)
     lines = estimate.describe(small, checks.check_parts(small), measure=False)
     assert not any("this machine" in line for line in lines)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmlstudy.naming import LINE
-from dmlstudy.studies import checks, first_study, spec
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.studies import checks, first_study
 from dmlstudy.studies.first_study import BUDGETS
-from dmlstudy.studies.spec import SpecError, StudySpec
 from dmlstudy.studies.wall_time import Machine
+from dmlstudy.text import LINE
 
 CPUS, GPU = Machine({"CPU": 2.0, "GPU": 0.0}), Machine({"CPU": 8.0, "GPU": 1.0})
 
@@ -33,7 +34,7 @@ def written(folder: Path, output: Path, **options: object) -> StudySpec:
     """What is written, as it is checked before it is run."""
     named = {"name": None, "image_size": None, "budget": "standard", "machine": CPUS} | options
     first_study.write(folder, output, **named)  # type: ignore[arg-type]
-    found = spec.load(output)
+    found = study_file.load(output)
     checks.check_parts(found)
     return found
 

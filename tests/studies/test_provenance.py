@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tune_simulator import study
+from support.tune_simulator import study
 
 from dmlstudy import bundled, data
 from dmlstudy.registry import environment
-from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.store import Store, StoreError
 from dmlstudy.studies import provenance
-from dmlstudy.studies.study import run_study
+from dmlstudy.studies.run import run_study
 
 
 def test_the_origin_of_a_study() -> None:

@@ -9,16 +9,18 @@ import pytest
 
 from dmlstudy.data import state_file
 from dmlstudy.data.state_file import FILE
-from dmlstudy.registry.store import Store
-from dmlstudy.studies import checks, gang, spec, study
-from dmlstudy.studies.mailbox import Command
-from dmlstudy.studies.spec import SpecError, StudySpec
+from dmlstudy.engine import gang
+from dmlstudy.engine.mailbox import Command
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.store import Store
+from dmlstudy.studies import checks, run
 
 ACCOUNT = "abfss://container@account.dfs.core.windows.net"
 
 
 def study_at(storage_path: str | None) -> StudySpec:
-    return spec.parse(
+    return study_file.parse(
         {
             "name": "kept",
             "data": {"name": "digits"},
@@ -51,7 +53,7 @@ def study_at(storage_path: str | None) -> StudySpec:
 )
 def test_each_study_has_a_folder_of_its_name(storage_path: str | None, below: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert study._checkpoints(study_at(storage_path), store) == below.format(store=tmp_path)
+    assert run._checkpoints(study_at(storage_path), store) == below.format(store=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,9 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_starts(
     def connected(*arguments: Any) -> None:
         raise AssertionError("the cluster was asked")
 
-    monkeypatch.setattr(study, "connected", connected)
+    monkeypatch.setattr(run, "connected", connected)
     with pytest.raises(SpecError) as caught:
-        study.run_study(study_at(root), Store(tmp_path / "store"), address=None, tell=print)
+        run.run_study(study_at(root), Store(tmp_path / "store"), address=None, tell=print)
     message = str(caught.value)
     assert message.startswith(f"resources.storage_path: {root} cannot be written and read (")
     assert reason in message
@@ -146,18 +148,18 @@ def test_a_study_that_is_over_leaves_nothing_and_others_stay(
     server = request.getfixturevalue("s3") if where == "s3" else None
     root = server.uri("states") if server else str(tmp_path / "states")
     store = Store(tmp_path / "states")
-    folder = study._checkpoints(study_at(None if where == "store" else root), store)
+    folder = run._checkpoints(study_at(None if where == "store" else root), store)
     ours = {"store": "studies/kept/checkpoints"}.get(where, "kept")
     for name in (f"{ours}/one", f"{ours}/two", f"{ours}-too/one"):
         state_file.at(state_file.join(root, name)).write(b"state")
     told: list[str] = []
-    study._remove_checkpoints(folder, told.append)
+    run._remove_checkpoints(folder, told.append)
     assert told == []
     left = server.files("states") if server else [str(p.relative_to(root)) for p in Path(root).rglob(FILE)]
     assert left == [f"{ours}-too/one/{FILE}"]
     if server:
         server.stop()
-        study._remove_checkpoints(folder, told.append)
+        run._remove_checkpoints(folder, told.append)
         assert told[0].startswith(f"what trials kept below {folder} could not be removed: ")
     else:
         assert not Path(folder).exists()
@@ -176,7 +178,7 @@ class Workers:
 def test_workers_are_told_a_folder_of_the_trial_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     found = study_at("s3://bucket/a?region=x")
     family = found.families["contrastive"]
-    config = found.trial_config(family, spec.default_values(family)).model_dump(mode="json")
+    config = found.trial_config(family, study_file.default_values(family)).model_dump(mode="json")
     workers = Workers()
     monkeypatch.setattr(gang, "Gang", lambda *_: workers)
     trainable = object.__new__(gang.GangTrainable)
@@ -186,7 +188,7 @@ def test_workers_are_told_a_folder_of_the_trial_s_own(monkeypatch: pytest.Monkey
             "trial": config,
             "resources": found.file.resources.model_dump(),
             "storage": "",
-            "checkpoints": study._checkpoints(found, Store(Path("store"))),
+            "checkpoints": run._checkpoints(found, Store(Path("store"))),
             "vault": "",
             "expected": {},
         }

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from dmlstudy.naming import LINE
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.studies import checks, estimate, spec, wall_time
-from dmlstudy.studies.spec import SpecError, StudySpec
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.studies import checks, estimate, wall_time
 from dmlstudy.studies.wall_time import Machine, Seconds, num_at_once, wall_seconds
+from dmlstudy.text import LINE
 from dmlstudy.training.learner import TrialFailed
 
 FOUR_CPUS = Machine({"CPU": 4.0, "GPU": 0.0})
 
 
 def study(**changes: Any) -> StudySpec:
-    return spec.parse(
+    return study_file.parse(
         {
             "name": "small",
             "data": {"name": "digits"},

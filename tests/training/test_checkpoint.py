@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_pool import GlooPool
-from ranks import broken_trial, config, one_sided_trial, refused_trial, steady, trial
+from support.gloo_pool import GlooPool
+from support.ranks import broken_trial, config, one_sided_trial, refused_trial, steady, trial
 
 from dmlstudy import data, embedders
 from dmlstudy.data import state_file
@@ -381,7 +381,7 @@ def test_killed_three_times_in_the_middle_it_ends_with_the_same_digits(tmp_path:
     log, folder = tmp_path / "log", tmp_path / "state"
     log.touch()
     moments = random.Random(time.time_ns())
-    script = Path(__file__).parent / "ranks.py"
+    script = Path(__file__).parents[1] / "support" / "ranks.py"
     command = [sys.executable, str(script), json.dumps(raw), str(folder), str(log)]
 
     def lines() -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import config
+from support.ranks import config
 
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.training.determinism import WORKSPACE, repeatable

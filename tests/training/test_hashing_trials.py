@@ -11,18 +11,19 @@ import pytest
 from dmlstudy import data, embedders, hashing, retrieval
 from dmlstudy.data import row_folds
 from dmlstudy.records import HashingConfig, TrialReport, TrialResult
-from dmlstudy.registry.store import StoreError
-from dmlstudy.studies import checks, provenance, spec
+from dmlstudy.search.verdict import Verdicts
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import SpecError
+from dmlstudy.store import StoreError
+from dmlstudy.studies import checks, provenance
 from dmlstudy.studies.estimate import describe
-from dmlstudy.studies.spec import SpecError
-from dmlstudy.studies.verdict import Verdicts
 from dmlstudy.training.learner import TrialFailed, derived_seed
 from dmlstudy.training.trial import run_trial
 
 METHODS = ("sgh", "ssdh", "greedyhash", "tbh")
 
 
-def study(**changes: Any) -> spec.StudySpec:
+def study(**changes: Any) -> study_file.StudySpec:
     raw: dict[str, Any] = {
         "name": "codes",
         "data": {"name": "digits"},
@@ -32,11 +33,11 @@ def study(**changes: Any) -> spec.StudySpec:
         "protocol": {"num_folds": 2, "verdict_seeds": 2, "objective": "map", "map_at": [100]},
         "resources": {"workers": 1},
     }
-    return spec.parse(raw | changes)
+    return study_file.parse(raw | changes)
 
 
-def trial(of: spec.StudySpec, family: str, **changes: Any) -> tuple[list[TrialReport], TrialResult]:
-    config = of.trial_config(of.families[family], spec.default_values(of.families[family]))
+def trial(of: study_file.StudySpec, family: str, **changes: Any) -> tuple[list[TrialReport], TrialResult]:
+    config = of.trial_config(of.families[family], study_file.default_values(of.families[family]))
     reports: list[TrialReport] = []
     return reports, run_trial(config.model_copy(update=changes), reports.append)
 
@@ -50,7 +51,7 @@ def test_a_verdict_is_what_its_parts_give_by_hand(tmp_path: Path) -> None:
     """Trained on all training rows; the database is these and the test rows that are no queries."""
     found = study(hashing={"num_bits": 16, "num_queries": 200})
     config = found.trial_config(
-        found.families["nasa_greedyhash"], spec.default_values(found.families["nasa_greedyhash"])
+        found.families["nasa_greedyhash"], study_file.default_values(found.families["nasa_greedyhash"])
     )
     reports: list[TrialReport] = []
     verdict = config.model_copy(update={"phase": "verdict", "seed": 3})
@@ -157,7 +158,7 @@ def test_features_from_files(tmp_path: Path) -> None:
 def test_untrained_codes_are_judged_once_for_each_method_and_length() -> None:
     found = study()
     best = {
-        name: found.trial_config(family, spec.default_values(family))
+        name: found.trial_config(family, study_file.default_values(family))
         for name, family in found.families.items()
     }
     assert found.num_untrained == 1
@@ -232,7 +233,7 @@ def test_packed_codes_agree_with_the_index() -> None:
     """
     found = study()
     config = found.trial_config(
-        found.families["greedyhash"], spec.default_values(found.families["greedyhash"])
+        found.families["greedyhash"], study_file.default_values(found.families["greedyhash"])
     )
     assert config.hashing is not None
     closed = data.load_closed("digits")

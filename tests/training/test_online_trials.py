@@ -13,10 +13,11 @@ from dmlstudy import data, online
 from dmlstudy.data import row_folds
 from dmlstudy.online import constraints
 from dmlstudy.records import TrialReport, TrialResult
-from dmlstudy.studies import checks, spec
+from dmlstudy.search.verdict import Verdicts
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import SpecError
+from dmlstudy.studies import checks
 from dmlstudy.studies.estimate import describe
-from dmlstudy.studies.spec import SpecError
-from dmlstudy.studies.verdict import Verdicts
 from dmlstudy.training import streams
 from dmlstudy.training.learner import derived_seed
 from dmlstudy.training.trial import run_trial
@@ -25,7 +26,7 @@ LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "pair_hinge", "triplet_hing
 SMALL = {"loss.num_hidden": 2, "loss.width": 20, "loss.size": 10}
 
 
-def study(**changes: Any) -> spec.StudySpec:
+def study(**changes: Any) -> study_file.StudySpec:
     raw: dict[str, Any] = {
         "name": "streams",
         "data": {"name": "digits"},
@@ -35,14 +36,14 @@ def study(**changes: Any) -> spec.StudySpec:
         "protocol": {"num_folds": 2, "verdict_seeds": 2, "objective": "accuracy"},
         "resources": {"workers": 1},
     }
-    return spec.parse(raw | changes)
+    return study_file.parse(raw | changes)
 
 
 def trial(
-    family: str, save_to: Path | None = None, of: spec.StudySpec | None = None, **changes: Any
+    family: str, save_to: Path | None = None, of: study_file.StudySpec | None = None, **changes: Any
 ) -> tuple[list[TrialReport], TrialResult]:
     of = of or study()
-    config = of.trial_config(of.families[family], spec.default_values(of.families[family]))
+    config = of.trial_config(of.families[family], study_file.default_values(of.families[family]))
     reports: list[TrialReport] = []
     return reports, run_trial(config.model_copy(update=changes), reports.append, save_to=save_to)
 
@@ -130,7 +131,7 @@ def test_pairs_and_ranks_are_measured_where_wished_for() -> None:
 def test_untrained_learners_are_judged_as_they_begin() -> None:
     found = study()
     best = {
-        name: found.trial_config(family, spec.default_values(family))
+        name: found.trial_config(family, study_file.default_values(family))
         for name, family in found.families.items()
     }
     left = Verdicts(2, []).left(best)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gloo_pool import GlooPool
-from ranks import broken_trial, config, saving_trial, trial
+from support.gloo_pool import GlooPool
+from support.ranks import broken_trial, config, saving_trial, trial
 
 from dmlstudy import data, embedders
-from dmlstudy.studies import checks, spec
-from dmlstudy.studies.spec import SpecError
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import SpecError
+from dmlstudy.studies import checks
 
 NASA: dict[str, Any] = {
     "loss": {"name": "triplet", "params": {}},
@@ -95,8 +96,8 @@ def test_two_ranks_find_the_same(pool: GlooPool) -> None:
         assert result[name] == pytest.approx(alone[name], abs=2e-3)
 
 
-def study(**family: Any) -> spec.StudySpec:
-    return spec.parse(
+def study(**family: Any) -> study_file.StudySpec:
+    return study_file.parse(
         {
             "name": "reranked",
             "data": {"name": "digits"},

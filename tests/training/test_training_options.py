@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gloo_pool import GlooPool
-from ranks import broken_trial, config, steady, trial
+from support.gloo_pool import GlooPool
+from support.ranks import broken_trial, config, steady, trial
 
 from dmlstudy import data, embedders
 from dmlstudy.losses import catalogue

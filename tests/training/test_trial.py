@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gloo_pool import GlooPool
-from ranks import config, failing_trial, saving_trial, steady, stopped_trial, trial
+from support.gloo_pool import GlooPool
+from support.ranks import config, failing_trial, saving_trial, steady, stopped_trial, trial
 
 from dmlstudy import data, embedders, retrieval
 from dmlstudy.records import TrialConfig, TrialReport

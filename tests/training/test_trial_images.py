@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gloo_pool import GlooPool
 from PIL import Image
-from ranks import broken_trial, config, failing_trial, failing_trial_of_own_files, trial
+from support.gloo_pool import GlooPool
+from support.ranks import broken_trial, config, failing_trial, failing_trial_of_own_files, trial
 
 from dmlstudy import data, embedders
 from dmlstudy.data import pictures
@@ -58,7 +58,7 @@ def test_lazy_pictures_give_the_digits_of_those_in_memory(
             patch.setattr(pictures, "IN_MEMORY_BYTES", 0)
             other = data.load("image_folder", str(folder), 8, resize_to=None)
             assert isinstance(other.test, data.LazyImages)
-            patch.setattr("dmlstudy.training.loaded.zero_shot", lambda config, other=other: other)
+            patch.setattr("dmlstudy.training.dataset_cache.zero_shot", lambda config, other=other: other)
             lazy = trial(on(folder, **changes))
         assert lazy[1] == kept[1]
         assert [steady(report) for report in lazy[0]] == [steady(report) for report in kept[0]]

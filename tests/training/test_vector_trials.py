@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import config, trial
+from support.ranks import config, trial
 
 from dmlstudy import embedders
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.pyfunc import _load_pyfunc
-from dmlstudy.studies import checks, spec
-from dmlstudy.studies.spec import SpecError
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import SpecError
+from dmlstudy.studies import checks
 from dmlstudy.training.trial import run_trial
 
 
@@ -55,8 +56,8 @@ def test_what_vectors_cannot_have(tmp_path: Path) -> None:
         "families": {"pairs": {"space": "pair_weighting", "override": {"batch.classes": "all"}}},
         "protocol": {"num_folds": 2},
     }
-    checks.check_parts(spec.parse(raw))
+    checks.check_parts(study_file.parse(raw))
     with pytest.raises(SpecError, match=r"augmentation: features are vectors"):
-        checks.check_parts(spec.parse(raw | {"augmentation": {"flip": 0.5}}))
+        checks.check_parts(study_file.parse(raw | {"augmentation": {"flip": 0.5}}))
     with pytest.raises(SpecError, match=r"embedder\.backbone: .*small_conv"):
-        checks.check_parts(spec.parse(raw | {"embedder": {"backbone": "small_conv", "dim": 4}}))
+        checks.check_parts(study_file.parse(raw | {"embedder": {"backbone": "small_conv", "dim": 4}}))

@@ -2,7 +2,6 @@
 
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
-from dmlstudy.data.closed import CLOSED, ClosedSet, as_features, load_closed
 from dmlstudy.data.datasets import DATASETS, load, reading
 from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
@@ -25,6 +24,7 @@ from dmlstudy.data.parquet import (
 )
 from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.remarks import check_hits, remarks
+from dmlstudy.data.seen_classes import CLOSED, ClosedSet, as_features, load_closed
 from dmlstudy.data.tables import Features, load_features
 
 __all__ = [

@@ -42,7 +42,7 @@ from dmlstudy.data.pictures import (
     sound,
 )
 from dmlstudy.data.tables import Features, load_features
-from dmlstudy.naming import nearest
+from dmlstudy.text import nearest
 
 TORCHVISION: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "cifar10": ("CIFAR10", {}),

@@ -29,7 +29,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
-from dmlstudy.naming import first_line
+from dmlstudy.text import first_line
 
 IN_MEMORY_BYTES = 2**28
 """Files that are no larger together are kept in memory, encoded; of larger ones an Arrow file is mapped."""

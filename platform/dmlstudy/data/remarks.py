@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dmlstudy.data.closed import ClosedSet
 from dmlstudy.data.folds import Fold
 from dmlstudy.data.images import Labels, ZeroShotData
 from dmlstudy.data.picture_files import files_below, is_picture, left_out, sub_folders
+from dmlstudy.data.seen_classes import ClosedSet
 
 
 def remarks(dataset: ZeroShotData | ClosedSet, path: str | None) -> list[str]:

@@ -20,7 +20,7 @@ from dmlstudy.data import parquet
 from dmlstudy.data.images import Indices, Labels, Looks, relabelled
 from dmlstudy.data.layouts import Parts
 from dmlstudy.data.pictures import Files, by_name, halved
-from dmlstudy.naming import first_line
+from dmlstudy.text import first_line
 
 NOT_NUMPY = (
     OSError,

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dmlstudy.embedders import weights as weight_files
 from dmlstudy.embedders.bn_inception import FILE, LEVELS, BNInception, BNInceptionStages, halves_evenly
-from dmlstudy.embedders.levels import (
+from dmlstudy.embedders.stages import (
     FUSIONS,
     NO_FUSION,
     NUM_LEVELS,
@@ -29,7 +29,7 @@ from dmlstudy.embedders.levels import (
     Stages,
     cut,
 )
-from dmlstudy.naming import nearest
+from dmlstudy.text import nearest
 
 TIMM = "timm:"
 

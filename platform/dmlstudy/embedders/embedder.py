@@ -18,11 +18,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
-from dmlstudy.embedders.levels import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.precision import full_float32
+from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
-from dmlstudy.naming import nearest
+from dmlstudy.text import nearest
 
 
 @dataclass(frozen=True)

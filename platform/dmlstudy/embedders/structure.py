@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from dmlstudy.naming import nearest
+from dmlstudy.text import nearest
 
 HIDDEN = 512
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dmlstudy.losses import foreign
+from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
-from dmlstudy.losses.general import Contrastive, PairWeighting, TripletWeighting
+from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Loss
-from dmlstudy.losses.levels import DistanceLevels
+from dmlstudy.losses.pair_weighting import Contrastive, PairWeighting, TripletWeighting
 from dmlstudy.losses.pairs import (
     Angular,
     BinomialDeviance,
@@ -98,8 +98,8 @@ def build(
     itself refuses.
     """
     given = {"num_classes": num_classes, "dim": dim, "num_layers": num_layers, "seed": seed}
-    if name.startswith(foreign.PREFIX):
-        loss: Loss = foreign.build(name, params, num_classes=num_classes, dim=dim, seed=seed)
+    if name.startswith(pml.PREFIX):
+        loss: Loss = pml.build(name, params, num_classes=num_classes, dim=dim, seed=seed)
     else:
         loss = constructed("loss", name, CATALOGUE, params, given)
     if memory and not loss.accepts_memory:
@@ -130,8 +130,8 @@ def parameters_of(name: str) -> dict[str, Scalar]:
 
     Raises ValueError for an unknown name.
     """
-    if name.startswith(foreign.PREFIX):
-        return foreign.parameters_of(name)
+    if name.startswith(pml.PREFIX):
+        return pml.parameters_of(name)
     if name in REGULARIZERS:
         return {WEIGHT: 1.0} | hyperparameters(REGULARIZERS[name], _GIVEN)
     return hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy.losses.distances import cosine, euclidean, full_precision
-from dmlstudy.losses.general import PairWeighting
 from dmlstudy.losses.interface import Embeddings, LossSum, World, check_classes
 from dmlstudy.losses.mining import (
     SimilarityRule,
@@ -23,6 +22,7 @@ from dmlstudy.losses.mining import (
     pair_numbers,
     positives_in_columns,
 )
+from dmlstudy.losses.pair_weighting import PairWeighting
 from dmlstudy.losses.parameters import above, at_least, choice
 from dmlstudy.losses.tiles import (
     Layout,

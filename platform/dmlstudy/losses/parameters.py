@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from dmlstudy.naming import nearest, shown
 from dmlstudy.records import Scalar
+from dmlstudy.text import nearest, shown
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import math
 import torch
 
 from dmlstudy.losses.distances import DISTANCES
-from dmlstudy.losses.general import Triplets
 from dmlstudy.losses.mining import Draw, distance_weighted, keep_all
+from dmlstudy.losses.pair_weighting import Triplets
 from dmlstudy.losses.parameters import at_least, choice
 from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
 

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from dmlstudy.registry import tracking
-from dmlstudy.registry.store import Store
+from dmlstudy.store import Store
 
 
 class Curve(NamedTuple):

@@ -17,7 +17,7 @@ from mlflow.entities import ViewType
 
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.models import RegisteredVersion
-from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.store import Store, StoreError
 
 DELETED = "-deleted-"
 """Between a study's name and the time in the name of its experiment while that is deleted."""

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from dmlstudy.records import OF_JUDGE, OF_STRUCTURE, Record, is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.comparison import Comparison, compare
-from dmlstudy.registry.store import Store
+from dmlstudy.store import Store
 
 SECOND_OBJECTIVES: dict[str, Callable[[Any], int | float]] = {
     "embedding_dim": lambda run: int(

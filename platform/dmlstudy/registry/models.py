@@ -23,11 +23,12 @@ from mlflow.models import Model, ModelSignature
 from numpy.typing import NDArray
 
 from dmlstudy import model_folder
+from dmlstudy.models import saved
 from dmlstudy.records import Record
-from dmlstudy.registry import drafts, kinds, standalone_file, tracking
+from dmlstudy.registry import drafts, standalone_file, tracking
 from dmlstudy.registry.card import usage
 from dmlstudy.registry.environment import installed
-from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.store import Store, StoreError
 
 CHAMPION = "champion"
 CARD = "card.md"
@@ -103,7 +104,7 @@ def register(
             client.set_logged_model_tags(model.model_id, {VERSIONS: link})
         if not version.description:
             signature = mlflow.models.get_model_info(f"models:/{model.model_id}").signature
-            text = card(kinds.preprocessing(fetched()))
+            text = card(saved.preprocessing(fetched()))
             text += usage(name, int(version.version), *_formats(signature))
             client.update_model_version(name, version.version, text)
     return _version(client, client.get_model_version(name, version.version))
@@ -125,14 +126,14 @@ def _log(
     card: Callable[[Mapping[str, Any]], str],
 ) -> Any:
     """Write the model's files, into the one that was ``begun`` if there is one; it is ready when all are there."""
-    kind = kinds.kind_of(folder)
+    kind = saved.kind_of(folder)
     example_N = model_folder.example(folder)
     if example_N is None:
         raise ValueError(f"{folder}: has no example; save the model with one")
     kind.add_program(folder)
-    z_N = kinds.verified(folder)(example_N)
+    z_N = saved.verified(folder)(example_N)
     signature = mlflow.models.infer_signature(example_N, z_N)
-    text = card(kinds.preprocessing(folder)) + usage(name, None, *_formats(signature))
+    text = card(saved.preprocessing(folder)) + usage(name, None, *_formats(signature))
     (folder / CARD).write_text(text, encoding="utf-8")
     model_folder.seal(folder)
     digest = _sha256(folder / model_folder.MANIFEST)
@@ -274,7 +275,7 @@ def _fetched(reference: str, version: RegisteredVersion, scratch: Path) -> Path:
     if _sha256(folder / "manifest.json") != version.sha256:
         raise StoreError(f"{reference}: manifest.json is not the one that was registered; do not use it")
     try:
-        deviation = model_folder.largest_deviation(folder, kinds.verified(folder)) or 0.0
+        deviation = model_folder.largest_deviation(folder, saved.verified(folder)) or 0.0
     except ValueError as error:
         raise StoreError(f"{reference}: {error}") from None
     if not deviation <= TOLERANCE:
@@ -288,7 +289,7 @@ def _fetched(reference: str, version: RegisteredVersion, scratch: Path) -> Path:
 @contextmanager
 def fetched(store: Store, reference: str) -> Iterator[Path]:
     """A verified copy of a model for the time being: a folder that was pulled, or a registered reference."""
-    if kinds.is_model(reference):
+    if saved.is_model(reference):
         model_folder.verify(reference)
         yield Path(reference)
         return

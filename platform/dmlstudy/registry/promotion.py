@@ -16,7 +16,7 @@ from dmlstudy.records import Record
 from dmlstudy.registry import leaderboard, model_page, models, tracking
 from dmlstudy.registry.comparison import Comparison, compare
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
-from dmlstudy.registry.store import Store, StoreError
+from dmlstudy.store import Store, StoreError
 
 CHALLENGER = "challenger"
 

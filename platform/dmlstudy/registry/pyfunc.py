@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.model_folder import MANIFEST, Compute
-from dmlstudy.registry import kinds
+from dmlstudy.models import saved
 
 
 class RegisteredModel:
@@ -35,4 +35,4 @@ def _load_pyfunc(path: str) -> RegisteredModel:
     folder = Path(path)
     found = sorted(folder.glob(f"**/{MANIFEST}"))
     folder = found[0].parent if found else folder
-    return RegisteredModel(kinds.verified(folder), kinds.takes(folder).image_size is not None)
+    return RegisteredModel(saved.verified(folder), saved.takes(folder).image_size is not None)

@@ -25,16 +25,7 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry.store import (
-    Store,
-    StoreError,
-    holds_nothing,
-    knock_at_server,
-    make_whole,
-)
-from dmlstudy.registry.store import (
-    first_line as first_line,
-)
+from dmlstudy.store import Store, StoreError, first_line, holds_nothing, knock_at_server, make_whole
 
 PARENT = "mlflow.parentRunId"
 RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}

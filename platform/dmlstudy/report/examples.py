@@ -17,19 +17,20 @@ from PIL import Image
 from sklearn.manifold import TSNE  # type: ignore[import-untyped]
 
 from dmlstudy import retrieval
+from dmlstudy.html import Html, element
+from dmlstudy.models import saved
 from dmlstudy.records import DataConfig, TrialConfig
-from dmlstudy.registry import kinds
 from dmlstudy.registry.history import model_of
 from dmlstudy.registry.leaderboard import Leaderboard
 from dmlstudy.registry.models import fetched
-from dmlstudy.registry.store import Store
 from dmlstudy.report import figures
 from dmlstudy.report.figures import Pairs
-from dmlstudy.report.page import Html, Plot, Section, element, paragraph, table
-from dmlstudy.studies.verdict import SHIPPED_SEED
-from dmlstudy.training import loaded
+from dmlstudy.report.page import Plot, Section, paragraph, table
+from dmlstudy.search.verdict import SHIPPED_SEED
+from dmlstudy.serving.contact_sheet import LEAST_SIDE, data_uri
+from dmlstudy.store import Store
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.streams import sides_of
-from dmlstudy.use.sheet import LEAST_SIDE, data_uri
 
 Vectors = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -133,8 +134,8 @@ def _unless_impossible(make: Callable[[], list[str | Plot]]) -> list[str | Plot]
 
 def opened(folder: Path) -> Model:
     """The model in a folder. Raises ValueError for one that is damaged, or does not say how it was trained."""
-    compute = kinds.verified(folder, device="auto", batch_size=BATCH)
-    noted = kinds.extra(folder).get("config")
+    compute = saved.verified(folder, device="auto", batch_size=BATCH)
+    noted = saved.extra(folder).get("config")
     if noted is None:
         raise ValueError("the model does not say what it was trained on")
     config = TrialConfig.model_validate(noted)
@@ -143,7 +144,7 @@ def opened(folder: Path) -> Model:
 
     def embed(rows: Any, places: Ints) -> Vectors:
         if frozen:
-            return compute(loaded.features_of(rows.select(places), frozen.features))
+            return compute(dataset_cache.features_of(rows.select(places), frozen.features))
         batches = [places[start : start + BATCH] for start in range(0, len(places), BATCH)]
         return np.concatenate([compute(rows.read(batch)) for batch in batches])
 
@@ -158,7 +159,7 @@ def test_items(config: TrialConfig, fingerprint: str | None, cwd: str | None) ->
     own = _here(config.data, cwd)
     query = gallery = None
     if config.hashing or config.online:
-        closed = loaded.closed(own)
+        closed = dataset_cache.closed(own)
         source: Any = closed
         relevance = closed.relevance[1]
         kept = np.arange(len(closed.test))
@@ -167,7 +168,7 @@ def test_items(config: TrialConfig, fingerprint: str | None, cwd: str | None) ->
             held_out = sides_of(first + len(kept), first, config.seed)[1]
             kept = np.sort(held_out[held_out >= first] - first)
     else:
-        source = loaded.zero_shot(own)
+        source = dataset_cache.zero_shot(own)
         relevance = source.test.labels_N
         kept = np.arange(len(source.test))
         query, gallery = source.test_query, source.test_gallery

@@ -19,7 +19,7 @@ from dmlstudy.records import Scalar
 from dmlstudy.registry.curves import Curve
 from dmlstudy.registry.leaderboard import Row
 from dmlstudy.report.page import in_plot
-from dmlstudy.studies.searched import Parameter, Searched, Tried
+from dmlstudy.search.history import Parameter, Searched, Tried
 
 T = TypeVar("T")
 

@@ -18,9 +18,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from dmlstudy.data.state_file import written_whole
-from dmlstudy.markup import Html as Html
-from dmlstudy.markup import element as element
-from dmlstudy.markup import joined, policy
+from dmlstudy.html import Html, element, joined, policy
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--quiet:#5b6470;--line:#d9dde2;--soft:#f4f6f8;

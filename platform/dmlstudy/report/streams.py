@@ -15,9 +15,9 @@ from scipy.special import stdtrit
 
 from dmlstudy.records import is_untrained, untrained_name
 from dmlstudy.registry.curves import Curve, verdict_curves
-from dmlstudy.registry.store import Store, StoreError
 from dmlstudy.report.figures import COLORS, look, styled
 from dmlstudy.report.page import Plot, Section, in_plot, page, write
+from dmlstudy.store import Store, StoreError
 
 METRICS = r"error_rate|accuracy|num_constraints|layer_weight_\d+"
 

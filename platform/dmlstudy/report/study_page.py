@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dmlstudy.html import Html, element
 from dmlstudy.registry.curves import verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.registry.store import Store, StoreError, seconds_spent
 from dmlstudy.report import examples, figures, streams, words
 from dmlstudy.report.page import (
-    Html,
     Plot,
     Section,
     check_place,
-    element,
     folded,
     page,
     paragraph,
@@ -25,7 +23,8 @@ from dmlstudy.report.page import (
     with_commands,
     write,
 )
-from dmlstudy.studies.searched import FEWEST, Searched, searched
+from dmlstudy.search.history import FEWEST, Searched, searched
+from dmlstudy.store import Store, StoreError, seconds_spent
 
 FURTHER = ("recall_at_1", "map_at_r", "r_precision", "map", "accuracy", "macro_f1", "nmi")
 """Metrics of the test classes that are shown beside the objective, where there are such."""

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dmlstudy.markup import joined
+from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry.comparison import Comparison
 from dmlstudy.registry.history import History, TrialRun
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
-from dmlstudy.report.page import Html, element, facts, paragraph, table
+from dmlstudy.report.page import facts, paragraph, table
 from dmlstudy.studies.duration import duration
 
 MINUS = "\N{MINUS SIGN}"

@@ -9,10 +9,10 @@ from typing import TypeAlias
 from dmlstudy import data, embedders, hashing, online
 from dmlstudy.data import state_file
 from dmlstudy.losses import catalogue
-from dmlstudy.naming import nearest, one_line
 from dmlstudy.records import AugmentationConfig, TrialConfig
-from dmlstudy.studies.spec import SpecError, StudySpec
-from dmlstudy.training import loaded
+from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.text import nearest, one_line
+from dmlstudy.training import dataset_cache
 
 StudyData: TypeAlias = data.ZeroShotData | data.ClosedSet
 """Of a study that trains embedders, and of one of hashing."""
@@ -27,7 +27,7 @@ def check_parts(spec: StudySpec) -> StudyData:
     Every family is built at its default point and at each bound of its space, so that no trial fails later
     for a value the file allows.
     """
-    loaded.forget()  # files may have changed since they were read last
+    dataset_cache.forget()  # files may have changed since they were read last
     if spec.kind == "hashing":
         return _check_hashing(spec)
     if spec.kind == "online":
@@ -63,7 +63,7 @@ def check_parts(spec: StudySpec) -> StudyData:
 
 def _loaded(spec: StudySpec) -> data.ZeroShotData:
     try:
-        return loaded.zero_shot(spec.data)
+        return dataset_cache.zero_shot(spec.data)
     except ValueError as error:
         where = "" if "does not exist" not in str(error) else spec.places.looked_in("data.path")
         raise SpecError(f"{error}{where}") from None
@@ -135,7 +135,7 @@ def _check_hashing(spec: StudySpec) -> data.ClosedSet:
                 )
             _check_features(codes.features, f"families.{name}.hashing.features")
     try:
-        dataset = loaded.closed(spec.data)
+        dataset = dataset_cache.closed(spec.data)
         data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
     except ValueError as error:
         raise SpecError(str(error)) from None
@@ -173,7 +173,7 @@ def _check_online(spec: StudySpec) -> data.ClosedSet:
                 )
             _check_features(stream.features, f"families.{name}.online.features")
     try:
-        dataset = loaded.closed(spec.data)
+        dataset = dataset_cache.closed(spec.data)
         if dataset.concepts is not None:
             raise SpecError(
                 "data.name: items with several labels have no class to be told; choose another set"
@@ -185,7 +185,7 @@ def _check_online(spec: StudySpec) -> data.ClosedSet:
 
 
 def _check_features(features: str, key: str) -> None:
-    if features in (loaded.PIXELS, loaded.GREY):
+    if features in (dataset_cache.PIXELS, dataset_cache.GREY):
         return
     try:
         embedders.verify(features)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlstudy.records import Record
-from dmlstudy.registry.store import (
+from dmlstudy.store import (
     LOCK,
     SIDE_FILES,
     Store,
@@ -112,13 +112,13 @@ def _served(store: Store, name: str) -> Store:
 def _num_trials(store: Store, name: str) -> int:
     if not store.optuna_file.is_file():
         return 0
-    from dmlstudy.studies.storage import trials_of
+    from dmlstudy.search.storage import trials_of
 
     return len(trials_of(store, name))
 
 
 def _delete_search(store: Store, name: str) -> None:
-    from dmlstudy.studies.storage import open_storage
+    from dmlstudy.search.storage import open_storage
 
     storage = open_storage(store)
     with suppress(KeyError):

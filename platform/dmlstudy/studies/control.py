@@ -19,11 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dmlstudy.records import Record
-from dmlstudy.registry.store import Store, StoreError, seconds_spent, spec_of
-from dmlstudy.studies.duration import duration, pace
-from dmlstudy.studies.epochs import counted
-from dmlstudy.studies.wishes import (
+from dmlstudy.engine.stop_requests import (
     BY_HAND,
     RunningTrial,
     running_trials,
@@ -32,10 +28,14 @@ from dmlstudy.studies.wishes import (
     wished,
     withdraw,
 )
+from dmlstudy.records import Record
+from dmlstudy.spec.epochs import counted
+from dmlstudy.store import Store, StoreError, seconds_spent, spec_of
+from dmlstudy.studies.duration import duration, pace
 
 if TYPE_CHECKING:
-    from dmlstudy.studies.jobs import Job
-    from dmlstudy.studies.spec import StudySpec
+    from dmlstudy.engine.jobs import Job
+    from dmlstudy.spec.study_file import StudySpec
 
 Write = Callable[[str], object]
 
@@ -262,7 +262,7 @@ def _search_trials(store: Store, name: str) -> list[Any]:
     """The search's trials as Optuna knows them; none where the search has not begun."""
     if not store.optuna_file.is_file():
         return []
-    from dmlstudy.studies.storage import trials_of
+    from dmlstudy.search.storage import trials_of
 
     return list(trials_of(store, name))
 
@@ -493,8 +493,8 @@ def resume(store: Store, study: str | None) -> tuple[StudySpec, Store]:
     Its relative paths lead where they led when it was started. Raises StoreError where it is running, and SpecError
     where its file names others that are not there any more.
     """
-    from dmlstudy.studies import spec as specs
-    from dmlstudy.studies.study_paths import Places
+    from dmlstudy.spec import study_file as specs
+    from dmlstudy.spec.study_paths import Places
 
     name = _named(store, study)
     state = store.read_state(name)
@@ -520,14 +520,14 @@ def _at_work(folder: Path, state: Mapping[str, Any]) -> list[RunningTrial]:
 
 def job_status(job: str, address: str | None) -> Job:
     """What a job is doing, with what it printed last."""
-    from dmlstudy.studies import jobs
+    from dmlstudy.engine import jobs
 
     return jobs.job(job, address)
 
 
 def jobs_of(address: str) -> list[Job]:
     """The jobs of a cluster, oldest first."""
-    from dmlstudy.studies import jobs
+    from dmlstudy.engine import jobs
 
     return jobs.jobs(address)
 
@@ -546,7 +546,7 @@ def job_lines(job: Job) -> list[str]:
 
 def job_logs(job: str, address: str | None, write: Write, *, follow: bool) -> None:
     """Write what a job has printed; with ``follow`` until it ends."""
-    from dmlstudy.studies import jobs
+    from dmlstudy.engine import jobs
 
     jobs.known_job(job, address)
     assert address is not None
@@ -558,7 +558,7 @@ def job_logs(job: str, address: str | None, write: Write, *, follow: bool) -> No
 
 def stop_job(job: str, address: str | None) -> str:
     """Ask a job to end; its study ends as by Ctrl-C."""
-    from dmlstudy.studies import jobs
+    from dmlstudy.engine import jobs
 
     jobs.known_job(job, address)
     stopped = jobs.client(address).stop_job(job)

@@ -16,10 +16,9 @@ from dmlstudy import data
 from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
 from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
-from dmlstudy.naming import one_line
 from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies.checks import StudyData
-from dmlstudy.studies.spec import SpecError, StudySpec, default_values
 from dmlstudy.studies.wall_time import (
     Machine,
     Seconds,
@@ -29,6 +28,7 @@ from dmlstudy.studies.wall_time import (
     this_machine,
     total_seconds,
 )
+from dmlstudy.text import one_line
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 NO_POSITIVE = "a batch holds no two images of one class"

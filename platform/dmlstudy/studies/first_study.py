@@ -13,11 +13,11 @@ import numpy as np
 from dmlstudy import data
 from dmlstudy.data import datasets
 from dmlstudy.data.pictures import Listing
-from dmlstudy.naming import nearest, shown
-from dmlstudy.studies import yaml_file
+from dmlstudy.spec import yaml_file
+from dmlstudy.spec.study_file import SpecError, parse
 from dmlstudy.studies.checks import check_class_counts
-from dmlstudy.studies.spec import SpecError, parse
 from dmlstudy.studies.wall_time import Machine
+from dmlstudy.text import nearest, shown
 
 Budget: TypeAlias = Literal["quick", "standard", "thorough"]
 

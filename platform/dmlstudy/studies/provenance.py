@@ -13,11 +13,11 @@ import ray
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.model_folder import MANIFEST
 from dmlstudy.registry.environment import commit, environment, source_sha256
-from dmlstudy.registry.store import StoreError
-from dmlstudy.studies import yaml_file
+from dmlstudy.spec import yaml_file
+from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.store import StoreError
 from dmlstudy.studies.checks import StudyData
-from dmlstudy.studies.spec import StudySpec
-from dmlstudy.training.loaded import GREY, PIXELS
+from dmlstudy.training.dataset_cache import GREY, PIXELS
 
 SIDES = {
     "development_sha256": "development data",

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from dmlstudy.engine import cluster
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.studies import cluster
+from dmlstudy.spec.study_file import StudySpec, default_values
 from dmlstudy.studies.duration import duration
-from dmlstudy.studies.spec import StudySpec, default_values
 
 LONG_S = 3600.0
 """From here on people are told how to have a first look sooner."""

@@ -19,7 +19,7 @@ from dmlstudy.data import RowFold
 from dmlstudy.data.images import Labels
 from dmlstudy.hashing import HashingFailed, HashingModel
 from dmlstudy.records import DataConfig, HashingConfig, TrialConfig, TrialReport, TrialResult
-from dmlstudy.training import loaded
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.learner import TrialFailed, derived_seed
 from dmlstudy.training.scores import mean, spread
 
@@ -97,7 +97,7 @@ def run_hashing_trial(
         scores = judged(model, test, queries, development)
         if save_to is not None:
             about: dict[str, Any] = {"family": config.family, "config": config.model_dump(mode="json")}
-            hashing.save(model, save_to, about, test.x_NF[: loaded.NUM_EXAMPLES])
+            hashing.save(model, save_to, about, test.x_NF[: dataset_cache.NUM_EXAMPLES])
         return TrialResult(
             metrics={f"test_{name}": value for name, value in scores.items()},
             embedder_folder=None if save_to is None else str(save_to),
@@ -134,9 +134,9 @@ def _drawn(num_rows: int, num_drawn: int | None, seed: int) -> NDArray[np.int64]
 @functools.lru_cache(maxsize=1)
 def _rows(config: DataConfig, features: str, device: torch.device) -> tuple[Rows, Rows]:
     """Development and test rows, with the features that are wished for."""
-    closed = loaded.closed(config)
+    closed = dataset_cache.closed(config)
     of_development, of_test = closed.relevance
     return (
-        Rows(loaded.features_of(closed.development, features, device), of_development),
-        Rows(loaded.features_of(closed.test, features, device), of_test),
+        Rows(dataset_cache.features_of(closed.development, features, device), of_development),
+        Rows(dataset_cache.features_of(closed.test, features, device), of_test),
     )

@@ -19,7 +19,7 @@ from dmlstudy.data.images import Indices, Labels
 from dmlstudy.online import constraints
 from dmlstudy.online.stream import BLOCK, Moment, Source, learn
 from dmlstudy.records import DataConfig, OnlineConfig, TrialConfig, TrialReport, TrialResult
-from dmlstudy.training import loaded
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.learner import derived_seed
 from dmlstudy.training.scores import mean, spread
 
@@ -57,7 +57,7 @@ def run_online_trial(
         learned, scores = _taught(config, sides, sides.development, sides.test, 0, report)
         if save_to is not None:
             about: dict[str, Any] = {"family": config.family, "config": config.model_dump(mode="json")}
-            online.save(learned, save_to, about, sides.x_ND[sides.test[: loaded.NUM_EXAMPLES]])
+            online.save(learned, save_to, about, sides.x_ND[sides.test[: dataset_cache.NUM_EXAMPLES]])
         return TrialResult(
             metrics={f"test_{name}": value for name, value in scores.items()},
             embedder_folder=None if save_to is None else str(save_to),
@@ -201,10 +201,10 @@ def _judged(
 @functools.lru_cache(maxsize=1)
 def _rows(config: DataConfig, features: str) -> tuple[Floats, Labels, int]:
     """Features and labels of all rows, development first, and how many these are."""
-    closed = loaded.closed(config)
+    closed = dataset_cache.closed(config)
     if closed.concepts is not None:
         raise ValueError("data.name: items with several labels have no class to be told; choose another set")
-    parts = [loaded.features_of(side, features) for side in (closed.development, closed.test)]
+    parts = [dataset_cache.features_of(side, features) for side in (closed.development, closed.test)]
     labels = np.concatenate([closed.development.labels_N, closed.test.labels_N])
     return np.concatenate(parts), labels, len(parts[0])
 

@@ -25,7 +25,7 @@ from dmlstudy.records import (
     TrialReport,
     TrialResult,
 )
-from dmlstudy.training import loaded
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 from dmlstudy.training.codes import run_hashing_trial
 from dmlstudy.training.determinism import repeatable
@@ -96,7 +96,7 @@ def run_trial(
 def _run_embedder_trial(
     config: TrialConfig, report: Report, device: torch.device, save_to: Path | None, kept: Checkpoint
 ) -> TrialResult:
-    dataset = loaded.zero_shot(config.data)
+    dataset = dataset_cache.zero_shot(config.data)
     _agree_on(dataset)
     if config.phase == "verdict":
         return _verdict(config, dataset, report, device, save_to, kept)
@@ -298,8 +298,8 @@ def _verdict(
             learner.embedder,
             save_to,
             provenance,
-            test.read(np.arange(min(loaded.NUM_EXAMPLES, len(test)))),
-            fit=loaded.fit_of(config.data),
+            test.read(np.arange(min(dataset_cache.NUM_EXAMPLES, len(test)))),
+            fit=dataset_cache.fit_of(config.data),
         )
     return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
 

@@ -1,0 +1,310 @@
+"""The Ray cluster a study runs on: connect to it, and count how many trials it can hold at once."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import ray
+from ray._private import ray_constants
+from ray._private.accelerators import get_accelerator_manager_for_resource
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.utils import get_num_cpus
+
+from dmlstudy.records import ResourcesConfig
+from dmlstudy.text import first_line
+
+Node = dict[str, float]
+"""What a node has, as Ray counts it."""
+ACCELERATOR = "accelerator_type:"
+"""The resource of which Ray gives a node one of its kind of GPU."""
+WITHOUT_LIMIT = 1000
+"""Nodes that count of a kind of which the autoscaler may start any number."""
+
+
+class ClusterError(ValueError):
+    """No Ray at the address, or too little in it for a single trial; one line with the mend."""
+
+
+@contextmanager
+def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]:
+    """Connect to the cluster at ``address``, or start Ray here, until the end of the block.
+
+    A Ray started here listens on loopback only. ``auto`` is the cluster whose job this process is, or else the one
+    that Ray finds. Raises ClusterError where none answers, or where it can never hold one trial.
+    """
+    own = own_address() if address == "auto" else None
+    address = own or address
+    if address not in (None, "auto"):
+        assert address is not None
+        _knock(address)
+    if address is not None:
+        present_token()
+    told = ExitStack()
+    try:
+        if own is not None:
+            told.enter_context(variables({"RAY_ADDRESS": own}))  # Ray may have told this job another's
+        if address is None:
+            # The State API frees the placement group of a gang that died. Its processes would look for it,
+            # and give up where several Rays run on this machine; they inherit where it is.
+            port = _free_port()
+            told.enter_context(variables({"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}))
+            # The node's address is loopback where Ray thinks that there is no cluster to be part of.
+            with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+                ray.init(
+                    address="local",
+                    include_dashboard=True,
+                    dashboard_host="127.0.0.1",
+                    dashboard_port=port,
+                    log_to_driver=True,
+                    logging_level=logging.WARNING,
+                )
+        else:
+            ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+    except Exception as error:  # of a dashboard that does not start, Ray raises just that
+        told.close()
+        raise unreachable(address or "this machine", error) from None
+    try:
+        check_capacity(resources)
+        yield
+    finally:
+        ray.shutdown()
+        told.close()
+
+
+def own_address() -> str | None:
+    """The address of the cluster whose job this process is, or None where it is no job's.
+
+    A job's process descends from the raylet of its node, which was told where its cluster is. What Ray tells the job
+    itself (RAY_ADDRESS) is the address of any cluster on the machine where there are several.
+    """
+    try:
+        ancestors = psutil.Process().parents()
+    except psutil.Error:
+        return None
+    for ancestor in ancestors:
+        with suppress(psutil.Error):
+            for argument in ancestor.cmdline():
+                flag, _, address = argument.partition("=")
+                if flag == "--gcs-address" and address:
+                    return address
+    return None
+
+
+@contextmanager
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """This process's environment with these variables (None: without) until the end of the block."""
+    before = {name: os.environ.get(name) for name in values}
+    _set_variables(values)
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def unreachable(address: str, error: Exception) -> ClusterError:
+    """What to say where Ray at the address did not take us."""
+    if isinstance(error, ray.exceptions.AuthenticationError) or "authentication token" in str(error).lower():
+        return ClusterError(
+            f"the Ray cluster at {address} asks for a token, and yours is missing or another:"
+            " put the cluster's into ~/.ray/auth_token (chmod 600) or RAY_AUTH_TOKEN"
+        )
+    return ClusterError(f"no Ray cluster at {address}: {first_line(error)}")
+
+
+def present_token() -> None:
+    """Speak to existing clusters with this user's Ray token where there is one, as ``ray start`` itself does."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _knock(address: str) -> None:
+    """Raise ClusterError where nothing listens, for Ray itself would wait for it for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdigit():
+        raise ClusterError(
+            f"--address {address}: expected HOST:PORT of the cluster's head (as 10.0.0.1:6379) or auto;"
+            " from another machine send the study with `dmlstudy submit`"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ClusterError(f"no Ray cluster at {address}: {error.strerror or error}") from None
+
+
+def concurrency(resources: ResourcesConfig) -> int:
+    """How many trials run at once: as many as the cluster can hold, or fewer if the study says so.
+
+    Tune reserves nothing for the workers of a trial, so this bound is what keeps trials from waiting for
+    each other's placement groups. A cluster that scales counts at its largest, or it would never scale.
+    """
+    at_once = num_trials_held(resources, _nodes_at_most(resources))
+    return max(1, min(at_once, resources.max_concurrent_trials or at_once))
+
+
+def num_trials_held(resources: ResourcesConfig, nodes: list[Node]) -> int:
+    """How many trials fit on nodes with these resources at once; one of ``strict_pack`` never spans two nodes."""
+    if resources.placement == "strict_pack":
+        return sum(_num_held(resources, node) // resources.workers for node in nodes)
+    return num_workers_held(resources, nodes) // resources.workers
+
+
+def num_workers_held(resources: ResourcesConfig, nodes: list[Node]) -> int:
+    """How many workers fit on nodes with these resources.
+
+    A worker never spans two nodes, and one that takes a part of a GPU never two GPUs.
+    """
+    return sum(_num_held(resources, node) for node in nodes)
+
+
+def _num_held(resources: ResourcesConfig, node: Node) -> int:
+    if resources.accelerator and not node.get(f"{ACCELERATOR}{resources.accelerator}"):
+        return 0
+    room = _room(node.get("CPU", 0.0), resources.cpus_per_worker)
+    each = resources.gpus_per_worker
+    if not each:
+        return room
+    there = node.get("GPU", 0.0)
+    if each >= 1:
+        return min(room, _room(there, each))
+    whole = _room(there, 1)
+    return min(room, whole * _room(1, each) + _room(there - whole, each))
+
+
+def check_capacity(resources: ResourcesConfig) -> None:
+    """Raise ClusterError where the cluster can never hold one trial; one that scales up is believed."""
+    check_room(resources, _nodes_at_most(resources))
+
+
+def check_room(resources: ResourcesConfig, nodes: list[Node]) -> None:
+    """Raise ClusterError where nodes with these resources never hold the workers of one trial."""
+    if num_trials_held(resources, nodes):
+        return
+    kinds = sorted({kind.removeprefix(ACCELERATOR) for node in nodes for kind in node if ACCELERATOR in kind})
+    if resources.accelerator and resources.accelerator not in kinds:
+        there = f"has {' and '.join(kinds)}" if kinds else "names none"
+        raise ClusterError(
+            f"resources.accelerator: no node with {resources.accelerator}, the cluster {there}; name one that is there"
+        )
+    held = num_workers_held(resources, nodes)
+    where = "the cluster"
+    if resources.placement == "strict_pack":
+        held = max((_num_held(resources, node) for node in nodes), default=0)
+        where = "no node of the cluster"
+    mend = (
+        f"set resources.workers to at most {held} or ask less per worker" if held else "ask less per worker"
+    )
+    if resources.placement == "strict_pack" and num_workers_held(resources, nodes) >= resources.workers:
+        mend += ", or set resources.placement: pack"
+    kind = f" on {resources.accelerator}" if resources.accelerator else ""
+    raise ClusterError(
+        f"resources.workers: {resources.workers} workers with {resources.cpus_per_worker:g} CPU"
+        f" and {resources.gpus_per_worker:g} GPU each{kind}, but {where} ({_told(nodes)}) holds"
+        f" {'them' if where.startswith('no') else held}; {mend}"
+    )
+
+
+def this_machine() -> Node:
+    """What Ray would find here, a container's limit included; no Ray is started to find out."""
+    of_gpus = get_accelerator_manager_for_resource("GPU")
+    assert of_gpus is not None
+    gpus = of_gpus.get_current_node_num_accelerators()
+    here: Node = {"CPU": float(get_num_cpus(override_docker_cpu_warning=True)), "GPU": float(gpus)}
+    if gpus:
+        here[f"{ACCELERATOR}{of_gpus.get_current_node_accelerator_type()}"] = 1.0
+    return here
+
+
+def busy(resources: ResourcesConfig) -> str:
+    """What to tell people where the cluster's free places hold no trial at this moment, or nothing."""
+    free = list(ray._private.state.available_resources_per_node().values())  # type: ignore[no-untyped-call]
+    if num_trials_held(resources, free):
+        return ""
+    cpus, gpus = _sum(free, "CPU"), _sum(free, "GPU")
+    return (
+        f"the cluster is busy or still growing ({cpus:g} CPU and {gpus:g} GPU are free now): trials wait for room,"
+        f" up to resources.start_limit_s = {resources.start_limit_s:g} s"
+    )
+
+
+def idle_gpus(resources: ResourcesConfig) -> str:
+    """What to tell people whose cluster has GPUs that their trials do not use, or nothing."""
+    gpus = _sum(_nodes_at_most(resources), "GPU")
+    if resources.gpus_per_worker or not gpus:
+        return ""
+    return f"trials train on CPUs: resources.gpus_per_worker is 0, and the cluster has {gpus:g} GPU"
+
+
+def num_gpus() -> int:
+    """GPUs of the connected cluster, at its largest."""
+    return int(max(_sum(_nodes(), "GPU"), _sum(_ceiling(), "GPU")))
+
+
+def _nodes_at_most(resources: ResourcesConfig) -> list[Node]:
+    """The nodes there are, or those that the autoscaler may start, if they hold more."""
+    return max(
+        _nodes(),
+        _ceiling(),
+        key=lambda nodes: (num_trials_held(resources, nodes), num_workers_held(resources, nodes)),
+    )
+
+
+def _ceiling() -> list[Node]:
+    """The nodes that the autoscaler may start; none where there is no autoscaler."""
+    config = ray._private.state.state.get_cluster_config()
+    return [] if config is None else nodes_at_most(config)
+
+
+def nodes_at_most(config: Any) -> list[Node]:
+    """The nodes of an autoscaler's configuration (Ray's ``ClusterConfig``): of each kind its maximum.
+
+    The limits on the whole cluster's resources hold, too. A kind without a maximum counts ``WITHOUT_LIMIT`` times.
+    """
+    left = {kind: float(limit) for kind, limit in config.max_resources.items()}
+    nodes: list[Node] = []
+    for group in config.node_group_configs:
+        node = {kind: float(amount) for kind, amount in group.resources.items()}
+        for _ in range(WITHOUT_LIMIT if group.max_count == -1 else group.max_count):
+            if any(amount > left.get(kind, math.inf) for kind, amount in node.items()):
+                break
+            left = {kind: limit - node.get(kind, 0.0) for kind, limit in left.items()}
+            nodes.append(node)
+    return nodes
+
+
+def _nodes() -> list[Node]:
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def _told(nodes: list[Node]) -> str:
+    return f"{_sum(nodes, 'CPU'):g} CPU, {_sum(nodes, 'GPU'):g} GPU"
+
+
+def _sum(nodes: list[Node], kind: str) -> float:
+    return sum(node.get(kind, 0.0) for node in nodes)
+
+
+def _room(there: float, each: float) -> int:
+    return math.floor(there / each + 1e-9)

@@ -1,0 +1,95 @@
+"""Embedding by several processes of a cluster: Ray Data hands out the parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmlstudy.engine import cluster
+from dmlstudy.engine.cluster import ClusterError, connected
+from dmlstudy.records import ResourcesConfig
+from dmlstudy.serving.embed import Job, Runner
+
+
+class _Maker:
+    """One process: opens the model once, and makes the parts it is given; says why of one that it cannot make.
+
+    What is wrong with an item goes back as text, for Ray would wrap an error in pages of its own.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
+        (number,) = batch["part"]
+        try:
+            list(self._job.make([int(number)]))
+        except ValueError as error:
+            return {"part": batch["part"], "refused": np.array([str(error)])}
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            return {"part": batch["part"], "refused": np.array([f"{place}{error.strerror or error}"])}
+        return {"part": batch["part"], "refused": np.array([""])}
+
+
+def on_cluster(address: str | None, resources: ResourcesConfig) -> Runner:
+    """Parts made by ``resources.workers`` processes of the cluster at ``address``, or of a Ray started here.
+
+    Each has a GPU of its own where the job's device is 'cuda', or 'auto' and the cluster has GPUs; else none has. The
+    model's folder, the items and the output's folder must be on a file system that all nodes see. Raises ClusterError
+    where no cluster answers, or where it cannot hold the processes, and ValueError as ``Job.make``.
+    """
+
+    def run(job: Job, numbers: Sequence[int]) -> Iterable[int]:
+        if not numbers:
+            return
+        yield from _handed_out(job, numbers)
+
+    def _handed_out(job: Job, numbers: Sequence[int]) -> Iterator[int]:
+        import ray.data
+
+        with connected(address, resources):
+            device, own = placed(job.device, resources)
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            parts = ray.data.from_items(
+                [{"part": number} for number in numbers], override_num_blocks=len(numbers)
+            )
+            made = parts.map_batches(
+                _Maker,
+                # A copy without an opened model.
+                fn_constructor_args=(dataclasses.replace(job, device=device),),
+                batch_size=1,
+                compute=ray.data.ActorPoolStrategy(size=min(own.workers, len(numbers))),
+                num_cpus=own.cpus_per_worker,
+                num_gpus=own.gpus_per_worker,
+            )
+            for row in made.iter_rows():
+                if row["refused"]:
+                    raise ValueError(row["refused"])
+                yield int(row["part"])
+
+    return run
+
+
+def placed(device: str, resources: ResourcesConfig) -> tuple[str, ResourcesConfig]:
+    """The device of each process and what it reserves: with 'auto' a GPU each where the connected cluster has any.
+
+    A process that reserves none computes on CPUs, for Ray does not hide a GPU from it. Raises ClusterError where there
+    are fewer GPUs than processes.
+    """
+    num_gpus = cluster.num_gpus()
+    if device == "cpu" or (device == "auto" and not num_gpus):
+        return "cpu", resources.model_copy(update={"gpus_per_worker": 0})
+    own = resources.model_copy(update={"gpus_per_worker": 1})
+    try:
+        cluster.check_capacity(own)
+    except ClusterError:
+        raise ClusterError(
+            f"--workers {own.workers}: each takes a GPU and {own.cpus_per_worker:g} CPU, of which the cluster has"
+            f" {num_gpus} GPU; set --workers lower, or --device cpu"
+        ) from None
+    return "cuda", own

@@ -1,0 +1,145 @@
+"""What a person sees while a study runs: a line per trial, and none of the engines' noise."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from dmlstudy.engine.stop_requests import BY_HAND
+from dmlstudy.search.study_search import Assignment
+from dmlstudy.spec.epochs import place
+from dmlstudy.studies.duration import duration, pace
+
+Tell = Callable[[str], None]
+
+
+@contextmanager
+def engine_noise_to(path: Path) -> Iterator[None]:
+    """Send everything this process and its libraries print to a file, for the length of the block.
+
+    File descriptors 1 and 2 themselves are turned, so that the C++ parts of Ray are heard there too.
+    ``terminal`` made before the block still reaches the terminal.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    with open(path, "ab", buffering=0) as noise:
+        os.dup2(noise.fileno(), 1)
+        os.dup2(noise.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            noise.write(traceback.format_exc().encode())
+            raise
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, original in zip((1, 2), saved, strict=True):
+                os.dup2(original, descriptor)
+                os.close(original)
+
+
+def terminal() -> IO[str]:
+    """A stream to where standard output leads now, whatever happens to it later."""
+    return open(os.dup(1), "w", encoding="utf-8", errors="replace", buffering=1)
+
+
+def as_long_as_heard(tell: Tell) -> Tell:
+    """Tell lines until that fails for good, as where the terminal is gone or ``| head`` has ended; a study goes on."""
+    is_heard = True
+
+    def tell_or_not(line: str) -> None:
+        nonlocal is_heard
+        if is_heard:
+            try:
+                tell(line)
+            except OSError:
+                is_heard = False
+
+    return tell_or_not
+
+
+STARTING_TOLD_S = 20.0
+"""How often people are told that the workers are still starting."""
+
+
+class Progress:
+    """Tells of each trial that ends: its score, the best so far and the time left; ``num_at_once`` may run at once."""
+
+    def __init__(
+        self, tell: Tell, objective: str, num_done: int, num_total: int, width: int, num_at_once: int = 1
+    ) -> None:
+        self._tell = tell
+        self._num_at_once = num_at_once
+        self._begun_at = self._starting_told = time.monotonic()
+        self._is_training = False
+        self._objective = objective
+        self._num_done = num_done
+        self._num_total = num_total
+        self._width = width
+        self._ended_at: list[float] = []
+
+    def tell(self, line: str) -> None:
+        """Something else worth knowing."""
+        self._tell(line)
+
+    def beat(self, is_training: bool) -> None:
+        """Say now and then that the workers are still starting, and once that they train."""
+        now = time.monotonic()
+        if self._is_training:
+            return
+        if is_training:
+            self._is_training = True
+            if self._starting_told > self._begun_at:
+                self._tell(f"the workers train, {duration(now - self._begun_at)} after the start")
+        elif now - self._starting_told >= STARTING_TOLD_S:
+            self._starting_told = now
+            self._tell(f"the workers are still starting, for {duration(now - self._begun_at)}")
+
+    def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
+        """One line for a trial that has ended."""
+        if assignment.status == "interrupted":
+            why = f", goes on later: {_shortened(assignment.reason)}" if assignment.reason else ""
+            self._tell(
+                f"{'':>{2 * len(str(self._num_total))}}   {assignment.label:<{self._width}}  interrupted{why}"
+            )
+            return
+        self._num_done += 1
+        self._is_training = True
+        self._ended_at.append(time.monotonic())
+        count = f"{self._num_done:>{len(str(self._num_total))}}/{self._num_total}"
+        champion = f"best {best[0]:.4f} {best[1]}" if best else "no best yet"
+        line = (
+            f"{count}  {assignment.label:<{self._width}}  {self._outcome(assignment):<28}"
+            f" {seconds:5.1f} s  {champion:<{self._width + 8}}  left {self._time_left()}"
+        )
+        self._tell(line)
+
+    def _outcome(self, assignment: Assignment) -> str:
+        if assignment.status == "failed":
+            return f"failed: {_shortened(assignment.reason)}"
+        prefix = "" if assignment.config.phase == "search" else "test_"
+        name = f"{prefix}{self._objective}"
+        score = assignment.metrics.get(name, float("nan"))
+        spread = assignment.metrics.get(f"{name}_stderr")
+        text = f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
+        if assignment.status == "pruned":
+            how = BY_HAND if assignment.reason.startswith(BY_HAND) else "stopped"
+            text = f"{text} {how}, {place(assignment.config, len(assignment.curve))}"
+        return text
+
+    def _time_left(self) -> str:
+        left = pace(self._ended_at, self._num_at_once)
+        return "..." if left is None else duration(left * (self._num_total - self._num_done))
+
+
+def _shortened(reason: str, length: int = 90) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= length else f"{line[: length - 3]}..."

@@ -1,0 +1,227 @@
+"""The one place from which a running study writes: MLflow runs, trained embedders, progress lines."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+from dmlstudy.data import state_file
+from dmlstudy.engine.cluster import ClusterError
+from dmlstudy.engine.cluster_watch import ClusterWatch
+from dmlstudy.engine.gang import checkpoint_name
+from dmlstudy.engine.progress import Progress
+from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.search.study_search import Assignment, StudySearch
+from dmlstudy.store import StoreError
+from dmlstudy.text import first_line
+
+STOPPED_KEPT = 16
+"""After so many further stopped trials a stopped one's state is removed again: its workers, which were an epoch ahead,
+may have written it once more."""
+
+REMOVAL_SHARE = 0.05
+"""Removing states takes no larger share of the time where it fails, as on a server that does not answer; what is left
+is removed at the end of the study."""
+
+
+VAULT_PATIENCE_S = 120.0
+"""How long the driver waits for a vault that is being started again."""
+
+MOST_RETRAINED = 3
+"""How often a verdict trial is handed out again because its embedder was lost."""
+
+
+class StudyEnds(Exception):
+    """Ends Tune's loop in good order."""
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class Vault:
+    """Holds trained embedders between the worker that trained one and the driver that files it.
+
+    Its process is started again where it was killed; what it held is lost then, and its trials are handed out again.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[str, bytes]] = {}
+
+    def put(self, trial_id: str, files: dict[str, bytes]) -> None:
+        self._files[trial_id] = files
+
+    def files(self, trial_id: str) -> dict[str, bytes]:
+        return self._files.get(trial_id, {})
+
+    def drop(self, trial_id: str) -> None:
+        self._files.pop(trial_id, None)
+
+
+class Recorder(tune.Callback):
+    """Follows Tune's trials: opens an MLflow run for each, and ends it with its scores and reason.
+
+    What a trial has left elsewhere, its embedder in the vault and its state below ``checkpoints`` (a folder or a URI),
+    stays until all of it is recorded: a driver killed before that finds it again. ``is_stopped`` says whether the
+    study is to end early, ``watch`` what has died of the cluster that it runs on.
+    """
+
+    def __init__(
+        self,
+        search: StudySearch,
+        tracker: StudyTracker,
+        progress: Progress,
+        vault: Any,
+        checkpoints: str,
+        is_stopped: Callable[[], bool] = lambda: False,
+        watch: ClusterWatch | None = None,
+    ) -> None:
+        self._search = search
+        self._tracker = tracker
+        self._progress = progress
+        self._vault = vault
+        self._checkpoints = checkpoints
+        self._is_stopped = is_stopped
+        self._watch = watch
+        self._num_retrained: Counter[str] = Counter()
+        self._open: dict[str, tuple[str, float]] = {}
+        self._stopped: deque[str] = deque()
+        self._removes_again = 0.0
+        self.failure: StoreError | ClusterError | None = None
+        """Why the study cannot go on; it ends with it."""
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        # Tune swallows what most callbacks raise, but not here.
+        if not self.failure and self._watch and (reason := self._watch.why_gone()):
+            self.failure = ClusterError(self._to_be_resumed(reason))
+        if self.failure or self._is_stopped():
+            raise StudyEnds
+        self._progress.beat(self._search.has_progress())
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if self.failure:
+            return
+        assignment = self._search.assignments[trial.trial_id]
+        try:
+            run_id = self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
+        except Exception as error:
+            self._fail(assignment, error)
+        else:
+            self._open[trial.trial_id] = (run_id, time.monotonic())
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._end(trial.trial_id)
+        result = trial.last_result
+        is_hopeless = result.get("unfit") or (result.get("unstarted") and not self._search.has_progress())
+        if is_hopeless and not self.failure:
+            self.failure = ClusterError(self._to_be_resumed(result["failure"]))
+
+    def _to_be_resumed(self, reason: str) -> str:
+        again = self._tracker.store.command("resume", self._search.spec.name)
+        return f"{reason}{', and' if ';' in reason else ';'} `{again}` goes on"
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.trial_id not in self._open:  # it failed before it started
+            self.on_trial_start(iteration, trials, trial)
+        assignment = self._search.assignments[trial.trial_id]
+        if assignment.status == "failed" and self._watch and self._watch.is_doubtful():
+            self._search.hand_out_again(trial.trial_id, assignment.reason)  # Ray is dying, and not the trial
+        self._end(trial.trial_id)
+
+    def end_open_runs(self) -> None:
+        """End what an interruption has left open."""
+        for trial_id in list(self._open):
+            self._search.assignments[trial_id].status = "interrupted"
+            self._end(trial_id)
+
+    def _end(self, trial_id: str) -> None:
+        if trial_id not in self._open or self.failure:
+            return
+        assignment = self._search.assignments[trial_id]
+        try:
+            self._file(trial_id, assignment)
+        except Exception as error:
+            self._fail(assignment, error)
+
+    def _fail(self, assignment: Assignment, error: Exception) -> None:
+        """Give up recording; the trial is run again, or only its end, when what is wrong is mended."""
+        assignment.status = "interrupted"
+        if isinstance(error, StoreError):
+            self.failure = error
+            return
+        self.failure = StoreError(
+            f"{assignment.label} could not be recorded ({type(error).__name__}: {first_line(error)});"
+            " mend it and run the study again, it goes on from there"
+        )
+        self.failure.__cause__ = error
+
+    def _file(self, trial_id: str, assignment: Assignment) -> None:
+        run_id, started = self._open[trial_id]
+        assert assignment.status != "running"
+        if assignment.config.keep_embedder and assignment.status == "finished":
+            files = self._from_vault(trial_id)
+            if not files and self._num_retrained[assignment.label] < MOST_RETRAINED:
+                self._num_retrained[assignment.label] += 1
+                self._search.hand_out_again(trial_id, "its trained embedder was lost with the vault")
+            elif not files:
+                raise RuntimeError("its trained embedder is lost")
+        if assignment.config.keep_embedder and assignment.status == "finished":
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in files.items():
+                    (Path(folder) / name).write_bytes(content)
+                self._tracker.log_model(run_id, folder)
+        self._tracker.end_trial(
+            run_id,
+            assignment.status,
+            assignment.curve,
+            assignment.metrics,
+            assignment.reason,
+            self._search.values_of(assignment),
+        )
+        self._search.commit(trial_id)
+        del self._open[trial_id]
+        self._forget(trial_id, assignment)
+        self._tracker.note_search(self._search.counts(), self._search.best_numbers())
+        self._progress.ended(assignment, time.monotonic() - started, self._search.best())
+        for line in self._search.take_notes():
+            self._progress.tell(line)
+
+    def _from_vault(self, trial_id: str) -> dict[str, bytes]:
+        """A trial's files; none where the vault was killed after it got them."""
+        try:
+            files: dict[str, bytes] = ray.get(self._vault.files.remote(trial_id), timeout=VAULT_PATIENCE_S)
+        except ray.exceptions.RayError:
+            return {}
+        return files
+
+    def _forget(self, trial_id: str, assignment: Assignment) -> None:
+        """Remove what the trial has left elsewhere, for it is recorded; one that was interrupted goes on from it."""
+        if assignment.status == "interrupted":
+            return
+        config = assignment.config
+        if config.keep_embedder:
+            self._vault.drop.remote(trial_id)
+        folder = state_file.join(self._checkpoints, checkpoint_name(config.model_dump(mode="json")))
+        self._remove(folder)
+        if assignment.status == "pruned":
+            self._stopped.append(folder)
+        if len(self._stopped) > STOPPED_KEPT:
+            self._remove(self._stopped.popleft())
+
+    def _remove(self, folder: str) -> None:
+        """Remove a trial's state, unless that failed a while ago."""
+        started = time.monotonic()
+        if started < self._removes_again:
+            return
+        try:
+            state_file.at(folder).remove()
+        except OSError:
+            ended = time.monotonic()
+            self._removes_again = ended + (ended - started) / REMOVAL_SHARE
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,144 @@
+"""What a worker of a gang does: one trial after another, until it is sent home.
+
+This module is imported by every worker before its first trial, so it imports little.
+"""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from dmlstudy.engine.mailbox import Command, Reply
+from dmlstudy.records import TrialConfig, TrialReport
+
+if TYPE_CHECKING:
+    import torch
+
+SIGNS_OF_ANOTHERS_END = ("by peer", "remote process exited", "Broken pipe")
+"""What gloo and NCCL say on a rank that only hears that another is gone."""
+
+BEAT_S = 5.0
+"""How often, at most, a rank says between its reports that it has come further."""
+
+
+class NodeUnfit(RuntimeError):
+    """Ends a worker whose node lacks what its trials need."""
+
+
+def serve(loop_config: dict[str, Any]) -> None:
+    """What each worker of a gang does until it is sent home."""
+    import torch
+    from ray.train.torch import get_device
+
+    from dmlstudy import distributed, heartbeat
+    from dmlstudy.engine import preflight
+
+    torch.set_num_threads(loop_config["threads"])
+    mailbox, expected = loop_config["mailbox"], loop_config["expected"]
+    device = get_device()
+    rank = distributed.rank()
+    if rank == 0:
+        ray.get(mailbox.enlist.remote(ray.util.get_current_placement_group()))
+    lacking = preflight.wrong_with_node(loop_config["gpus"], expected)
+    with heartbeat.heard_by(mailbox.beat.remote, every_s=BEAT_S):
+        for position in itertools.count():
+            command: Command = ray.get(mailbox.command.remote(position, rank, resident_mib()))
+            if command.config is None:
+                return
+            if not lacking:
+                config = TrialConfig.model_validate(command.config)
+                lacking = preflight.missing_file(config)
+            if not lacking:
+                if rank == 0:
+                    ray.get(mailbox.reply.remote(command.trial, Reply("begun")))
+                lacking = preflight.differing_data(config, expected)
+            if lacking:
+                ray.get(mailbox.reply.remote(command.trial, Reply("unfit", reason=lacking)))
+                raise NodeUnfit(lacking)
+            _serve_one(command, config, mailbox, device, rank)
+
+
+def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torch.device, rank: int) -> None:
+    """Run a trial and say how it ends; raises what leaves the gang of no more use."""
+    from dmlstudy import distributed
+    from dmlstudy.training.learner import TrialFailed
+    from dmlstudy.training.trial import TrialStopped, run_trial
+
+    def report(report: TrialReport) -> None:
+        wanted = True
+        if rank == 0:
+            reply = Reply("report", {**report.metrics, "step": report.step})
+            wanted = ray.get(mailbox.reply.remote(command.trial, reply))
+        if not distributed.agree(wanted):
+            raise TrialStopped
+
+    free_gpu_memory(device)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "embedder"
+            result = run_trial(
+                config,
+                report,
+                device=device,
+                save_to=target if config.keep_embedder else None,
+                checkpoint=command.checkpoint,
+            )
+            if rank == 0:
+                files = {file.name: file.read_bytes() for file in target.glob("*")}
+                metrics = result.metrics | gpu_peak(device)
+                ray.get(mailbox.reply.remote(command.trial, Reply("finished", metrics, files)))
+    except TrialStopped:
+        return
+    except TrialFailed as error:
+        if rank == 0:
+            ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))
+    except Exception as error:
+        kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
+        reason = f"{kind}: {error} (rank {rank})"
+        lost = any(sign in str(error) for sign in SIGNS_OF_ANOTHERS_END)
+        traceback.print_exc()
+        ray.get(mailbox.reply.remote(command.trial, Reply("lost" if lost else "broken", reason=reason)))
+        raise
+
+
+def free_gpu_memory(device: torch.device) -> None:
+    """Give back what the trial before has left in torch's cache, and begin to count anew."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def gpu_peak(device: torch.device) -> dict[str, float]:
+    """The most memory of its GPU that this rank's tensors have held in the trial, in MiB; nothing without a GPU."""
+    import torch
+
+    if device.type != "cuda":
+        return {}
+    return {"gpu_peak_mib": torch.cuda.max_memory_allocated(device) / 2**20}
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was asked for that is not there; torch has a type for that on a GPU only."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def resident_mib() -> float:
+    """What this process holds of the machine's memory, in MiB; where there is no /proc, the most it has held."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024  # what getrusage counts in, in bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024

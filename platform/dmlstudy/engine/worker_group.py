@@ -1,0 +1,148 @@
+"""Ray Train as gangs and the self-check use it: one run of a loop on the workers of a trial."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import (
+    _set_torch_distributed_env_vars,
+    _setup_torch_process_group,
+    _TorchBackend,
+)
+from ray.train.v2._internal import constants
+
+from dmlstudy.engine.cluster import variables
+from dmlstudy.records import ResourcesConfig
+
+HEALTH_CHECK_INTERVAL_S = 0.2
+"""Train notices starts and ends of workers only then."""
+HANG_GRACE_S = 60.0
+"""For which a collective operation may hang beyond the time in which a trial must report."""
+
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+"""The variable of torch's memory on GPUs."""
+
+
+def fit(
+    loop: Callable[[dict[str, Any]], None],
+    loop_config: dict[str, Any],
+    resources: ResourcesConfig,
+    *,
+    name: str,
+    storage: str,
+) -> None:
+    """Run the loop once, on the workers of one trial; nothing is tried again. Raises what Ray Train raises.
+
+    The helper that frees the workers' placement group when their controller is gone asks Ray's State API, and that
+    asks whichever cluster it finds on the machine first. Where there are several, another than ours: which does not
+    know the controller, so that the helper takes it for dead and takes the workers' places away as they train.
+    So each of the run's processes is told which cluster is its own; this one forgets it when the run is over.
+    """
+    address = ray.get_runtime_context().gcs_address
+    constants.ENV_VARS_TO_PROPAGATE.update(("RAY_ADDRESS", ALLOCATOR))
+    trainer = TorchTrainer(
+        loop,
+        train_loop_config=loop_config,
+        torch_config=process_group(resources, is_loopback=address.startswith("127.0.0.1:")),
+        scaling_config=scaling(resources),
+        run_config=ray.train.RunConfig(
+            name=name,
+            storage_path=storage,
+            failure_config=ray.train.FailureConfig(
+                max_failures=0,
+                controller_failure_limit=0,  # type: ignore[call-arg]
+                max_preemption_failures=0,
+            ),
+        ),
+    )
+    told = {
+        "RAY_ADDRESS": address,
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(HEALTH_CHECK_INTERVAL_S),
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(resources.start_limit_s),
+    }
+    if (
+        resources.gpus_per_worker
+    ):  # trials of many shapes share a process, and would leave its memory in pieces
+        told[ALLOCATOR] = os.environ.get(ALLOCATOR, "expandable_segments:True")
+    with variables(told):
+        trainer.fit()
+
+
+def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
+    """What Ray Train is to place for one trial."""
+    per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
+    if resources.gpus_per_worker:
+        per_worker["GPU"] = resources.gpus_per_worker
+    return ray.train.ScalingConfig(
+        num_workers=resources.workers,
+        use_gpu=resources.gpus_per_worker > 0,
+        resources_per_worker=per_worker,
+        accelerator_type=resources.accelerator,
+        placement_strategy=resources.placement.upper(),
+    )
+
+
+def process_group(resources: ResourcesConfig, *, is_loopback: bool) -> TorchConfig:
+    """How a trial's workers speak to each other.
+
+    NCCL refuses two ranks on one GPU, so workers that have a part of one use gloo, which copies through the
+    CPU. An operation that hangs is given up later than the trial is (``silence_limit_s``): the reason is then always
+    that limit, and not that a worker, which NCCL ends, was lost.
+    """
+    backend = "nccl" if resources.gpus_per_worker else "gloo"
+    if resources.workers > 1 and 0 < resources.gpus_per_worker < 1:
+        backend = "gloo"
+    timeout_s = math.ceil(resources.silence_limit_s + HANG_GRACE_S)
+    kind = LoopbackConfig if is_loopback else TorchConfig
+    return kind(backend=backend, timeout_s=timeout_s)
+
+
+@dataclass
+class LoopbackConfig(TorchConfig):
+    """The process group of workers on a Ray that listens on loopback only: it does, too."""
+
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        return _LoopbackBackend
+
+
+class _LoopbackBackend(_TorchBackend):
+    """Ray's own meets at a TCP store, which torch lets listen on every address; this one meets at a file."""
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        self._folder = tempfile.mkdtemp(prefix=f"dmlstudy-meeting-{os.getpid()}-")  # see cleanup.py
+        worker_group.execute(_set_torch_distributed_env_vars)
+        worker_group.execute(_use_loopback)
+        ray.get(
+            [
+                worker_group.execute_single_async(
+                    rank,
+                    _setup_torch_process_group,
+                    backend=backend_config.backend,
+                    world_rank=rank,
+                    world_size=len(worker_group),
+                    init_method=f"file://{self._folder}/store",
+                    timeout_s=backend_config.timeout_s,
+                )
+                for rank in range(len(worker_group))
+            ]
+        )
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        super().on_shutdown(worker_group, backend_config)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _use_loopback() -> None:
+    name = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name

@@ -1,0 +1,283 @@
+"""What Optuna's storage knows of a search, and an index of it.
+
+The storage is read once, when a sitting begins, and only written to from then on, so that the time for a trial does
+not grow with their number. Trials of the search are those with a ``generation`` among their user attributes; beside
+it they have ``family``, once they have ended ``reason``, and ``warm_start`` where they come from an earlier study.
+What others put into the study (``enqueue_trial``, Optuna's dashboard) is taken in when a sitting begins, if it lies
+in the space of a family, and else failed with a reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import optuna
+from optuna.samplers import RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from dmlstudy.records import TrialConfig
+from dmlstudy.registry.tracking import RecordedEnd
+from dmlstudy.search.early_stopping import Curve
+from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
+from dmlstudy.search.subsearch import Lane, lanes_of
+from dmlstudy.spec.study_file import StudySpec
+
+STATUS_OF = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+
+
+@dataclass
+class Entry:
+    """A trial of the search, as it is looked up until the sampler has seen its end."""
+
+    trial: FrozenTrial
+    lane: Lane
+    turn: int
+    config: TrialConfig
+
+    @property
+    def curve(self) -> Curve:
+        return Curve(
+            group=self.lane.name,
+            turn=self.turn,
+            epochs=self.config.training.epochs,
+            num_folds=self.config.num_folds,
+            scores={s: score for s, score in self.trial.intermediate_values.items() if math.isfinite(score)},
+        )
+
+
+class Ledger:
+    """Optuna's study of a search, written through, with what is asked of it often: counts, bests, reasons."""
+
+    def __init__(self, spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
+        self._spec = spec
+        self.lanes = lanes_of(spec)
+        self.lane_of = {family: lane for lane in self.lanes for family in lane.families}
+        self.study = optuna.create_study(
+            study_name=spec.name,
+            storage=storage,
+            sampler=RandomSampler(seed=spec.file.search.seed),
+            pruner=optuna.pruners.NopPruner(),
+            directions=directions_of(spec.file.search),
+            load_if_exists=True,
+        )
+        self._name_for_dashboards()
+        self.num_open = 0
+        self.next_number = 0
+        """The next trial's, unless others put trials into the study meanwhile."""
+        self._storage = storage
+        """Without the cache that Optuna's study puts before it, which keeps every trial."""
+        self._failed: dict[int, str] = {}
+        self._best: dict[str, FrozenTrial] = {}
+        self._counts = {family: dict.fromkeys(STATUS_OF.values(), 0) for family in spec.families}
+
+    def _name_for_dashboards(self) -> None:
+        """Give Optuna's dashboard the names of the objectives, and what the search is about."""
+        search, protocol = self._spec.file.search, self._spec.file.protocol
+        names = [protocol.objective, *([search.second_objective] if search.second_objective else [])]
+        about = {
+            "objective": " and ".join(names),
+            "data": self._spec.data.name,
+            "families": ", ".join(self._spec.families),
+            "sampler": search.sampler,
+            "early_stopping": search.scheduler,
+            "num_folds": protocol.num_folds,
+        }
+        known = self.study.user_attrs
+        for name, value in about.items():
+            if known.get(name) != value:
+                self.study.set_user_attr(name, value)
+        if self.study.metric_names != names:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self.study.set_metric_names(names)
+
+    # What earlier sittings and others have left
+
+    def stored(self) -> list[tuple[int, FrozenTrial]]:
+        """(generation, trial) of the search's trials in the storage, in this order."""
+        found = [
+            (int(trial.user_attrs["generation"]), trial)
+            for trial in self._storage.get_all_trials(self.study._study_id, deepcopy=False)
+            if "generation" in trial.user_attrs and trial.state != TrialState.WAITING
+        ]
+        found.sort(key=lambda item: (item[0], item[1].number))
+        # What goes on is ours to change.
+        return [(g, t if t.state.is_finished() else copy.deepcopy(t)) for g, t in found]
+
+    def take_in(self, generation: int) -> Iterator[FrozenTrial]:
+        """What others have enqueued becomes part of a generation, or fails."""
+        enqueued = self._storage.get_all_trials(self.study._study_id, states=(TrialState.WAITING,))
+        for waiting in enqueued:
+            trial_id, given = waiting._trial_id, dict(waiting.system_attrs.get("fixed_params", {}))
+            try:
+                family = self._family_named(waiting, given)
+                lane = self.lane_of[family]
+                point = lane.completed(family, given)
+                unknown = sorted(given.keys() - point.keys())
+                if unknown:
+                    raise OutsideSpaceError(f"not in the space: {', '.join(unknown)}")
+                _, read = Point.read(point, lane.sample)
+            except ValueError as error:
+                self._storage.set_trial_user_attr(trial_id, "reason", f"was enqueued, but {error}")
+                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                continue
+            for name, distribution in read.distributions.items():
+                internal = distribution.to_internal_repr(point[name])
+                self._storage.set_trial_param(trial_id, name, internal, distribution)
+            self._storage.set_trial_user_attr(trial_id, FAMILY, family)
+            self._storage.set_trial_user_attr(trial_id, "generation", generation)
+            self._storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+            yield copy.deepcopy(self._storage.get_trial(trial_id))
+
+    def _family_named(self, waiting: FrozenTrial, given: dict[str, Any]) -> str:
+        """The family that an enqueued trial names, or its parameters do; raises OutsideSpaceError."""
+        named = {str(name).partition("/")[0] for name in given if name != FAMILY}
+        named |= {str(there[FAMILY]) for there in (waiting.user_attrs, given) if FAMILY in there}
+        if len(named) != 1 or not named <= self._spec.families.keys():
+            raise OutsideSpaceError(f"it names {' and '.join(sorted(named)) or 'no family'}")
+        return named.pop()
+
+    # Writing
+
+    def create(self, trial: FrozenTrial) -> FrozenTrial:
+        """Store a new trial, from which it gets its number."""
+        trial._trial_id = self._storage.create_new_trial(self.study._study_id, trial)
+        trial.number = self._storage.get_trial(trial._trial_id).number
+        return trial
+
+    def enter(self, trial: FrozenTrial, generation: int) -> Entry:
+        """Take a stored trial into the index; raises OutsideSpaceError."""
+        lane = self.lane_of[trial.user_attrs[FAMILY]]
+        config = lane.config_of(trial.params)
+        self.next_number = max(self.next_number, trial.number + 1)
+        self.num_open += 1
+        return Entry(trial, lane, lane.note(trial, config, generation), config)
+
+    def report(self, trial: FrozenTrial, step: int, score: float) -> bool:
+        """Store a score, unless there is one at the step already; whether it is new."""
+        if step in trial.intermediate_values:
+            return False
+        self._storage.set_trial_intermediate_value(trial._trial_id, step, score)
+        trial.intermediate_values[step] = score
+        return True
+
+    def end(
+        self, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None = None, reason: str = ""
+    ) -> None:
+        """Store how a trial ended. As in Optuna, the value of a pruned one is its last score."""
+        if state == TrialState.PRUNED:
+            values = _last_value(trial, len(self.study.directions))
+        if reason:
+            self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
+            trial.user_attrs["reason"] = reason
+        self._storage.set_trial_state_values(trial._trial_id, state, values)
+        trial.state, trial.values = state, values
+        self.count(trial)
+
+    def count(self, trial: FrozenTrial) -> None:
+        """Take into account how a trial ended."""
+        family = trial.user_attrs[FAMILY]
+        self.num_open -= 1
+        self._counts[family][STATUS_OF[trial.state]] += 1
+        if trial.state == TrialState.FAIL:
+            self._failed[trial.number] = str(trial.user_attrs.get("reason", ""))
+        elif trial.state == TrialState.COMPLETE:
+            best = self._best.get(family)
+            if best is None or _rank(trial) > _rank(best):
+                self._best[family] = trial
+
+    # What is asked
+
+    def best_configs(self) -> dict[str, TrialConfig]:
+        """Each family's best finished configuration by the objective; families with none are left out."""
+        return {
+            name: self.lane_of[name].config_of(self._best[name].params)
+            for name in self._spec.families
+            if name in self._best
+        }
+
+    def winner(self) -> str | None:
+        """The family whose best configuration has the highest objective on the validation classes."""
+        return max(self._best, key=lambda name: _rank(self._best[name]), default=None)
+
+    def best(self) -> tuple[float, str] | None:
+        """The best objective so far and the label of its trial."""
+        family = self.winner()
+        if family is None:
+            return None
+        return self._best[family].values[0], label(self._best[family])
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many trials of each family's search ended how."""
+        return {family: dict(own) for family, own in self._counts.items()}
+
+    def best_numbers(self) -> dict[str, int]:
+        """The number of each family's best finished trial."""
+        return {family: trial.number for family, trial in self._best.items()}
+
+    def failure_reasons(self) -> list[str]:
+        """Why trials of the search failed, oldest first."""
+        return [self._failed[number] for number in sorted(self._failed)]
+
+
+class Recorded(Protocol):
+    """What the runs of a study say of its search trials (``tracking.StudyTracker``)."""
+
+    def recorded_ends(self, number: int) -> Sequence[RecordedEnd]: ...
+
+    def supersede(self, run_id: str) -> None: ...
+
+
+def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: Recorded) -> list[int]:
+    """Tell Optuna of the trials that have ended, as their runs say, and of which it has not heard; their numbers.
+
+    A driver writes the end of a trial into its run first, and into Optuna's storage last; one that was killed in
+    between leaves such a trial. A run that does not hold all that Optuna is to know is superseded, for its trial runs
+    again.
+    """
+    try:
+        study_id = storage.get_study_id_from_name(study)
+    except KeyError:
+        return []
+    directions = storage.get_study_directions(study_id)
+    committed = []
+    for trial in storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,)):
+        ends = list(recorded.recorded_ends(trial.number)) if "generation" in trial.user_attrs else []
+        taken = next(
+            (end for end in ends if end.status != "finished" or len(end.values) == len(directions)), None
+        )
+        for end in ends:
+            if end is not taken:
+                recorded.supersede(end.run_id)
+        if taken is None:
+            continue
+        state = {status: state for state, status in STATUS_OF.items()}[taken.status]
+        values = taken.values if taken.status == "finished" else None
+        if state == TrialState.PRUNED:
+            values = _last_value(trial, len(directions))
+        if taken.reason:
+            storage.set_trial_user_attr(trial._trial_id, "reason", taken.reason)
+        storage.set_trial_state_values(trial._trial_id, state, values)
+        committed.append(trial.number)
+    return committed
+
+
+def _last_value(trial: FrozenTrial, num_objectives: int) -> list[float] | None:
+    """What Optuna takes a pruned trial for: its last score, where there is one objective."""
+    last = trial.intermediate_values[trial.last_step] if trial.last_step is not None else math.nan
+    return [last] if math.isfinite(last) and num_objectives == 1 else None
+
+
+def label(trial: FrozenTrial) -> str:
+    """What people call a trial of the search."""
+    return f"{trial.user_attrs[FAMILY]} #{trial.number}"
+
+
+def _rank(trial: FrozenTrial) -> tuple[float, int]:
+    """The better trial has the higher rank; of equals the first."""
+    return trial.values[0], -trial.number

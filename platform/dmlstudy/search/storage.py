@@ -1,0 +1,115 @@
+"""Optuna's storage, opened so that a report costs a write and not several waits for the disk."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import optuna
+import sqlalchemy
+from optuna.trial import FrozenTrial
+
+from dmlstudy.store import Store, StoreError, first_line, make_whole
+
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
+"""File systems of one machine alone."""
+
+MOUNTS = Path("/proc/mounts")
+
+
+def open_storage(store: Store) -> optuna.storages.RDBStorage:
+    """The store's Optuna storage, made if it is not there; raises StoreError for a file that cannot be read.
+
+    In SQLite a commit goes to a write-ahead log that is synchronised with the disk at checkpoints only: what was
+    committed outlives the death of any process; a loss of power may take the last moments, and never the file's
+    order. Such a log is shared through memory, so it is for a local file system only, and on one that may be
+    another machine's SQLite keeps its rollback journal: it would not refuse, and lose what two machines write.
+    """
+    with _readable(store):
+        make_whole(store, store.optuna_file, _make_database)
+        storage = optuna.storages.RDBStorage(store.optuna_url)
+    if storage.engine.dialect.name == "sqlite":
+        sqlalchemy.event.listen(
+            storage.engine, "connect", _write_ahead if is_local(store.root) else _roll_back
+        )
+        storage.engine.dispose()  # connections made before do not know
+    return storage
+
+
+def _make_database(draft: Path) -> None:
+    storage = optuna.storages.RDBStorage(f"sqlite:///{draft}")
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+@contextmanager
+def _readable(store: Store) -> Iterator[None]:
+    """StoreError in the place of what Optuna and SQLAlchemy raise of a damaged database or another version's."""
+    try:
+        yield
+    except RuntimeError:  # Optuna's check of the schema
+        raise StoreError(
+            f"{store.optuna_file}: was written by another version of Optuna, this is {optuna.__version__}; keep a copy"
+            f" and run `optuna storage upgrade --storage {store.optuna_url}`, or install the version that wrote it"
+        ) from None
+    except (
+        sqlalchemy.exc.SQLAlchemyError,
+        optuna.exceptions.StorageInternalError,
+        AssertionError,
+        KeyError,
+    ) as error:
+        raise StoreError(
+            f"{store.optuna_file}: cannot be read as Optuna's database ({first_line(error)}); put a copy of it back, or"
+            " move it away, and every search of this store begins anew"
+        ) from None
+
+
+def read_storage(store: Store) -> optuna.storages.RDBStorage:
+    """The store's Optuna storage for one who only looks: opened to be read, where that can be done."""
+    url = f"sqlite:///file:{quote(str(store.optuna_file))}?mode=ro&uri=true"
+    with _readable(store):
+        try:
+            return optuna.storages.RDBStorage(url, skip_table_creation=True)
+        except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError):
+            return open_storage(store)  # half made, or its last writer was killed and has left work to do
+
+
+def trials_of(store: Store, name: str) -> list[FrozenTrial]:
+    """The trials of a study's search; none where it has not begun."""
+    storage = read_storage(store)
+    with _readable(store):
+        try:
+            study_id = storage.get_study_id_from_name(name)
+        except KeyError:
+            return []
+        return list(storage.get_all_trials(study_id, deepcopy=False))
+
+
+def is_local(folder: Path) -> bool:
+    """Whether the folder lies on a file system of this machine alone; where that cannot be known, it does not."""
+    try:
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    kinds: list[tuple[int, int, str]] = []
+    for number, line in enumerate(mounts):
+        _, point, kind, *_ = line.split()
+        place = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
+        if folder.resolve().is_relative_to(place):
+            kinds.append((len(place.parts), number, kind))
+    return bool(kinds) and max(kinds)[-1] in LOCAL
+
+
+def _write_ahead(connection: Any, _: object) -> None:
+    if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] == "wal":
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _roll_back(connection: Any, _: object) -> None:
+    with suppress(sqlite3.OperationalError):  # others read it
+        connection.execute("PRAGMA journal_mode=DELETE")

@@ -1,0 +1,519 @@
+"""What runs next: the search over all families, then the verdict on each family's best.
+
+The Optuna study in the storage is the truth about the search: every step is reported to it, a trial stopped
+early is PRUNED there, a failed one is FAIL with its reason, and this object rebuilds itself from it (``ledger``).
+
+Trials are asked for in generations: ``search.generation_size`` of each family, one by default. A generation
+starts when the one before has ended, and both the sampler and the early stopping look at ended generations
+only. So neither the number of trials at once nor the order in which they finish changes what is tried or what
+it scores, nor does an interruption: a trial that was unfinished is judged again by what it has reported, and goes
+on. A budget in time is looked at between generations.
+
+With ``search.deterministic: false`` there is one generation without an end: a trial is asked for as soon as there
+is room, the sampler knows all that has ended and what runs, the early stopping all that was reported.
+
+What the study's user attributes keep: ``spent`` (seconds of the time budgets, over all sittings), ``exhausted``
+(lanes without a configuration that was not tried) and ``warm_start`` (points of earlier studies, as they were
+when this one began).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Literal
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from ray.tune.search import Searcher
+
+from dmlstudy.records import TrialConfig
+from dmlstudy.search import early_stopping, samplers
+from dmlstudy.search.ledger import Entry, Ledger, label
+from dmlstudy.search.subsearch import Lane
+from dmlstudy.search.verdict import Verdicts
+from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
+from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
+from dmlstudy.spec.epochs import place
+from dmlstudy.spec.study_file import StudySpec
+
+ENDED_KEPT = 100
+"""Assignments that are remembered after their trial has ended."""
+
+TIME_NOTED_S = 5.0
+"""How much of a time budget a killed driver may forget."""
+
+LATENCY = "embed_ms_per_image"
+"""The metric of a finished trial that ``second_objective: latency_ms`` is about."""
+
+Status = Literal["running", "finished", "pruned", "failed", "interrupted"]
+
+
+@dataclass
+class Assignment:
+    """One trial as the study knows it: what it is, what it was given, how it stands."""
+
+    label: str
+    config: TrialConfig
+    number: int | None = None
+    status: Status = "running"
+    reason: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    curve: list[dict[str, float]] = field(default_factory=list)
+    """A report for each step, by step; a trial that goes on makes the same reports again."""
+
+    def note(self, report: dict[str, float]) -> None:
+        """Take in a report, in the place of an earlier one on the same step."""
+        step = itemgetter("step")
+        at = bisect.bisect_left(self.curve, step(report), key=step)
+        is_known = at < len(self.curve) and step(self.curve[at]) == step(report)
+        self.curve[at : at + is_known] = [report]
+        self.metrics = self.curve[-1]
+
+
+def metrics_of(result: Mapping[str, Any] | None) -> dict[str, float]:
+    """The trial's own metrics in a result as Tune hands it on, flattened."""
+    return {
+        key.removeprefix("metrics/"): float(value)
+        for key, value in (result or {}).items()
+        if key.startswith("metrics/")
+    }
+
+
+class StudySearch(Searcher):
+    """The searcher Tune asks: generation by generation of the search, then the verdict trials.
+
+    ``finished_verdicts`` are the (family, seed) pairs that an earlier sitting has already judged; ``clock`` is
+    that of the time budgets. Raises SpecError for a sampler that is not installed, and for a warm start from a
+    study that is not there.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        storage: optuna.storages.BaseStorage,
+        finished_verdicts: set[tuple[str, int]],
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        search, resources = spec.file.search, spec.file.resources
+        super().__init__(metric=spec.file.protocol.objective, mode="max")
+        samplers.check_installed(search.sampler)
+        warm_points = None
+        if search.warm_start and "warm_start" not in _user_attrs(storage, spec.name):
+            warm_points = earlier_best(spec, storage)
+        self.spec = spec
+        self.assignments: dict[str, Assignment] = {}
+        """Every trial that runs, and those that ended last, by Tune's id."""
+        self._ended: deque[str] = deque()
+        self._hopeless: set[str] = set()
+        self._notes: list[str] = []
+        self._verdicts = Verdicts(spec.file.protocol.verdict_seeds, finished_verdicts)
+        self._budget = TimeBudget(
+            seconds_of(search.wall_time) if search.wall_time else None,
+            search.device_hours * 3600 if search.device_hours else None,
+            resources.workers * (resources.gpus_per_worker or resources.cpus_per_worker),
+            clock=clock,
+        )
+        self._spent_noted = 0.0
+        self._stopping = early_stopping.RULES[search.scheduler](search.reduction_factor)
+        self._in_generations = search.deterministic
+        self._generation = -1 if self._in_generations else 0
+        self._entries: dict[int, Entry] = {}
+        """The trials whose end the sampler has not seen."""
+        self._waiting: list[int] = []
+        self._num_lost: Counter[str] = Counter()
+        self._step_at_loss: dict[str, float] = {}
+        self._ledger = Ledger(spec, storage)
+        self._lanes = self._ledger.lanes
+        self.study = self._ledger.study
+        self._begin_lanes(warm_points)
+        self._read_ledger()
+
+    def _begin_lanes(self, warm_points: Mapping[str, Any] | None) -> None:
+        if warm_points is not None:
+            self.study.set_user_attr("warm_start", warm_points)
+        attrs = self.study.user_attrs
+        self._budget.wall, self._budget.device = attrs.get("spent", (0.0, 0.0))
+        most = min(MOST_PER_FAMILY, (self.spec.file.search.trials_per_family - 1) // 2)
+        for lane in self._lanes:
+            lines = lane.add_to_queue(attrs.get("warm_start", {}), most)
+            if warm_points is not None:
+                self._notes += [f"search.warm_start: {line}" for line in lines]
+            lane.is_exhausted = lane.name in attrs.get("exhausted", [])
+
+    def _read_ledger(self) -> None:
+        """Take in what earlier sittings have left in the storage, and what others have enqueued there."""
+        for generation, trial in self._ledger.stored():
+            if generation > self._generation:
+                self._settle_all()
+                self._generation = generation
+            self._enter(trial)
+            if not trial.state.is_finished():
+                self._waiting.append(trial.number)
+                continue
+            if not self._in_generations and trial.state != TrialState.FAIL:
+                self._stopping.learn(self._entries[trial.number].curve)
+            self._ledger.count(trial)
+            self._settle_if_alone(trial.number)
+        for trial in self._ledger.take_in(max(0, self._generation)):
+            self._generation = max(0, self._generation)
+            self._enter(trial)
+            self._waiting.append(trial.number)
+        for number in list(self._waiting):  # the others are handed out again, under their old numbers
+            self._judge_again(self._entries[number])
+
+    def _judge_again(self, entry: Entry) -> None:
+        """Stop a trial whose reports say so, which an interruption has kept from being stopped."""
+        curve = entry.curve
+        # Without generations more is known by now than when the trial was let go on; its last report may not
+        # have been judged.
+        steps = sorted(curve.scores) if self._in_generations else sorted(curve.scores)[-1:]
+        step = next((step for step in steps if self._stopping.stops(curve, step)), None)
+        if not self._in_generations:
+            self._stopping.learn(curve)
+        if step is not None:
+            self._waiting.remove(entry.trial.number)
+            self._ledger.end(entry.trial, TrialState.PRUNED, reason=self._why_stopped(entry, step))
+            self._settle_if_alone(entry.trial.number)
+
+    # What Tune calls
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
+        self.pass_time()
+        if not self._waiting:
+            self._ask()
+        if self._waiting:
+            entry = self._entries[self._waiting.pop(0)]
+            assignment = Assignment(label(entry.trial), entry.config, entry.trial.number)
+            for step, score in sorted(entry.trial.intermediate_values.items()):
+                assignment.note({"step": float(step), str(self.metric): score})
+        elif self._ledger.num_open:
+            return None
+        else:
+            config = self._verdicts.next(self.best_configs())
+            if config is None:  # one that runs may be lost, and have to run again
+                return None if self._is_running() else str(Searcher.FINISHED)
+            assignment = Assignment(f"{config.family} verdict seed {config.seed}", config)
+        self.assignments[trial_id] = assignment
+        return {"trial": assignment.config.model_dump(mode="json")}
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Nothing: the scheduler, which sees each result first, tells it to ``observe``."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        assignment = self.assignments[trial_id]
+        if assignment.status != "running":
+            return
+        self.pass_time()
+        if error:  # its actor was lost; a trial itself ends with a reason
+            assignment.status = "failed"
+            assignment.reason = assignment.reason or "no reason given"
+            self._hand_out_again(assignment)
+        elif trial_id in self._hopeless:  # Tune says of these that they are done
+            assignment.status = "pruned"
+        elif result and result.get("unstarted"):
+            assignment.status, assignment.reason = "interrupted", str(result["failure"])
+            self._put_back(assignment)
+        elif result and result.get("failure"):
+            assignment.status, assignment.reason = "failed", str(result["failure"])
+        elif result and result.get("done"):
+            assignment.metrics = metrics_of(result)
+            score = assignment.metrics.get(self.metric, math.nan)
+            if assignment.number is None or math.isfinite(score):
+                assignment.status = "finished"
+            else:
+                assignment.status, assignment.reason = "failed", f"{self.metric} is {score}"
+        else:
+            assignment.status = "interrupted"  # it stays RUNNING in the storage, to be handed out again
+        if assignment.number is None and assignment.status in ("finished", "failed"):
+            self._verdicts.end(assignment.config)
+
+    def _hand_out_again(self, assignment: Assignment) -> None:
+        """Let a lost trial go on under its number: as often as it has made progress since it was lost before, and
+        else as often as a study's trials are tried again."""
+        step = assignment.curve[-1]["step"] if assignment.curve else 0.0
+        if step > self._step_at_loss.get(assignment.label, 0.0):
+            self._num_lost[assignment.label] = 0
+            self._step_at_loss[assignment.label] = step
+        self._num_lost[assignment.label] += 1
+        if self._num_lost[assignment.label] <= self.spec.file.resources.retries:
+            assignment.status = "interrupted"
+            self._put_back(assignment)
+
+    def hand_out_again(self, trial_id: str, reason: str) -> None:
+        """Let a trial that has ended, and is not committed, run again: what it has left is lost, or what it ran on."""
+        assignment = self.assignments[trial_id]
+        assignment.status, assignment.reason = "interrupted", reason
+        self._put_back(assignment)
+
+    def _put_back(self, assignment: Assignment) -> None:
+        if assignment.number is None:
+            self._verdicts.put_back(assignment.config)
+        else:
+            self._waiting.insert(0, assignment.number)
+
+    def _is_running(self) -> bool:
+        return any(assignment.status == "running" for assignment in self.assignments.values())
+
+    def has_progress(self) -> bool:
+        """Whether a trial that runs has reported anything."""
+        return any(a.status == "running" and a.curve for a in self.assignments.values())
+
+    def commit(self, trial_id: str) -> None:
+        """Tell Optuna how the trial ended: the last thing that is written of a trial.
+
+        So nothing that Optuna knows to be over is missing anywhere else. Where a driver is killed before this, the
+        next session commits what the trial's run holds (``ledger.commit_recorded``), or runs the trial again and ends
+        with the same.
+        """
+        assignment = self.assignments[trial_id]
+        if assignment.status == "running":
+            return
+        self._forget(trial_id)
+        if assignment.status == "interrupted":
+            return
+        entry = self._entries.get(-1 if assignment.number is None else assignment.number)
+        if entry is None or entry.trial.state.is_finished():
+            return
+        if assignment.status == "finished":
+            self._ledger.end(entry.trial, TrialState.COMPLETE, self.values_of(assignment))
+        else:
+            state = TrialState.PRUNED if assignment.status == "pruned" else TrialState.FAIL
+            self._ledger.end(entry.trial, state, reason=assignment.reason)
+        self._settle_if_alone(entry.trial.number)
+
+    def values_of(self, assignment: Assignment) -> list[float]:
+        """What a finished trial of the search has reached in each objective; nothing of any other one.
+
+        A trial that tells no latency counts as the slowest.
+        """
+        if assignment.number is None or assignment.status != "finished":
+            return []
+        quality = assignment.metrics[self.metric]
+        second = self.spec.file.search.second_objective
+        if second == "embedding_dim":
+            return [quality, float(assignment.config.size)]
+        if second == "latency_ms":
+            latency = assignment.metrics.get(LATENCY, math.inf)
+            return [quality, math.inf if math.isnan(latency) else latency]
+        return [quality]
+
+    def _forget(self, trial_id: str) -> None:
+        """Keep the assignments of the trials that ended last only."""
+        if trial_id not in self._ended:
+            self._ended.append(trial_id)
+        while len(self._ended) > ENDED_KEPT:
+            oldest = self._ended.popleft()
+            del self.assignments[oldest]
+            self._hopeless.discard(oldest)
+
+    # While a trial runs
+
+    def observe(self, trial_id: str, metrics: dict[str, float]) -> bool:
+        """Note a trial's report, for Optuna too; whether the trial should be stopped.
+
+        A report on a step that is known already changes nothing and is judged as it was.
+        """
+        self.pass_time()
+        assignment = self.assignments[trial_id]
+        assignment.note(metrics)
+        if assignment.number is None:
+            return False
+        entry, step = self._entries[assignment.number], int(metrics["step"])
+        is_new = self._ledger.report(entry.trial, step, metrics[self.metric])
+        if is_new or self._in_generations:
+            curve = entry.curve
+            if self._stopping.stops(curve, step):
+                self._hopeless.add(trial_id)
+                assignment.reason = self._why_stopped(entry, step)
+            if not self._in_generations:
+                self._stopping.learn(curve, since=step)
+        return trial_id in self._hopeless
+
+    def _why_stopped(self, entry: Entry, step: int) -> str:
+        whose = "the search's" if entry.lane.chooses_family else "its family's"
+        return f"stopped after {place(entry.config, step)}: {self._stopping.WHY.format(whose=whose)}"
+
+    # The search
+
+    def _ask(self) -> None:
+        """Ask for what runs next, if there is budget for it and its time has come."""
+        if not self._in_generations:
+            self._ask_for_one()
+        elif not self._ledger.num_open:
+            self._ask_for_generation()  # what an interruption left of it
+            if not self._waiting and not self._is_spent():
+                self._settle_all()
+                self._generation += 1
+                self._ask_for_generation()
+
+    def _ask_for_generation(self) -> None:
+        for lane in self._lanes:
+            for _ in range(lane.num_missing(self._generation) if self._generation >= 0 else 0):
+                if not self._ask_lane(lane):
+                    break
+
+    def _ask_for_one(self) -> None:
+        """Ask the lane that was asked least."""
+        while self._budget.spent() is None and not self._waiting:
+            open_lanes = [lane for lane in self._lanes if lane.num_left]
+            if not open_lanes:
+                return
+            self._ask_lane(min(open_lanes, key=lambda lane: lane.num_asked))
+
+    def _ask_lane(self, lane: Lane) -> bool:
+        """Ask for a trial of a lane; whether there is one."""
+        trial = lane.next_trial(self._ledger.next_number, self._generation)
+        if trial is None:
+            self._exhaust(lane)
+            return False
+        self._enter(self._ledger.create(trial))
+        self._waiting.append(trial.number)
+        return True
+
+    def _enter(self, trial: FrozenTrial) -> None:
+        self._entries[trial.number] = self._ledger.enter(trial, self._generation)
+
+    def _exhaust(self, lane: Lane) -> None:
+        lane.is_exhausted = True
+        names = [other.name for other in self._lanes if other.is_exhausted]
+        self.study.set_user_attr("exhausted", names)
+        self._notes.append(
+            f"{lane.name}: every configuration of its space was tried after {lane.num_asked} of"
+            f" {lane.budget} trials; its search ends here"
+        )
+
+    def _settle_all(self) -> None:
+        """Let the sampler and the early stopping see the generation, all of which has ended."""
+        for number in sorted(self._entries):
+            entry = self._entries.pop(number)
+            entry.lane.settle(entry.trial)
+            if entry.trial.state != TrialState.FAIL:
+                self._stopping.learn(entry.curve)
+
+    def _settle_if_alone(self, number: int) -> None:
+        """Let the sampler see a trial's end at once where there are no generations."""
+        if not self._in_generations:
+            entry = self._entries.pop(number)
+            entry.lane.settle(entry.trial)
+
+    def _is_spent(self) -> bool:
+        """Whether no further generation may begin."""
+        return self._budget.spent() is not None or not any(lane.num_left for lane in self._lanes)
+
+    @property
+    def _num_to_ask(self) -> int:
+        """How many trials of the search are still to be asked for."""
+        if self._budget.spent() is None:
+            return sum(lane.num_left for lane in self._lanes)
+        if not self._in_generations or self._generation < 0:
+            return 0
+        return sum(lane.num_missing(self._generation) for lane in self._lanes)
+
+    def pass_time(self) -> None:
+        """Count the time since the last call towards the budgets; to be called often while trials run."""
+        if not self._budget.is_limited:
+            return
+        running = sum(a.status == "running" and a.number is not None for a in self.assignments.values())
+        was_spent = self._budget.spent()
+        self._budget.pass_time(running)
+        if self._is_search_over:
+            return
+        spent = self._budget.spent()
+        if spent and not was_spent:
+            what = "generation" if self._in_generations else "trial"
+            self._notes.append(f"search.{spent} is spent; no further {what} is asked for")
+        if spent != was_spent or self._budget.wall - self._spent_noted >= TIME_NOTED_S:
+            self._spent_noted = self._budget.wall
+            self.study.set_user_attr("spent", [self._budget.wall, self._budget.device])
+
+    def take_notes(self) -> list[str]:
+        """Lines for people about what the search has decided since it was last asked."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def idle_places(self, num_at_once: int) -> str | None:
+        """A line for people where so many trials could run at once and a generation has fewer."""
+        search, num_families = self.spec.file.search, len(self.spec.families)
+        num_together = sum(lane.width for lane in self._lanes)
+        size = min(math.ceil(num_at_once / num_families), search.trials_per_family)
+        if not self._in_generations or self._is_search_over or search.generation_size >= size:
+            return None
+        return (
+            f"{num_at_once} trials could run at once, but a generation of the search has {num_together}: raise"
+            f" search.generation_size to {size}, or set search.deterministic: false"
+        )
+
+    # What has come of it
+
+    def best_configs(self) -> dict[str, TrialConfig]:
+        """Each family's best finished configuration by the objective; families with none are left out."""
+        return self._ledger.best_configs()
+
+    def winner(self) -> str | None:
+        """The family whose best configuration has the highest objective on the validation classes."""
+        return self._ledger.winner()
+
+    def best(self) -> tuple[float, str] | None:
+        """The best objective so far and the label of its trial."""
+        return self._ledger.best()
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many trials of each family's search ended how."""
+        return self._ledger.counts()
+
+    def best_numbers(self) -> dict[str, int]:
+        """The number of each family's best finished trial."""
+        return self._ledger.best_numbers()
+
+    def failure_reasons(self) -> list[str]:
+        """Why trials of the search failed, oldest first."""
+        return self._ledger.failure_reasons()
+
+    def verdict_configs(self) -> list[TrialConfig]:
+        """What is still to be retrained: each family's best, and its embedder untrained, with every seed."""
+        return self._verdicts.left(self.best_configs())
+
+    @property
+    def _is_search_over(self) -> bool:
+        return not self._ledger.num_open and not self._num_to_ask
+
+    @property
+    def num_left(self) -> int:
+        """Trials that have not ended yet, verdict trials included; at most, while the search goes on."""
+        if self._is_search_over:
+            return len(self.verdict_configs())
+        return self._ledger.num_open + self._num_to_ask + self.spec.num_verdict_trials
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every trial has ended, so that there is a verdict."""
+        return self.num_left == 0
+
+    # Tune would pickle the searcher; the storage holds the state instead.
+
+    def save(self, checkpoint_path: str) -> None:
+        with open(checkpoint_path, "w", encoding="utf-8") as file:
+            file.write("the state of this search is in its Optuna storage\n")
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise NotImplementedError("a search is rebuilt from its Optuna storage")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def _user_attrs(storage: optuna.storages.BaseStorage, study: str) -> dict[str, Any]:
+    """The user attributes of a study; none where there is no such study."""
+    try:
+        return dict(storage.get_study_user_attrs(storage.get_study_id_from_name(study)))
+    except KeyError:
+        return {}

@@ -1,0 +1,293 @@
+"""Embed images or vectors into one Parquet file: part by part, on any number of processes, going on after a stop.
+
+Beside the file ``out.parquet`` its parts are kept in ``out.parquet.parts`` until they are all there. A part is called
+by a digest of the model and of the items in it, and items are cut into parts by their own digests: so where one is
+removed, repaired or added, only its own part is made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmlstudy import data
+from dmlstudy.data import Fit, Inputs, preprocessing
+from dmlstudy.data.images import Indices, Looks
+from dmlstudy.data.state_file import written_whole
+from dmlstudy.models import saved
+
+PART = 4096
+"""Items of a part, about: what is read and embedded between two files, and lost at most by a stop."""
+
+MOST_TOLD = 10
+"""Pictures left out that are named each in a line."""
+
+NOTED = "job.json"
+"""What the parts are of, in their folder."""
+
+OnCorrupt: TypeAlias = Literal["error", "skip"]
+
+Runner = Callable[["Job", Sequence[int]], Iterable[int]]
+"""Makes the parts of these numbers, in any order, and tells of each that is there."""
+
+
+class Part(NamedTuple):
+    """Items of the job, and what the file with their embeddings is called."""
+
+    rows: range
+    name: str
+
+
+class Embedded(NamedTuple):
+    """What was written: rows, the size of an embedding, and items left out with the reason of each."""
+
+    num_items: int
+    dim: int
+    left_out: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model's folder, what it is to embed, and where to; each process opens it for itself.
+
+    ``on_corrupt`` 'skip' leaves out pictures that cannot be decoded. A picture may have ``max_pixels``, None for the
+    bound that there is anyway.
+    """
+
+    model: str
+    inputs: str
+    output: str
+    batch_size: int = 256
+    device: str = "auto"
+    on_corrupt: OnCorrupt = "error"
+    max_pixels: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the parts."""
+        return Path(f"{self.output}.parts")
+
+    @functools.cached_property
+    def items(self) -> Inputs:
+        """What is to be embedded. Raises ValueError naming what is missing or of another kind than the model takes."""
+        return opened(self.model, self.inputs, self.max_pixels)
+
+    @functools.cached_property
+    def compute(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """The model."""
+        return saved.verified(self.model, device=self.device, batch_size=self.batch_size)
+
+    @functools.cached_property
+    def parts(self) -> list[Part]:
+        """All items in their order, cut where their digests say."""
+        model = saved.fingerprint(self.model).encode()
+        found, start, digest = [], 0, hashlib.blake2b(model, digest_size=16)
+        num_items = len(self.items)
+        for row, key in enumerate(self.items.keys()):
+            own = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+            digest.update(own)
+            if row + 1 == num_items or _ends(row + 1 - start, own):
+                found.append(Part(range(start, row + 1), digest.hexdigest()))
+                start, digest = row + 1, hashlib.blake2b(model, digest_size=16)
+        return found
+
+    def part(self, number: int) -> Path:
+        return self.folder / f"{self.parts[number].name}.parquet"
+
+    def is_made(self, number: int) -> bool:
+        """Whether a part is there, whole, and without items left out that must not be."""
+        path = self.part(number)
+        return path.is_file() and (self.on_corrupt == "skip" or not data.embeddings_left_out(path))
+
+    def make(self, numbers: Iterable[int]) -> Iterator[int]:
+        """Write parts, each whole or not at all, and tell of each; pictures are read while others are computed.
+
+        A process that finds fewer parts than the one that numbered them makes those it has: items have changed
+        meanwhile, which ``embed_into`` tells.
+        """
+        batches = [
+            (number, np.arange(start, min(start + self.batch_size, rows.stop)))
+            for number in numbers
+            if number < len(self.parts)
+            for rows in [self.parts[number].rows]
+            for start in range(rows.start, rows.stop, self.batch_size)
+        ]
+        reader = _Reader(self.items, is_skipping=self.on_corrupt == "skip")
+        made: list[NDArray[Any]] = []
+        for (number, indices), items in zip(
+            batches, reader.batches(each for _, each in batches), strict=True
+        ):
+            made.append(self.compute(items))
+            rows = self.parts[number].rows
+            if indices[-1] + 1 == rows.stop:
+                self._write(number, np.concatenate(made), reader.damaged)
+                made = []
+                yield number
+
+    def _write(self, number: int, z_ND: NDArray[Any], damaged: Mapping[int, str]) -> None:
+        rows = self.parts[number].rows
+        kept = [row for row in rows if row not in damaged]
+        ids, labels = self.items.ids, self.items.labels
+        data.write_embeddings(
+            self.part(number),
+            [ids[row] for row in kept],
+            None if labels is None else [labels[row] for row in kept],
+            z_ND,
+            left_out=[(ids[row], damaged[row]) for row in rows if row in damaged],
+        )
+
+
+def _ends(size: int, digest: bytes) -> bool:
+    """Whether a part of so many items ends with the one of this digest: on average after three quarters of PART."""
+    least, most = max(1, PART // 4), 2 * PART
+    return size >= most or (size >= least and int.from_bytes(digest[:8]) % max(1, PART // 2) == 0)
+
+
+class _Reader:
+    """Items read ahead by threads, where they are pictures; those that cannot be decoded are noted, or an error."""
+
+    def __init__(self, items: Inputs, *, is_skipping: bool) -> None:
+        self._items, self._is_skipping = items, is_skipping
+        self.damaged: dict[int, str] = {}
+        """By their numbers, the reasons of those left out of the batches that were given."""
+
+    def batches(self, indices: Iterable[Indices]) -> Iterator[NDArray[Any]]:
+        """The items at each of these indices, in order, which are of one run of numbers each."""
+        if self._items.one is None:
+            return (self._items.read(range(int(each[0]), int(each[-1]) + 1)) for each in indices)
+        return data.Loader(self).epoch(indices)
+
+    def read(self, indices: Indices, looks: Looks | None = None) -> NDArray[np.uint8]:
+        """The items that can be read, in order, as one thread reads them."""
+        assert looks is None
+        one = self._items.one
+        assert one is not None
+        found = []
+        for row in indices.tolist():
+            try:
+                found.append(one(row))
+            except data.DamagedImage as error:
+                if not self._is_skipping:
+                    raise
+                self.damaged[row] = str(error)
+        assert self._items.shape is not None
+        return np.stack(found) if found else np.empty((0, *self._items.shape), np.uint8)
+
+
+def one_by_one(job: Job, numbers: Sequence[int]) -> Iterator[int]:
+    """In this process."""
+    return job.make(numbers)
+
+
+def opened(model: str | Path, inputs: str | Path, max_pixels: int | None = None) -> Inputs:
+    """Items as the model takes them: seen as its training images were, or vectors of its size.
+
+    Raises ValueError naming what is missing, or of another kind.
+    """
+    takes, fit = saved.takes(model), fit_of(model)
+    if fit is None:
+        return data.open_vectors(inputs, takes.num_features)
+    if max_pixels is not None:
+        fit = fit._replace(reading=fit.reading._replace(max_pixels=max_pixels))
+    return data.open_images(inputs, fit, takes.channels)
+
+
+def fit_of(model: str | Path) -> Fit | None:
+    """How pictures become the model's images, as in its training; None for a model of vectors.
+
+    A model from before ``preprocessing`` told it in full keeps its way. Raises ValueError where it is not understood.
+    """
+    if saved.takes(model).image_size is None:
+        return None
+    described = saved.preprocessing(model)
+    fit = preprocessing.fit_of(described, str(model))
+    if fit is not None:
+        return fit
+    return preprocessing.fit_before(
+        described, saved.extra(model).get("config", {}).get("data", {}), str(model)
+    )
+
+
+def embed_into(
+    job: Job,
+    run: Runner = one_by_one,
+    follow: Callable[[Iterable[int], int], Iterable[int]] = lambda each, _: each,
+) -> Embedded:
+    """Embed all items into ``job.output``.
+
+    Parts that an earlier call of the same model has left are not made again where their items are still the same.
+    ``follow`` is given the numbers of parts as they come to be, and how many there will be, to show progress. Raises
+    ValueError naming what is missing, unreadable or of another kind, for an output that may not be written
+    (``data.check_output``), and where the parts of something else are in the way; the output is replaced when all is
+    done, or not at all.
+    """
+    output = data.check_output(job.output, "a Parquet file", data.PARQUET)
+    numbers = range(len(job.parts))
+    _claim(job)
+    missing = [number for number in numbers if not job.is_made(number)]
+    for _ in follow(run(job, missing), len(missing)):
+        pass
+    files = [job.part(number) for number in numbers]
+    if not all(file.is_file() for file in files):
+        raise ValueError(
+            f"{job.inputs}: changed while it was embedded; run again, which goes on from its parts"
+        )
+    left_out = [each for file in files for each in data.embeddings_left_out(file)]
+    num_items = len(job.items) - len(left_out)
+    if num_items == 0:
+        raise ValueError(f"{left_out[0][1]}; none of the {len(left_out)} pictures can be decoded")
+    origin = {"model": saved.fingerprint(job.model), "source": job.inputs}
+    dim = data.join_embeddings(files, output, origin)
+    shutil.rmtree(job.folder)
+    return Embedded(num_items, dim, left_out)
+
+
+def told(job: Job, embedded: Embedded) -> list[str]:
+    """Lines on what was left out: files of other kinds, and pictures that could not be decoded."""
+    lines = [f"left out: {job.items.left_out}"] if job.items.left_out else []
+    lines += [f"left out: {reason}" for _, reason in embedded.left_out[:MOST_TOLD]]
+    if (num_more := len(embedded.left_out) - MOST_TOLD) > 0:
+        lines.append(f"left out: {num_more} more that cannot be decoded; the file's metadata name all")
+    return lines
+
+
+def check_on_corrupt(text: str) -> OnCorrupt:
+    """What is to be done with a picture that cannot be decoded. Raises ValueError for anything else."""
+    known: dict[str, OnCorrupt] = {each: each for each in get_args(OnCorrupt)}
+    if text not in known:
+        raise ValueError(f"--on-corrupt {text}: choose from {', '.join(known)}")
+    return known[text]
+
+
+def _claim(job: Job) -> None:
+    """Make the folder of the parts, or take over what a broken-off call of the same job has left there."""
+    about = {"model": saved.fingerprint(job.model), "inputs": job.inputs}
+    noted = job.folder / NOTED
+    if noted.is_file():
+        known = _read_note(noted)
+        if known is not None and {key: known.get(key) for key in about} != about:
+            raise ValueError(
+                f"{job.folder}: holds parts of another model or of other inputs ({known.get('inputs')}); remove it, or"
+                " name another output"
+            )
+    job.folder.mkdir(exist_ok=True)
+    with written_whole(noted, noted.with_name(f".{NOTED}.draft")) as file:
+        file.write(json.dumps(about).encode())
+
+
+def _read_note(path: Path) -> dict[str, Any] | None:
+    """What the parts are said to be of; None of a torn note, which says nothing: parts are known by their names."""
+    try:
+        known = json.loads(path.read_text())
+    except ValueError:
+        return None
+    return known if isinstance(known, dict) else None

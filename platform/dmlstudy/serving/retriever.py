@@ -1,0 +1,172 @@
+"""Search by example: a query's nearest items of a gallery, put in a better order where the model has one.
+
+Shapes: Q queries, M items, D embedding size, K results, l = 0..L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmlstudy import retrieval
+from dmlstudy.models import saved
+from dmlstudy.serving.gallery import Gallery
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+Places: TypeAlias = NDArray[np.int64]
+Rerank: TypeAlias = Literal["auto", "none", "structure", "layers"]
+RERANKS: tuple[Rerank, ...] = get_args(Rerank)
+
+
+class Found(NamedTuple):
+    """The k items of a query, best first: places in the gallery, and their distances in the index."""
+
+    place_K: Places
+    distance_K: NDArray[np.float32]
+
+
+class Layers(NamedTuple):
+    """An embedding that is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L]: the layers' sizes and weights."""
+
+    sizes: Sequence[int]
+    alpha_L: Floats
+
+
+class Measure(NamedTuple):
+    """How far two items are apart, in words, and how similar that makes them: a score is larger for what is nearer."""
+
+    distance: str
+    score: str
+    score_of: Callable[[NDArray[np.float32]], NDArray[np.float64]]
+
+
+def _measure(is_unit: bool, num_bits: int | None) -> Measure:
+    if num_bits is not None:
+        return Measure(
+            "bits that differ",
+            "cosine, 1 - 2 distance / bits",
+            lambda d_K: 1 - 2 * d_K / np.float64(num_bits),
+        )
+    if is_unit:
+        return Measure(
+            "euclidean", "cosine, 1 - distance^2 / 2", lambda d_K: 1 - d_K.astype(np.float64) ** 2 / 2
+        )
+    return Measure("euclidean", "1 / (1 + distance)", lambda d_K: 1 / (1 + d_K.astype(np.float64)))
+
+
+class Searcher:
+    """A model with a gallery that it made.
+
+    ``rerank`` puts the first ``among`` of the index in another order: 'structure' by the query's structure embedding
+    (NASA Eq. 3, of codes Eq. 7), 'layers' by the layers' similarities (OAHU, section 3.6); 'auto' does what the model
+    has a head for, 'none' leaves them. Raises ValueError for the gallery of another model, another name, an order that
+    the model has no head for, and ``among`` below 1.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        gallery: Gallery,
+        *,
+        rerank: str = "auto",
+        among: int = 100,
+        device: str = "cpu",
+    ) -> None:
+        own = saved.fingerprint(model)
+        if own != gallery.model:
+            raise ValueError(
+                f"the gallery was made by another model ({gallery.model[:12]}, this is {own[:12]}); use that one, or"
+                " embed and index the items anew"
+            )
+        if rerank not in RERANKS:
+            raise ValueError(f"rerank={rerank!r}: choose from {', '.join(RERANKS)}")
+        if among < 1:
+            raise ValueError(f"among={among} must be at least 1")
+        self.gallery, self.among = gallery, among
+        parts = saved.parts(model, device)
+        self.embed, layers = parts.embed, parts.layers
+        self.is_symmetric = saved.kind_of(model).name != "online learner"  # queries are embedded as items are
+        num_bits = gallery.vectors_MD.shape[1] if gallery.has_codes else None
+        self.measure = _measure(saved.gives_unit_vectors(model), num_bits)
+        has: dict[Rerank, bool] = {"structure": parts.has_structure, "layers": layers is not None}
+        own_order: Rerank = next((name for name in has if has[name]), "none")
+        self.rerank: Rerank = own_order if rerank == "auto" else cast(Rerank, rerank)
+        if not has.get(self.rerank, True):
+            raise ValueError(f"rerank={self.rerank!r}: the model has no head for it; set none")
+        self._layers = None if layers is None else Layers(*layers)
+
+    def __call__(self, queries: NDArray[Any], k: int) -> list[Found]:
+        """The k best items of each query. Raises ValueError for k < 1, and for queries that the model does not take."""
+        return self.nearest(*self.embed(queries), k)
+
+    def nearest(self, query_QD: Floats, omega_QD: NDArray[np.float32] | None, k: int) -> list[Found]:
+        """The k best items of queries that ``embed`` has embedded. Raises ValueError for k < 1."""
+        if k < 1:
+            raise ValueError(f"k={k} must be at least 1")
+        among = k if self.rerank == "none" else max(k, self.among)
+        place_QK, distance_QK = self.gallery.search(query_QD, min(among, len(self.gallery)))
+        if self.rerank != "none":
+            order_QK = self._order(query_QD, omega_QD, place_QK)
+            distance_QK = _follow(distance_QK, place_QK, order_QK)
+            place_QK = order_QK
+        return [
+            Found(place_K[:k][place_K[:k] >= 0], distance_K[:k][place_K[:k] >= 0])
+            for place_K, distance_K in zip(place_QK, distance_QK, strict=True)
+        ]
+
+    def _order(self, query_QD: Floats, omega_QD: NDArray[np.float32] | None, place_QK: Places) -> Places:
+        """The same places in another order; of the vectors only those found are read."""
+        own_R, local_QK = np.unique(place_QK, return_inverse=True)
+        local_QK = local_QK.reshape(place_QK.shape)
+        if own_R[0] == -1:
+            own_R, local_QK = own_R[1:], local_QK - 1
+        found_RD = np.asarray(self.gallery.vectors_MD[own_R])
+        n = place_QK.shape[1]
+        if self.rerank == "layers":
+            assert self._layers is not None
+            again_QK = by_layers(query_QD, found_RD, local_QK, self._layers)
+        elif self.gallery.has_codes:
+            assert omega_QD is not None
+            packed = retrieval.pack_codes(query_QD), retrieval.pack_codes(found_RD)
+            again_QK = retrieval.by_weighted_hamming(packed[0], omega_QD, packed[1], local_QK, n)
+        else:
+            assert omega_QD is not None
+            again_QK = retrieval.by_structure(query_QD, omega_QD, found_RD, local_QK, n)
+        return np.where(again_QK < 0, -1, own_R[again_QK])
+
+
+def by_layers(query_QD: Floats, gallery_RD: Floats, place_QK: Places, layers: Layers) -> Places:
+    """Order results by the largest similarity that a layer gives them (OAHU Eq. 23, 27).
+
+    S = alpha^l exp(-(D^l - d_min) / (d_max - d_min)), with the least and the largest D^l among the results, alpha^l
+    where these are equal. Ties stay as they are; -1 stands at the end.
+    """
+    is_found_QK = place_QK >= 0
+    best_QK = np.full(place_QK.shape, -np.inf)
+    start = 0
+    for size, alpha in zip(layers.sizes, layers.alpha_L.tolist(), strict=True):
+        part = slice(start, start + size)
+        start += size
+        if alpha <= 0:
+            continue
+        apart_QKE = gallery_RD[place_QK, part] - query_QD[:, None, part]
+        distance_QK = np.sqrt(np.einsum("qke,qke->qk", apart_QKE, apart_QKE))
+        nearest_Q1 = np.where(is_found_QK, distance_QK, np.inf).min(axis=1, keepdims=True)
+        farthest_Q1 = np.where(is_found_QK, distance_QK, -np.inf).max(axis=1, keepdims=True)
+        spread_Q1 = farthest_Q1 - nearest_Q1
+        scaled_QK = (distance_QK - nearest_Q1) / np.where(spread_Q1 > 0, spread_Q1, 1)
+        best_QK = np.maximum(best_QK, alpha * np.exp(-scaled_QK))
+    order_QK = np.argsort(np.where(is_found_QK, -best_QK, np.inf), axis=1, kind="stable")
+    return np.take_along_axis(place_QK, order_QK, 1)
+
+
+def _follow(distance_QK: NDArray[np.float32], place_QK: Places, again_QK: Places) -> NDArray[np.float32]:
+    """The distances of the same places in their new order."""
+    old_QK, new_QK = np.argsort(place_QK, axis=1, kind="stable"), np.argsort(again_QK, axis=1, kind="stable")
+    moved_QK = np.empty_like(distance_QK)
+    np.put_along_axis(moved_QK, new_QK, np.take_along_axis(distance_QK, old_QK, 1), 1)
+    return moved_QK

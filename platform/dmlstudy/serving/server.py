@@ -1,0 +1,433 @@
+"""A model, and a gallery if there is one, behind HTTP: embed, retrieve, health, readiness.
+
+``POST /embed``        pictures or vectors, in the forms of ``bodies``
+``POST /retrieve``     the same, with ``?k=10``; needs a gallery
+``GET /health``        200 as long as the process answers
+``GET /ready``         200 once the model has computed something, 503 while the server ends
+``GET /metrics``       counts of requests and items, as Prometheus reads them
+``GET /openapi.json``  all this as OpenAPI 3.1; ``GET /docs`` for people, where ``GET /`` leads
+
+Answers are JSON; of what is refused ``{"error": ...}`` with 400 (not understood), 401 (no token), 403 (a page of
+another origin), 404, 405, 408 (too slow), 413 (too large), 415 (not what the model takes), 421 (another host's name),
+422 (not an image, or of the wrong size) or 503 (too busy, or ending).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import uvicorn
+from numpy.typing import NDArray
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dmlstudy import data, html, model_folder
+from dmlstudy.models import saved
+from dmlstudy.serving import bodies, openapi, traffic
+from dmlstudy.serving.batching import Batches, Gone, Outputs
+from dmlstudy.serving.bodies import Refused
+from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
+from dmlstudy.serving.embed import fit_of
+from dmlstudy.serving.gallery import open_gallery
+from dmlstudy.serving.guards import Access, Limits, Memory, busy, check_token, read_body
+from dmlstudy.serving.retriever import Found, Searcher
+
+MOST_PORT = 65535
+
+FEW_ITEMS = 4
+"""Items whose embeddings are written where they are, for to hand them to a thread takes longer."""
+
+CLIENT_GONE = 499
+"""What the log shows of a request whose client did not wait."""
+
+T = TypeVar("T")
+
+
+class Service:
+    """The model and the gallery; what waits is computed together, on all threads torch has.
+
+    ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. Raises
+    ValueError as ``kinds.verified`` and ``Searcher``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        gallery: str | Path | None,
+        limits: Limits,
+        *,
+        name: str | None = None,
+        rerank: str = "auto",
+        among: int = 100,
+        device: str = "auto",
+    ) -> None:
+        self.limits, self.digest = limits, saved.fingerprint(model)
+        self.name = name or Path(model).resolve().name
+        self.takes, self._fit = saved.takes(model), fit_of(model)
+        self.note = ""
+        self._search = None
+        self._lock = threading.Lock()  # an index is asked by one thread at a time
+        if gallery is not None:
+            opened = open_gallery(gallery, device=device)
+            self.note = opened.note
+            self._search = Searcher(model, opened, rerank=rerank, among=among, device=device)
+            self._queries = self._items = Batches(self._search.embed)
+        if self._search is None or not self._search.is_symmetric:
+            compute = saved.verified(model, device=device)
+            self._items = Batches(lambda x_N: (compute(x_N), None))
+        example_N = model_folder.example(model)
+        if example_N is not None:
+            for wanted in {self._items, *([self._queries] if self._search else [])}:
+                wanted.submit(example_N[:1]).result()
+
+    @property
+    def has_gallery(self) -> bool:
+        return self._search is not None
+
+    def close(self) -> None:
+        """End the threads that compute; what still waits is not answered."""
+        self._items.close()
+        if self._search is not None:
+            self._queries.close()
+
+    def check_gallery(self) -> None:
+        """Raise Refused without a gallery."""
+        if self._search is None:
+            raise Refused(404, "this server has no gallery; start it with --gallery")
+
+    def items(
+        self, content_type: str, body: bytes, take: Callable[[int], None], is_gone: Callable[[], bool]
+    ) -> NDArray[Any]:
+        """What a request holds, as the model takes it; ``take`` is told the bytes that it needs.
+
+        Raises Refused naming what is wrong, and Gone once ``is_gone``.
+        """
+        takes, limits = self.takes, self.limits
+        if takes.image_size is None:
+            return bodies.vectors(content_type, body, takes.num_features, limits.max_items)
+        assert self._fit is not None
+        encoded = bodies.pictures(content_type, body, limits.max_items)
+        take(len(encoded) * takes.image_size**2 * takes.channels)
+
+        def go_on() -> None:
+            if is_gone():
+                raise Gone
+
+        try:
+            return data.decode_images(
+                encoded,
+                self._fit,
+                takes.channels,
+                limits.max_pixels,
+                max_in_all=limits.max_pixels_in_all,
+                before_each=go_on,
+            )
+        except ValueError as error:
+            raise Refused(422, str(error)) from None
+
+    def submit(
+        self, items_N: NDArray[Any], is_query: bool, is_gone: Callable[[], bool] = lambda: False
+    ) -> Future[Outputs]:
+        """The embeddings of items, or of queries, and of these what puts results in order, when they are there."""
+        return (self._queries if is_query else self._items).submit(items_N, is_gone)
+
+    def embedded(self, outputs: Outputs) -> dict[str, Any]:
+        """The answer with these embeddings."""
+        z_ND = outputs[0]
+        assert z_ND is not None
+        return {
+            "model": self.name,
+            "digest": self.digest,
+            "dim": z_ND.shape[1],
+            "embeddings": z_ND.tolist(),
+        }
+
+    def retrieved(self, outputs: Outputs, k: int) -> dict[str, Any]:
+        """The answer with the k best items of these queries."""
+        search = self._search
+        assert search is not None
+        query_QD, omega_QD = outputs
+        assert query_QD is not None
+        with self._lock:
+            found = search.nearest(query_QD, omega_QD, k)
+        return {
+            "model": self.name,
+            "digest": self.digest,
+            "order": {
+                "by": "distance" if search.rerank == "none" else search.rerank,
+                "distance": f"{search.measure.distance}; smaller is nearer",
+                "score": f"{search.measure.score}; larger is nearer",
+            },
+            "results": [_ranked(search, each) for each in found],
+        }
+
+
+def _ranked(search: Searcher, found: Found) -> list[dict[str, Any]]:
+    gallery = search.gallery
+    scores = search.measure.score_of(found.distance_K).tolist()
+    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), scores, strict=True)
+    return [
+        {
+            "rank": rank,
+            "id": gallery.ids[place],
+            "label": None if gallery.labels is None else gallery.labels[place],
+            "distance": distance,
+            "score": score,
+        }
+        for rank, (place, distance, score) in enumerate(ranked, 1)
+    ]
+
+
+class Front:
+    """The endpoints of a service, with what is under way."""
+
+    def __init__(self, service: Service, access: Access) -> None:
+        self.service, self.access, self.limits = service, access, service.limits
+        self.is_ending = False
+        self._waiting = 0
+        self._memory = Memory(self.limits.max_held_bytes)
+        self._threads: anyio.CapacityLimiter | None = None
+        self.registry = CollectorRegistry()
+        Gauge("dmlstudy_waiting", "Requests that are not answered yet.", registry=self.registry).set_function(
+            lambda: self._waiting
+        )
+        self._description = openapi.description(service.takes, service.has_gallery, self.limits, access.token)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/embed", self.embed, methods=["POST"]),
+            Route("/retrieve", self.retrieve, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
+            Route("/", self.root),
+        ]
+
+    @asynccontextmanager
+    async def life(self, _: Starlette) -> AsyncIterator[None]:
+        self._threads = anyio.CapacityLimiter(4)  # to decode, to search, to write answers
+        yield
+        self.is_ending = True
+        await anyio.to_thread.run_sync(self.service.close)
+
+    async def embed(self, request: Request) -> Response:
+        self.access.check_asker(request)
+        return await self._answered(request, None)
+
+    async def retrieve(self, request: Request) -> Response:
+        self.access.check_asker(request)
+        self.service.check_gallery()
+        asked = request.query_params.get("k", "10")
+        is_number = asked.isascii() and asked.isdigit() and len(asked) <= 9
+        if not is_number or not 1 <= int(asked) <= self.limits.max_k:
+            raise Refused(400, f"k={asked[:20]!r}: a number from 1 to {self.limits.max_k}")
+        return await self._answered(request, int(asked))
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def ready(self, _: Request) -> Response:
+        state = {"status": "ending" if self.is_ending else "ready", "model": self.service.name}
+        return JSONResponse({**state, "digest": self.service.digest}, 503 if self.is_ending else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        self.access.check_asker(request)
+        return Response(traffic.counts(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(self._description)
+
+    async def docs(self, request: Request) -> Response:
+        service, address = self.service, f"{request.url.scheme}://{request.url.netloc}"
+        page = openapi.page(service.name, service.takes, service.has_gallery, self.access.token, address)
+        return HTMLResponse(page, headers={"Content-Security-Policy": html.policy()})
+
+    async def root(self, _: Request) -> Response:
+        return RedirectResponse("/docs")
+
+    async def _answered(self, request: Request, k: int | None) -> Response:
+        """The answer to a request; of one whose client goes away no more is computed."""
+        if self.is_ending:
+            raise busy("the server ends")
+        if self._waiting >= self.limits.max_waiting:
+            raise busy("too many requests are waiting")
+        self._waiting += 1
+        try:
+            with self._memory.share() as take:
+                body = await read_body(request, self.limits, take)
+                is_gone = threading.Event()
+                watch = asyncio.create_task(_until_gone(request, is_gone))
+                try:
+                    content = await self._computed(request, body, k, take, is_gone.is_set)
+                finally:
+                    watch.cancel()
+        except Gone:
+            return Response(status_code=CLIENT_GONE)
+        finally:
+            self._waiting -= 1
+        return Response(content, media_type="application/json")
+
+    async def _computed(
+        self,
+        request: Request,
+        body: bytes,
+        k: int | None,
+        take: Callable[[int], None],
+        is_gone: Callable[[], bool],
+    ) -> bytes:
+        service, content_type = self.service, request.headers.get("content-type", "")
+        items_N = await self._in_thread(lambda: service.items(content_type, body, take, is_gone))
+        request.scope[traffic.ITEMS] = len(items_N)
+        outputs = await asyncio.wrap_future(service.submit(items_N, k is not None, is_gone))
+        if k is not None:
+            return await self._in_thread(lambda: _as_json(service.retrieved(outputs, k)))
+        if len(items_N) <= FEW_ITEMS:
+            return _as_json(service.embedded(outputs))
+        return await self._in_thread(lambda: _as_json(service.embedded(outputs)))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+
+
+def _as_json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+async def _until_gone(request: Request, is_gone: threading.Event) -> None:
+    """Set the event when the client of a request, whose body has been read, goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    is_gone.set()
+
+
+class _OwnHost:
+    """An application that is asked under its own names only."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+            try:
+                self._access.check_host(host.decode("latin-1"))
+            except Refused as error:
+                await JSONResponse({"error": error.detail}, error.status_code)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def app(service: Service, access: Access | None = None, *, is_logged: bool = False) -> ASGIApp:
+    """The application; with a token every POST needs it as ``Authorization: Bearer TOKEN``."""
+    access = access or Access()
+
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    async def failed(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": f"{type(error).__name__} in the server; its log says more"}, 500)
+
+    front = Front(service, access)
+    middleware = [Middleware(_OwnHost, access)]
+    if access.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=access.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+        middleware.append(cors)
+    routes = front.routes()
+    whole = Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: refused, Exception: failed},
+        lifespan=front.life,
+    )
+    return traffic.Traffic(whole, frozenset(each.path for each in routes), is_logged, front.registry)
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that has the port, and does not listen yet.
+
+    Raises ValueError for a port that is taken, and an address that is not this machine's.
+    """
+    if not 0 <= port <= MOST_PORT:
+        raise ValueError(f"--port {port}: name one from 1 to {MOST_PORT}, or 0 for any")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        place = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: {error}; name another") from None
+    with place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind(address)
+        except OSError as error:
+            raise ValueError(
+                f"--host {host} --port {port}: {error.strerror}; name another with --port, or end what listens there"
+            ) from None
+        yield place
+
+
+def serve(
+    service: Service,
+    place: socket.socket,
+    access: Access,
+    *,
+    is_logged: bool = True,
+    grace_seconds: int = 30,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; what is under way then is answered, for at most ``grace_seconds``.
+
+    ``access`` is that of the place (``Access.of``). Raises ValueError for a place beyond loopback without a token.
+    """
+    check_token(place.getsockname()[0], access.token)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(0)
+    )  # uvicorn raises it again once it has ended gracefully
+    traffic.log_to_stderr()
+    whole = app(service, access, is_logged=is_logged)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(configured(whole, grace_seconds=grace_seconds)).run(sockets=[place])
+
+
+def configured(
+    whole: ASGIApp, *, connection: type[Connection] = Connection, grace_seconds: int = 30
+) -> uvicorn.Config:
+    """How the application is served; ``limit_concurrency`` stays off, for it would turn ``/health`` away too."""
+    return uvicorn.Config(
+        whole,
+        http=connection,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=grace_seconds,
+        timeout_keep_alive=int(HEAD_SECONDS),
+        backlog=BACKLOG,
+        server_header=False,
+    )

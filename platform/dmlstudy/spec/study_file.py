@@ -1,0 +1,804 @@
+"""The study file: what is searched, on which data, with which budget and resources.
+
+Every error is a ``SpecError`` of one line that starts with the key's path and ends with the mend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
+
+from dmlstudy import bundled
+from dmlstudy.records import (
+    UNTRAINED,
+    AugmentationConfig,
+    BatchConfig,
+    CodesConfig,
+    DataConfig,
+    EmbedderConfig,
+    LossConfig,
+    MetricsConfig,
+    OnlineConfig,
+    Record,
+    ResourcesConfig,
+    RetrievalConfig,
+    Scalar,
+    TrainingConfig,
+    TrialConfig,
+    draw_mismatch,
+)
+from dmlstudy.spec import space as spaces
+from dmlstudy.spec import yaml_file
+from dmlstudy.spec.assignments import assigned
+from dmlstudy.spec.budget import seconds_of
+from dmlstudy.spec.space import Choice, Domain, Fixed, Space
+from dmlstudy.spec.study_paths import Places
+from dmlstudy.text import nearest, one_line, shown
+
+R = TypeVar("R", bound=BaseModel)
+
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""What a study, family or model is called: it names folders, runs and parameters too."""
+
+SECTIONS: dict[str, type[Record]] = {
+    "embedder": EmbedderConfig,
+    "batch": BatchConfig,
+    "training": TrainingConfig,
+    "augmentation": AugmentationConfig,
+    "retrieval": RetrievalConfig,
+    "hashing": CodesConfig,
+    "online": OnlineConfig,
+}
+"""Sections of a family or study file with the record each one fills."""
+
+NAMED = ("loss", "regularizer")
+"""Sections with a name and its parameters; the name may be a choice whose options bring the parameters."""
+
+STORAGE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file")
+"""What ``resources.storage_path`` may begin with: the filesystems of pyarrow."""
+
+SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^=&]*=", re.IGNORECASE)
+"""What gives away a password or a key in a URI, which may hold a / that should have been quoted."""
+
+WORDS = {
+    "string_pattern_mismatch": "use letters a to z, digits, . _ and -, a letter or digit first, 64 of them at most",
+    "too_long": "there are more than it can have",
+    "too_short": "needs at least one",
+    "dict_type": "expected a section with keys of its own",
+    "model_type": "expected a section with keys of its own",
+}
+"""What to say instead of the library's words, by its type of error."""
+
+NO_REGULARIZER = "none"
+"""The name under which nothing is added to the loss."""
+
+
+YAML = (".yaml", ".yml")
+
+PATHS = ("embedder.weights", "hashing.features", "online.features")
+"""What may name a file or folder beside the data."""
+
+NO_PATHS = ("default", "pixels", "grey")
+"""Values of these that are no paths, whatever lies beside the study file."""
+
+
+Kind: TypeAlias = Literal["embedder", "hashing", "online"]
+
+OTHER_KINDS: dict[Kind, str] = {
+    "hashing": "codes of frozen features",
+    "online": "a learner of a stream of constraints",
+}
+"""What trials may learn that is no embedder, each with a section of its own."""
+
+
+MAX_POINTS = 20_000
+"""Points of all families' spaces that are built to check a study; beyond, checking it takes minutes."""
+
+
+class SpecError(ValueError):
+    """A study file that cannot be run: the key, what is wrong with it, and the mend, in one line of bounded length."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(one_line(message))
+
+
+class SearchConfig(Record):
+    """Budget and search strategy; every family gets the same unless one search chooses among them."""
+
+    trials_per_family: Annotated[
+        PositiveInt, Field(le=100_000, description="configurations of each family that are tried")
+    ] = 19
+    wall_time: Annotated[
+        str | None, Field(description="after this time no generation is begun: 90s, 30min, 2h")
+    ] = None
+    device_hours: Annotated[
+        PositiveFloat | None,
+        Field(
+            allow_inf_nan=False, description="the same, in hours of GPUs, or of CPUs where trials have none"
+        ),
+    ] = None
+    families: Annotated[
+        Literal["equal", "adaptive"],
+        Field(description="adaptive: the sampler, tpe or random, chooses the family too, after the defaults"),
+    ] = "equal"
+    generation_size: Annotated[
+        PositiveInt,
+        Field(
+            le=100_000,
+            description="trials of a family that are asked for together, not knowing of each other's scores",
+        ),
+    ] = 1
+    deterministic: Annotated[
+        bool,
+        Field(description="false: no generations; trials are asked for and stopped by what is known so far"),
+    ] = True
+    sampler: Annotated[
+        Literal["tpe", "gp", "cma", "qmc", "random", "nsga2"],
+        Field(description="Optuna's, which proposes configurations"),
+    ] = "tpe"
+    second_objective: Annotated[
+        Literal["embedding_dim", "latency_ms"] | None,
+        Field(description="minimised beside the quality; needs nsga2"),
+    ] = None
+    scheduler: Annotated[
+        Literal["halving", "hyperband", "median", "none"],
+        Field(description="which trials are stopped early"),
+    ] = "halving"
+    reduction_factor: Annotated[int, Field(ge=2, le=1000, description="keep the best 1/reduction_factor")] = 3
+    warm_start: Annotated[
+        tuple[str, ...] | Literal["auto"],
+        Field(
+            max_length=1000,
+            description="earlier studies whose best configurations come first; auto: all in the store",
+        ),
+    ] = ()
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="of sampling, folds and training")] = 0
+
+
+class ProtocolConfig(MetricsConfig):
+    """How trials are judged: folds over the development classes, seeds on the test classes."""
+
+    num_folds: Annotated[
+        PositiveInt,
+        Field(
+            le=1000,
+            description="parts the development classes are cut in, each held out once; 1: half of them",
+        ),
+    ] = 4
+    verdict_seeds: Annotated[
+        PositiveInt, Field(le=1000, description="seeds each family's best is trained and judged with")
+    ] = 5
+    fold_models: Annotated[
+        bool, Field(description="judge a model per fold as well: separately, and concatenated")
+    ] = True
+    objective: Annotated[str, Field(description="the metric that is searched for and decides")] = "map_at_r"
+
+
+class FamilyEntry(Record):
+    """One competitor: a search-space file, with domains or values that replace some of the file's."""
+
+    space: Annotated[str, Field(description="a name that `dmlstudy families` lists, or a file of your own")]
+    override: Annotated[
+        dict[str, Any],
+        Field(description="section.parameter: a value or a domain, over the space's and the study's"),
+    ] = {}
+
+
+class StudyFile(Record):
+    """The study file as written; ``StudySpec`` is what it means."""
+
+    name: Annotated[Name, Field(description="the study's, in the store and in MLflow")]
+    model_name: Annotated[
+        Name | None, Field(description="the registered model's; default: the study's name and -embedder")
+    ] = None
+    data: DataConfig
+    embedder: dict[str, Any] = {}
+    batch: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    augmentation: dict[str, Any] = {}
+    retrieval: dict[str, Any] = {}
+    hashing: Annotated[
+        dict[str, Any], Field(description="of families that learn codes of frozen features")
+    ] = {}
+    online: Annotated[
+        dict[str, Any], Field(description="of families that learn from a stream of constraints")
+    ] = {}
+    regularizer: Annotated[dict[str, Any], Field(description="if given, that of every family")] = {}
+    families: Annotated[dict[Name, FamilyEntry], Field(min_length=1, max_length=200)]
+    search: SearchConfig = SearchConfig()
+    protocol: ProtocolConfig = ProtocolConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+
+
+class Family:
+    """A competitor of the study: a loss or a choice of losses, and everything searched with it."""
+
+    def __init__(self, name: str, paper: str, space: Space) -> None:
+        self.name = name
+        self.paper = paper
+        self.space = space
+        """Full names (``loss.name``, ``loss.p``, ``training.lr``) to domains."""
+
+    def sample(self, trial: spaces.Suggester) -> dict[str, Scalar | None]:
+        """Full names to values, each drawn as ``<family>/<full name>``."""
+        values: dict[str, Scalar | None] = {}
+        for section, space in self._sections().items():
+            drawn = spaces.sample(space, trial, f"{self.name}/{section}")
+            values |= {f"{section}.{name}": value for name, value in drawn.items()}
+        return values
+
+    def default_point(self) -> dict[str, Scalar]:
+        """The family's defaults, under the names ``sample`` draws."""
+        point: dict[str, Scalar] = {}
+        for section, space in self._sections().items():
+            point |= spaces.defaults(space, f"{self.name}/{section}")
+        return point
+
+    def corners(self) -> list[dict[str, Scalar]]:
+        """The default point, and points with one parameter at an edge, once for each place it stands in."""
+        point = self.default_point()
+        changes = [
+            change
+            for section, space in self._sections().items()
+            for change in spaces.corners(space, f"{self.name}/{section}")
+        ]
+        return [point] + [point | change for change in changes]
+
+    def tree(self) -> list[str]:
+        """The space as indented lines, for people."""
+        return tree(self.space)
+
+    @property
+    def kind(self) -> Kind:
+        """What its trials learn: its file has a section ``hashing`` or ``online``, or trains an embedder."""
+        return next((kind for kind in OTHER_KINDS if _section(self.space, kind)), "embedder")
+
+    def _sections(self) -> dict[str, Space]:
+        sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.space)
+        return {section: _section(self.space, section) for section in sections}
+
+
+class StudySpec:
+    """A study file with its families resolved and everything checked that can be without data or cluster."""
+
+    def __init__(self, file: StudyFile, raw: Mapping[str, Any], places: Places | None = None) -> None:
+        self.raw = raw
+        self.places = places or Places()
+        """Where its relative paths are looked for."""
+        self.file = file = _at_home(file)
+        path = file.data.path
+        self.data = file.data.model_copy(
+            update={"path": None if path is None else self._lead("data.path", path)}
+        )
+        """The file's, with an absolute path: workers have other working folders."""
+        if UNTRAINED in file.families:
+            raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
+        _check_search(file.search)
+        _check_storage_path(file.resources.storage_path)
+        self.families = {
+            name: _family(name, self._with_space(name, entry), file, f"families.{name}")
+            for name, entry in file.families.items()
+        }
+        num_points = sum(len(family.corners()) for family in self.families.values())
+        if num_points > MAX_POINTS:
+            raise SpecError(
+                f"families: {num_points} points of their spaces would have to be checked, and at most {MAX_POINTS} are;"
+                " give choices fewer options, or the study fewer families"
+            )
+        for name, family in self.families.items():
+            path = f"families.{name}"
+            for values in self.corners(family):
+                self.trial_config(family, values, path=path)
+        _check_epochs(file, self.families)
+        _check_kinds(file, self.families)
+
+    @property
+    def kind(self) -> Kind:
+        """What the families' trials learn, all of them the same."""
+        return next(iter(self.families.values())).kind
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def model_name(self) -> str:
+        own = {"embedder": "embedder", "hashing": "codes", "online": "learner"}[self.kind]
+        return self.file.model_name or f"{self.file.name}-{own}"
+
+    @property
+    def num_search_trials(self) -> int:
+        return self.file.search.trials_per_family * len(self.families)
+
+    @property
+    def num_verdict_trials(self) -> int:
+        """Each family's best with every seed, and each untrained embedder with every seed; at most."""
+        return self.file.protocol.verdict_seeds * (len(self.families) + self.num_untrained)
+
+    @property
+    def num_untrained(self) -> int:
+        """How many different embedders the families' bests have; at most, where the embedder is searched."""
+        fixed: set[tuple[object, ...]] = set()
+        num_searched = 0
+        for family in self.families.values():
+            own = {self.trial_config(family, values).untrained_by for values in self.corners(family)}
+            num_searched += len(own) > 1
+            fixed |= own if len(own) == 1 else set()
+        return len(fixed) + num_searched
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines on what was read in another way than people may think."""
+        return list(self.places.notes.values())
+
+    def check_for_job(self) -> None:
+        """Raises SpecError where a path leads to something on this machine alone, which a cluster does not have."""
+        for key, path in self.places.local.items():
+            raise SpecError(
+                f"{key}: {path} is relative, but a job runs in a folder and home of its own; give an absolute path that"
+                " all nodes of the cluster see"
+            )
+
+    def _lead(self, key: str, path: str) -> str:
+        try:
+            return self.places.lead(key, path)
+        except ValueError as error:
+            raise SpecError(error) from None
+
+    def _with_space(self, name: str, entry: FamilyEntry) -> FamilyEntry:
+        """The entry, with an absolute path where its space is a file of the user's."""
+        if entry.space in family_files() or not entry.space.endswith(YAML):
+            return entry
+        return entry.model_copy(update={"space": self._lead(f"families.{name}.space", entry.space)})
+
+    def fingerprint(self) -> str:
+        """First 16 hex digits of the SHA-256 of what the study computes (its resources left out)."""
+        meaning = {
+            "file": self.file.model_dump(mode="json", exclude={"resources"}),
+            "spaces": {name: family.tree() for name, family in self.families.items()},
+            "workers": self.file.resources.workers,
+        }
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+    def corners(self, family: Family) -> list[dict[str, Scalar | None]]:
+        """The family's default values, and those with one parameter at an edge of its domain.
+
+        A parameter that exists only under a choice is at its edges where the choice is made.
+        """
+        return [family.sample(_Answers(point)) for point in family.corners()]
+
+    def trial_config(
+        self,
+        family: Family,
+        values: Mapping[str, Scalar | None],
+        *,
+        phase: Literal["search", "verdict"] = "search",
+        seed: int | None = None,
+        path: str = "",
+    ) -> TrialConfig:
+        """The configuration of one trial from full names (``loss.name``, ``training.lr``) and values.
+
+        Relative paths are made absolute: workers have other working folders.
+        """
+        sections: dict[str, dict[str, Scalar | None]] = {name: {} for name in (*NAMED, *SECTIONS)}
+        for full_name, value in values.items():
+            section, _, name = full_name.partition(".")
+            sections[section][name] = self._found_from_anywhere(full_name, value)
+        records: dict[str, Any] = {
+            name: _record(record, sections[name], f"{path}.{name}" if path else name)
+            for name, record in SECTIONS.items()
+            if name not in OTHER_KINDS or sections[name]
+        }
+        protocol = self.file.protocol
+        is_regularized = sections["regularizer"].get("name", NO_REGULARIZER) != NO_REGULARIZER
+        regularizer = _named(sections["regularizer"]) if is_regularized else None
+        if (
+            regularizer
+            and regularizer.params.get("draw") == "two_draws"
+            and "sampler" not in sections["batch"]
+        ):
+            records["batch"] = records["batch"].model_copy(update={"sampler": "two_draws"})
+        if problem := draw_mismatch(records["batch"], regularizer):
+            raise SpecError(f"{path}: {problem}" if path else problem)
+        return TrialConfig(
+            family=family.name,
+            phase=phase,
+            data=self.data,
+            loss=_named(sections["loss"]),
+            regularizer=regularizer,
+            num_folds=protocol.num_folds,
+            fold_models=protocol.fold_models and protocol.num_folds > 1 and self.kind == "embedder",
+            seed=self.file.search.seed if seed is None else seed,
+            objective=protocol.objective,
+            measure_latency=phase == "search" and self.file.search.second_objective == "latency_ms",
+            **{name: getattr(protocol, name) for name in MetricsConfig.model_fields},
+            **records,
+        )
+
+    def _found_from_anywhere(self, full_name: str, value: Scalar | None) -> Scalar | None:
+        """The absolute path, where the value is that of a file or folder."""
+        if full_name not in PATHS or not isinstance(value, str) or value in NO_PATHS:
+            return value
+        return self._lead(full_name, value) if value[:1] == "~" or self.places.leads(value) else value
+
+
+def _at_home(file: StudyFile) -> StudyFile:
+    """The study with its storage path written out, where that begins with ``~``."""
+    path = file.resources.storage_path
+    if path is None or not path.startswith("~"):
+        return file
+    resources = file.resources.model_copy(update={"storage_path": os.path.expanduser(path)})
+    return file.model_copy(update={"resources": resources})
+
+
+def _check_search(search: SearchConfig) -> None:
+    """Raises SpecError for what is wrong with a search beyond each key alone."""
+    if search.wall_time is not None:
+        try:
+            seconds_of(search.wall_time)
+        except ValueError as error:
+            raise SpecError(f"search.wall_time: {error}") from None
+    if (search.second_objective is None) == (search.sampler == "nsga2"):
+        raise SpecError(
+            "search.sampler: nsga2 and a second objective go together; set search.second_objective:"
+            " embedding_dim or latency_ms, or search.sampler: tpe"
+            if search.second_objective is None
+            else f"search.second_objective: needs sampler nsga2, not {search.sampler}; set search.sampler: nsga2"
+        )
+    if search.second_objective and search.scheduler != "none":
+        raise SpecError(
+            f"search.scheduler: {search.scheduler} would stop small embedders for their quality alone;"
+            " set search.scheduler: none beside search.second_objective"
+        )
+    if search.families == "adaptive" and search.sampler not in ("tpe", "random"):
+        raise SpecError(
+            f"search.sampler: {search.sampler} cannot model a choice of family with the parameters under it;"
+            " set search.sampler: tpe, or search.families: equal"
+        )
+    if search.generation_size > 1 and not search.deterministic:
+        raise SpecError(
+            "search.generation_size: there are no generations with search.deterministic: false;"
+            " leave one of the two out"
+        )
+
+
+def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
+    """Raises SpecError where not all trials of the study have equally many epochs."""
+    epochs = {
+        name: family.space.get("training.epochs", Fixed(TrainingConfig().epochs))
+        for name, family in families.items()
+    }
+    first = next(iter(epochs))
+    for name, domain in epochs.items():
+        where = "training.epochs"
+        if any(full_name.partition("@")[0] == where for full_name in file.families[name].override):
+            where = f"families.{name}.override.{where}"
+        elif "epochs" not in file.training:
+            where = f"families.{name}.space: {where}"
+        own = {key: domain for key, domain in families[name].space.items() if key != "training.epochs"}
+        if not isinstance(domain, Fixed) or "epochs" in spaces.names(_section(own, "training")):
+            raise SpecError(
+                f"{where}: epochs are not searched, for trials are compared epoch by epoch; set one number"
+            )
+        if domain != epochs[first]:
+            raise SpecError(
+                f"{where}: {name} has {domain.value} epochs, but {first} another number; all families need"
+                " the same: set training.epochs for all of them"
+            )
+
+
+def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
+    """Raises SpecError where families learn different kinds of things, or with settings that mean nothing to theirs."""
+    first, *others = families.values()
+    for other in others:
+        if other.kind != first.kind:
+            both = {each.kind: OTHER_KINDS.get(each.kind, "an embedder") for each in (first, other)}
+            raise SpecError(
+                f"families.{other.name}: trains {both[other.kind]}, but {first.name} {both[first.kind]}; they are"
+                " judged on other data: make two studies of them"
+            )
+    for kind in OTHER_KINDS:
+        if kind != first.kind and getattr(file, kind):
+            raise SpecError(
+                f"{kind}: means nothing to {OTHER_KINDS.get(first.kind, 'an embedder')}; leave it out"
+            )
+    if first.kind == "embedder":
+        return
+    what = OTHER_KINDS[first.kind]
+    for section in ("embedder", "batch", "augmentation", "retrieval"):
+        if getattr(file, section):
+            raise SpecError(f"{section}: means nothing to {what}; leave it out")
+        for name, family in families.items():
+            if _section(family.space, section):
+                raise SpecError(
+                    f"families.{name}: has a section {section}, which means nothing to {what}, that the section"
+                    f" {first.kind} is for; make a study of its own of it"
+                )
+    for metric in ("macro", "clusters", *(("map_at", "full_map") if first.kind == "online" else ())):
+        if getattr(file.protocol, metric):
+            raise SpecError(f"protocol.{metric}: is not measured of {what}; leave it out")
+    measured = {"hashing": "embedding_dim, their bits", "online": None}[first.kind]
+    if file.search.second_objective == "latency_ms" or (file.search.second_objective and not measured):
+        raise SpecError(
+            f"search.second_objective: {file.search.second_objective} is not measured of {what};"
+            + (f" set {measured}" if measured else " leave it out")
+        )
+    if file.resources.workers != 1:
+        raise SpecError(
+            f"resources.workers: one process trains {what}, not {file.resources.workers}; set resources.workers: 1, and"
+            " more trials run at once"
+        )
+    if first.kind == "online" and file.resources.gpus_per_worker:
+        raise SpecError(
+            f"resources.gpus_per_worker: {what} computes on a CPU, and would keep its GPU idle; leave it out"
+        )
+
+
+def _check_storage_path(path: str | None) -> None:
+    """Raises SpecError for what can be said of it without touching it, and without repeating a secret in it."""
+    if path is None:
+        return
+    key = "resources.storage_path"
+    scheme, is_uri, rest = path.partition("://")
+    if SECRET.search(path):
+        raise SpecError(
+            f"{key}: holds a password or key, which would be written down with the study; leave it out, and give it"
+            " to all nodes by environment or role"
+        )
+    if not is_uri and not Path(path).is_absolute():
+        raise SpecError(f"{key}: expected an absolute path or a URI, as /folder or s3://bucket/folder")
+    if is_uri and scheme not in STORAGE_SCHEMES:
+        raise SpecError(f"{key}: no filesystem {scheme!r}{nearest(scheme, STORAGE_SCHEMES, listed=True)}")
+    if is_uri and (not rest.partition("?")[0].strip("/") or "#" in rest):
+        raise SpecError(f"{key}: {path!r} names no folder; write as {scheme}://bucket/folder")
+    if scheme == "file" and not rest.startswith("/"):
+        raise SpecError(f"{key}: {path!r} names another machine; write file:///folder with three slashes")
+
+
+def load(path: str | Path, name: str | None = None, assignments: Sequence[str] = ()) -> StudySpec:
+    """Read and check a study file, under another ``name`` if one is given; raises SpecError.
+
+    ``assignments`` (``key=value``) replace some of the file's values first. Relative paths are relative to the file's
+    folder, or, where that does not have them, to the current one.
+    """
+    file = Path(path).expanduser()
+    raw = _read_yaml(file, "a study file; the ready ones are in search_spaces/studies")
+    try:
+        raw = assigned(raw, assignments, StudyFile.model_fields)
+    except ValueError as error:
+        raise SpecError(error) from None
+    return parse({**raw, "name": name} if name else raw, Places(file.absolute().parent, Path.cwd()))
+
+
+def parse(raw: Mapping[str, Any], places: Places | None = None) -> StudySpec:
+    """Check a study given as a mapping, with relative paths in the current folder or ``places``; raises SpecError."""
+    return StudySpec(_record(StudyFile, raw, ""), raw, places)
+
+
+def family_files() -> dict[str, Path]:
+    """The families that come with the package: name to search-space file."""
+    folder = bundled.folder("search_spaces")
+    return {
+        path.stem: path
+        for place in (folder, *(folder / kind for kind in OTHER_KINDS))
+        for path in sorted(place.glob("*.yaml"))
+    }
+
+
+def read_family(space_name: str, path: str) -> tuple[str, Space]:
+    """(paper, full names to domains) of a search-space file, by name or by path; raises SpecError."""
+    known = family_files()
+    file = known.get(space_name) or Path(space_name)
+    if file.suffix not in YAML:
+        raise SpecError(f"{path}.space: no family {space_name!r}{nearest(space_name, known)}")
+    raw = dict(_read_yaml(file, f"named by {path}.space; `dmlstudy families` lists the ready ones"))
+    paper = str(raw.pop("paper", ""))
+    return paper, _read_sections({"loss": raw.pop("loss", None)} | raw, file.name)
+
+
+def tree(space: Space) -> list[str]:
+    """The space of a family as indented lines, for people."""
+    return [line for full_name, domain in space.items() for line in domain.lines(full_name)]
+
+
+def parameters(space: Space) -> list[str]:
+    """What a family's loss and regulariser have for parameters: a line for each name they can have."""
+    lines: list[str] = []
+    for section, sign in (("loss", ""), ("regularizer", "+ ")):
+        within = _section(space, section)
+        name = within.pop("name", None)
+        if isinstance(name, Choice):
+            lines += [_line(f"{sign}{option}", [*own, *within]) for option, own in name.options.items()]
+        elif isinstance(name, Fixed):
+            lines.append(", ".join(within) if section == "loss" else _line(f"{sign}{name.value}", within))
+    return lines
+
+
+def _line(title: str, items: Iterable[str]) -> str:
+    return f"{title}: {', '.join(items)}".removesuffix(": ")
+
+
+def _section(space: Space, section: str) -> dict[str, Domain]:
+    """The part of a family's space that stands in one section, without the section's name."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix): domain for name, domain in space.items() if name.startswith(prefix)}
+
+
+def _named(values: Mapping[str, Scalar | None]) -> LossConfig:
+    params = {name: value for name, value in values.items() if name != "name" and value is not None}
+    numbers = {name: spaces.as_number(value) for name, value in params.items()}
+    return LossConfig.model_validate({"name": str(values["name"]), "params": numbers})
+
+
+def _read_sections(sections: Mapping[str, Any], where: str) -> Space:
+    space: dict[str, Domain] = {}
+    for section, mapping in sections.items():
+        if section not in NAMED and section not in SECTIONS:
+            raise SpecError(
+                f"{where}: {section}: unknown key{nearest(section, (*NAMED, 'paper', *SECTIONS))}"
+            )
+        path = f"{where}: {section}" if where else section
+        domains = _read_named(mapping, path) if section in NAMED else _read_space(mapping, path)
+        if section in SECTIONS:
+            for name in spaces.names(domains):
+                known = SECTIONS[section].model_fields
+                if name not in known:
+                    raise SpecError(f"{path}.{name}: unknown key{nearest(name, known)}")
+        space |= {f"{section}.{name}": domain for name, domain in domains.items()}
+    return space
+
+
+def _read_space(mapping: object, path: str) -> Space:
+    try:
+        return spaces.parse_space(mapping, path)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+
+
+def _read_named(mapping: object, path: str) -> Space:
+    if not isinstance(mapping, Mapping) or "name" not in mapping:
+        raise SpecError(f"{path}: expected a mapping with the key name")
+    space = _read_space(mapping, path)
+    _check_name(space["name"], path)
+    return space
+
+
+def _check_name(name: Domain, path: str) -> None:
+    values = [name.value] if isinstance(name, Fixed) else name.edges
+    if not all(isinstance(value, str) for value in values):
+        raise SpecError(f"{path}.name: expected a name or a choice of names")
+
+
+def _family(name: str, entry: FamilyEntry, file: StudyFile, path: str) -> Family:
+    paper, space = read_family(entry.space, path)
+    own = {section: getattr(file, section) for section in SECTIONS}
+    space = {**space, **_read_sections(own, "")}
+    if file.regularizer:
+        space = _with_section(space, "regularizer", _read_named(file.regularizer, "regularizer"))
+    for full_name, value in entry.override.items():
+        where = f"{path}.override.{full_name}"
+        if full_name == "regularizer":
+            space = _with_section(space, "regularizer", _read_named(value, where))
+            continue
+        section, _, leaf = full_name.partition(".")
+        if section not in (*NAMED, *SECTIONS) or not leaf:
+            raise SpecError(f"{where}: expected section.parameter, as in loss.weighting or training.lr")
+        within = _overridden(_section(space, section), section, leaf, value, where)
+        space = _with_section(space, section, within)
+    if space.get("regularizer.name") == Fixed(NO_REGULARIZER):
+        space = _with_section(space, "regularizer", {})
+    return Family(name, paper, space)
+
+
+def _overridden(within: Space, section: str, name: str, value: object, where: str) -> Space:
+    """A section with the parameter ``name`` or ``name@option`` replaced, or added where its record has it."""
+    if section == "regularizer" and not within:
+        raise SpecError(f"{where}: the family has no regularizer; override regularizer: {{name: ...}} first")
+    try:
+        domain = spaces.parse_domain(value, where)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    try:
+        changed = spaces.replace(within, name, domain)
+    except ValueError as error:
+        # A name of another option brings parameters that nobody knows; a number is a number.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        own = f"; for one of your own write {{choice: [{value}]}}" if is_number else ""
+        raise SpecError(f"{where}: {error}{own}") from None
+    except KeyError:
+        known: Iterable[str] = spaces.names(within)
+        if "@" in name:
+            known = spaces.names_under_options(within) or known
+        elif section in SECTIONS:
+            known = SECTIONS[section].model_fields
+        if section in NAMED or name not in known:
+            raise SpecError(f"{where}: unknown parameter{nearest(name, known)}") from None
+        changed = {**within, name: domain}
+    try:
+        spaces.check_names(changed, where)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    if section in NAMED:
+        _check_name(changed["name"], where.rpartition(".")[0])
+    return changed
+
+
+def _with_section(space: Space, section: str, within: Space) -> Space:
+    """A family's space with one section replaced."""
+    others = {name: domain for name, domain in space.items() if not name.startswith(f"{section}.")}
+    return others | {f"{section}.{name}": domain for name, domain in within.items()}
+
+
+class _Answers:
+    """A suggester that answers with a given point of the space."""
+
+    def __init__(self, point: Mapping[str, Scalar]) -> None:
+        self.point = point
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        return float(self.point[name])
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self.point[name])
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self.point[name]
+
+
+def default_values(family: Family) -> dict[str, Scalar | None]:
+    """Full names to values at the family's default point."""
+    return family.sample(_Answers(family.default_point()))
+
+
+def _read_yaml(path: Path, what: str) -> Mapping[str, Any]:
+    try:
+        return yaml_file.read(path, what)
+    except yaml_file.YamlError as error:
+        raise SpecError(error) from None
+
+
+def _record(record: type[R], value: object, path: str) -> R:
+    try:
+        return record.model_validate(value)
+    except ValidationError as error:
+        raise SpecError(_one_line(error, record, path)) from None
+
+
+def _one_line(error: ValidationError, record: type[BaseModel], path: str) -> str:
+    """The first thing that is wrong; an unknown key before a missing one, which it may well be meant for."""
+    found = error.errors(include_url=False, include_context=False)
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+    unwanted = ("constrained", "literal[", "[key]")
+    location = [str(part) for part in first["loc"] if not str(part).startswith(unwanted)]
+    where = ".".join([path, *location] if path else location)
+    if first["type"] == "extra_forbidden":
+        fields = _fields_at(record, location[:-1])
+        return f"{where}: unknown key{nearest(location[-1], fields)}"
+    message = WORDS.get(first["type"], first["msg"])
+    if first["type"] == "missing":
+        return f"{where}: is missing; add it"
+    return f"{where}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}"
+
+
+def _fields_at(record: type[BaseModel], location: list[str]) -> list[str]:
+    for part in location:
+        field = record.model_fields.get(part)
+        if field is None:
+            continue
+        for candidate in _models_in(field.annotation):
+            record = candidate
+            break
+    return list(record.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for arg in getattr(annotation, "__args__", ()) for model in _models_in(arg)]

@@ -1,0 +1,216 @@
+"""Ctrl-C, SIGTERM and errors at any time of a study, without Ray: what its folder says of its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow.exceptions import MlflowException
+
+from dmlstudy.engine.cluster import ClusterError
+from dmlstudy.registry.tracking import Patience
+from dmlstudy.spec import study_file
+from dmlstudy.store import Store, StoreError
+from dmlstudy.studies import run as studies
+from dmlstudy.studies.run import Interruption, StudyInterrupted
+
+RAW: dict[str, Any] = {
+    "name": "s",
+    "data": {"name": "digits"},
+    "training": {"epochs": 4, "head_lr_mult": 1},
+    "batch": {"classes": "all", "images_per_class": 4},
+    "families": {"red": {"space": "contrastive"}},
+    "protocol": {"num_folds": 1, "verdict_seeds": 1},
+}
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_wish_is_noted_while_it_is_looked_at_and_interrupts_otherwise(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with Interruption() as interruption:
+        with interruption.looked_at():
+            send(number)
+            assert interruption.is_wished()
+            with pytest.raises(KeyboardInterrupt):
+                send(number)
+        with pytest.raises(KeyboardInterrupt):
+            send(number)
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            send(number)
+        assert interruption.is_wished()
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_in_another_thread_nothing_is_heard() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen: list[object] = []
+
+    def run() -> None:
+        with Interruption():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+class Tracker:
+    """Stands for MLflow, which takes what it is given, or nothing."""
+
+    takes = True
+    ended: list[str]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        Tracker.ended = []
+        self.patiently = Patience.__new__(Patience)
+
+    def note_search(self, *_: object) -> None:
+        pass
+
+    def finished_verdicts(self) -> set[tuple[str, int]]:
+        return set()
+
+    def end_study(self, status: str, _: object) -> None:
+        if not self.takes:
+            raise StoreError("the MLflow store is away")
+        Tracker.ended.append(status)
+
+
+@contextmanager
+def _nothing(*_: object) -> Iterator[None]:
+    yield
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Run a study whose parts are played, until this happens; what its folder says then."""
+
+    def run(where: str, happens: Callable[..., Any], expected: type[BaseException]) -> dict[str, Any]:
+        search = SimpleNamespace(counts=dict, best_numbers=dict, num_left=1, is_over=True)
+        parts: dict[str, Any] = {
+            "open_storage": lambda *_: None,
+            "commit_recorded": lambda *_: None,
+            "StudySearch": lambda *_: search,
+            "_run_trials": lambda *_: None,
+            "_conclude": lambda *_: None,
+        }
+        for name, part in (parts | {where: happens}).items():
+            monkeypatch.setattr(studies, name, part)
+        monkeypatch.setattr(studies.tracking, "StudyTracker", Tracker)
+        monkeypatch.setattr(Patience, "__call__", lambda self, call: call())
+        monkeypatch.setattr(studies, "connected", _nothing)
+        monkeypatch.setattr(studies, "engine_noise_to", _nothing)
+        store = Store(tmp_path / "store")
+        with pytest.raises(expected):
+            studies.run_study(study_file.parse(RAW), store, address=None, tell=lambda _: None)
+        return store.read_state("s")
+
+    return run
+
+
+@pytest.mark.parametrize("where", ["open_storage", "_run_trials", "_conclude"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_at_any_time_interrupts_the_study(
+    where: str, number: signal.Signals, run: Callable[..., dict[str, Any]]
+) -> None:
+    state = run(where, lambda *_: send(number), StudyInterrupted)
+    assert state["state"] == "interrupted"
+    assert Tracker.ended == ["interrupted"]
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_failure_is_noted_also_where_mlflow_takes_nothing(
+    takes: bool, run: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("the first reason")
+
+    monkeypatch.setattr(Tracker, "takes", takes)
+    state = run("_run_trials", fail, StoreError)
+    assert (state["state"], state["reason"]) == ("failed", "StoreError: the first reason")
+    assert Tracker.ended == (["failed"] if takes else [])
+
+
+def test_an_interruption_is_noted_also_where_mlflow_takes_nothing(
+    run: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tracker, "takes", False)
+    assert run("_conclude", lambda *_: send(signal.SIGINT), StudyInterrupted)["state"] == "interrupted"
+
+
+def test_a_server_that_is_away_is_not_waited_for_once_the_study_is_to_end(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store = Store(tmp_path, f"http://127.0.0.1:{port}", patience_s=600.0)
+    patiently = Patience(store, mlflow.MlflowClient(store.tracking_uri), lambda _: None)
+
+    def away() -> None:
+        raise MlflowException("API request failed")
+
+    started = time.monotonic()
+    with Interruption() as interruption, interruption.looked_at():
+        patiently.gives_up = interruption.is_wished
+        threading.Timer(0.5, send, [signal.SIGINT]).start()
+        with pytest.raises(StoreError, match=r"no MLflow server at .* run the study again"):
+            patiently(away)
+    assert time.monotonic() - started < 10
+
+
+def test_a_cluster_that_cannot_go_on_interrupts_the_study_and_the_reason_is_kept(
+    run: Callable[..., dict[str, Any]],
+) -> None:
+    def dies(*_: object) -> None:
+        raise ClusterError("Ray has died")
+
+    state = run("_run_trials", dies, ClusterError)
+    assert (state["state"], state["reason"]) == ("interrupted", "Ray has died")
+    assert Tracker.ended == ["interrupted"]
+    by_hand = run("_run_trials", lambda *_: send(signal.SIGINT), StudyInterrupted)
+    assert (by_hand["state"], by_hand["reason"]) == ("interrupted", ""), "of the sitting before"
+
+
+STUCK = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from dmlstudy.store import Store
+from dmlstudy.studies import study
+store = Store(Path(sys.argv[1]))
+store.study_folder("s").mkdir(parents=True)
+try:
+    study._end_at_once(SimpleNamespace(name="s"), store, lambda line: print(line, flush=True), "Ray has died")
+finally:
+    print("the process goes on")
+"""
+
+
+def test_a_driver_that_waits_for_a_dead_ray_is_ended_with_one_line(tmp_path: Path) -> None:
+    """Nothing of it runs any more, for its main thread may be in a call that never returns."""
+    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    line = "Ray has died; `dmlstudy resume s` goes on"
+    assert (ended.returncode, ended.stdout) == (2, f"error: {line}\n")
+    state = json.loads((tmp_path / "studies" / "s" / "study.json").read_text())
+    assert (state["state"], state["reason"]) == ("interrupted", line)

@@ -1,0 +1,133 @@
+"""Rules of early stopping, by hand: what ended peers set as the standard and who falls below it."""
+
+from __future__ import annotations
+
+import random
+
+import optuna
+import pytest
+
+from dmlstudy.search.early_stopping import RULES, Curve, EarlyStopping
+
+
+def curve(scores: list[float], *, turn: int = 0, group: str = "a", epochs: int = 4, folds: int = 2) -> Curve:
+    return Curve(group, turn, epochs, folds, dict(enumerate(scores, start=1)))
+
+
+def taught(name: str, eta: int, *curves: Curve) -> EarlyStopping:
+    rule = RULES[name](eta)
+    for ended in curves:
+        rule.learn(ended)
+    return rule
+
+
+def stopped_at(rule: EarlyStopping, scores: list[float], **more: int | str) -> int | None:
+    """The step at which a trial with these scores is stopped."""
+    for step in range(1, len(scores) + 1):
+        if rule.stops(curve(scores[:step], **more), step):  # type: ignore[arg-type]
+            return step
+    return None
+
+
+FLAT = {level: curve([level] * 8) for level in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
+
+
+@pytest.mark.parametrize(
+    ("level", "step"),
+    [(0.7, None), (0.4, None), (0.39, 2), (0.0, 2)],
+    ids=["best", "as good", "below", "last"],
+)
+def test_halving_keeps_the_best_half(level: float, step: int | None) -> None:
+    """Rungs at 2 and 4: r = 4 epochs / 2; of six peers and the trial the best three have 0.4 or more."""
+    assert stopped_at(taught("halving", 2, *FLAT.values()), [level] * 8) == step
+
+
+def test_halving_judges_at_rungs_only_and_by_those_who_got_there() -> None:
+    short = [curve([0.9, 0.9]), curve([0.8, 0.8])]  # stopped after two steps
+    rule = taught("halving", 2, *short, curve([0.9, 0.9, 0.2, 0.2]), curve([0.9, 0.9, 0.3, 0.3]))
+    assert stopped_at(rule, [0.0, 0.9, 0.0, 0.25]) == 4
+    assert stopped_at(rule, [0.0, 0.9, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0]) is None  # nobody was there at 8
+
+
+@pytest.mark.parametrize("eta", [2, 3, 4])
+@pytest.mark.parametrize("num_peers", range(4, 14))
+def test_halving_decides_as_the_pruner_of_optuna(eta: int, num_peers: int) -> None:
+    """A rung after the first step, at which peers and trials have random scores, some of them equal."""
+    order = random.Random(num_peers)
+    peers = [order.randint(0, 9) / 10 for _ in range(num_peers)]
+    rule = taught("halving", eta, *(curve([score], epochs=1) for score in peers))
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=eta)
+    for score in [0.0, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0]:
+        study = optuna.create_study(direction="maximize", pruner=pruner)
+        for own in [*peers, score]:
+            trial = study.ask()
+            trial.report(own, 1)
+            pruned = trial.should_prune()
+        assert rule.stops(curve([score], epochs=1), 1) == pruned
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_nobody_is_stopped_at_the_last_step_or_for_a_score_that_is_not_finite(name: str) -> None:
+    """Bracket 0 of hyperband and halving have rungs at 2, 4 and 8 of 8 steps."""
+    rule = taught(name, 2, *FLAT.values())
+    assert not rule.stops(curve([0.0] * 8), 8)
+    assert not rule.stops(Curve("a", 0, 4, 2, {1: 0.0, 3: 0.0}), 2)  # what was reported there is left out
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_curve_is_learned_whole_or_step_by_step(name: str) -> None:
+    curves = [curve([0.1 * ((7 * i + j) % 10) for j in range(8)], turn=i) for i in range(9)]
+    steps = RULES[name](2)
+    for known in curves:
+        for step in range(1, 9):
+            steps.learn(curve(list(known.scores.values())[:step], turn=known.turn), since=step)
+    for level in (0.2, 0.4, 0.6):
+        for turn in range(3):
+            whole = stopped_at(taught(name, 2, *curves), [level] * 8, turn=turn)
+            assert stopped_at(steps, [level] * 8, turn=turn) == whole
+
+
+def test_it_takes_eta_peers_to_judge() -> None:
+    assert stopped_at(taught("halving", 3, FLAT[0.5], FLAT[0.6]), [0.0] * 8) is None
+    assert stopped_at(taught("halving", 3, FLAT[0.4], FLAT[0.5], FLAT[0.6]), [0.0] * 8) == 1
+    assert stopped_at(taught("median", 3, FLAT[0.5], FLAT[0.6]), [0.0] * 8) is None
+
+
+@pytest.mark.parametrize("name", ["halving", "hyperband", "median"])
+def test_peers_are_of_the_same_group(name: str) -> None:
+    rule = taught(name, 2, *FLAT.values())
+    assert stopped_at(rule, [0.0] * 8, group="a") == 2
+    assert stopped_at(rule, [0.0] * 8, group="b") is None
+
+
+def test_hyperband_has_a_bracket_for_each_first_rung_and_one_without() -> None:
+    """8 steps, r = 2, eta = 2: first rungs at 2, 4 and 8, where a trial has ended."""
+    peers = [curve([0.5] * 8, turn=turn) for turn in range(9)]
+    rule = taught("hyperband", 2, *peers)
+    assert [stopped_at(rule, [0.1] * 8, turn=turn) for turn in range(6)] == [2, 4, None, 2, 4, None]
+    rule = taught("hyperband", 2, *(peer for peer in peers if peer.turn % 3 == 1))
+    assert [stopped_at(rule, [0.1] * 8, turn=turn) for turn in range(3)] == [None, 4, None]
+
+
+def test_median_compares_the_best_so_far_with_running_averages() -> None:
+    """At step 2 the peers' running averages are 0.2, 0.4 and 0.5: their median is 0.4; at step 4 it is 0.5."""
+    peers = [curve([0.1, 0.3, 0.2, 0.2]), curve([0.2, 0.6, 0.6, 0.6]), curve([0.5] * 4)]
+    rule = taught("median", 2, *peers)
+    assert stopped_at(rule, [0.0, 0.39]) == 2
+    assert stopped_at(rule, [0.0, 0.4]) is None
+    assert stopped_at(rule, [0.45, 0.0, 0.0, 0.0]) == 3  # averages 0.2, 1.4 / 3 and 0.5 there
+    assert stopped_at(rule, [0.47, 0.0, 0.0, 0.0]) == 4
+    assert stopped_at(rule, [0.0]) is None  # before the first rung nobody is judged
+
+
+def test_none_stops_nobody() -> None:
+    assert stopped_at(taught("none", 2, *FLAT.values()), [-1.0] * 8) is None
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_the_order_of_peers_does_not_matter(name: str) -> None:
+    curves = [curve([0.1 * ((7 * i + j) % 10) for j in range(8)], turn=i) for i in range(12)]
+    trial = [0.3, 0.5, 0.2, 0.4, 0.4, 0.3, 0.5, 0.3]
+    there = [stopped_at(taught(name, 3, *curves), trial, turn=turn) for turn in range(4)]
+    back = [stopped_at(taught(name, 3, *reversed(curves)), trial, turn=turn) for turn in range(4)]
+    assert there == back

@@ -1,0 +1,145 @@
+"""Optuna's storage on file systems of one machine and of several, and opened by one who only looks."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+
+from dmlstudy.search import storage as storages
+from dmlstudy.search.storage import is_local, open_storage, read_storage
+from dmlstudy.store import Store, StoreError
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def mounted(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the machine's table of mounts say that the folder is of this kind."""
+    table = folder.parent / "mounts"
+    point = str(folder.resolve()).replace(" ", r"\040")
+    table.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {point} {kind} rw 0 0\nproc /proc proc rw 0 0\n")
+    monkeypatch.setattr(storages, "MOUNTS", table)
+
+
+def journal(folder: Path) -> str:
+    with sqlite3.connect(folder / "optuna.db") as connection:
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    connection.close()
+    return str(mode)
+
+
+def used(folder: Path) -> None:
+    storage = open_storage(Store(folder))
+    optuna.create_study(storage=storage, study_name="s", load_if_exists=True).enqueue_trial({})
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["nfs", "nfs4", "cifs", "smb3", "fuse.s3fs", "lustre", "gpfs", "beegfs", "ceph", "9p", "glusterfs"],
+)
+def test_the_log_is_not_written_ahead_where_others_may_write(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, local = tmp_path / "a share", tmp_path / "local"
+    for folder in (shared, local):
+        folder.mkdir()
+    mounted(shared, kind, monkeypatch)
+    assert not is_local(shared)
+    assert not is_local(shared / "deeper")
+    assert is_local(local)
+    if kind == "nfs":
+        used(shared)
+        used(local)
+        assert (journal(shared), journal(local)) == ("delete", "wal")
+
+
+def test_a_storage_that_was_moved_to_a_share_leaves_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "store").mkdir()
+    mounted(folder, "xfs", monkeypatch)
+    used(folder)
+    assert journal(folder) == "wal"
+    mounted(folder, "nfs4", monkeypatch)
+    used(folder)
+    assert journal(folder) == "delete"
+
+
+def test_where_mounts_are_not_known_nothing_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storages, "MOUNTS", tmp_path / "none")
+    assert not is_local(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "nfs"])
+def test_who_looks_writes_nothing_and_sees_what_is_written(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "a store").mkdir()
+    mounted(folder, kind, monkeypatch)
+    used(folder)
+    looking = read_storage(Store(folder))
+    study_id = looking.get_study_id_from_name("s")
+    assert len(looking.get_all_trials(study_id)) == 1
+    used(folder)
+    assert len(looking.get_all_trials(study_id)) == 2
+    with pytest.raises(optuna.exceptions.StorageInternalError):
+        looking.delete_study(study_id)
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size=1")
+connection.execute("BEGIN")
+connection.execute("CREATE TABLE x (i)")
+connection.executemany("INSERT INTO x VALUES (?)", ((i,) for i in range(10_000)))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_has_left_half_done_is_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "store").mkdir()
+    mounted(folder, "nfs", monkeypatch)
+    used(folder)
+    subprocess.run([sys.executable, "-c", KILLED, folder / "optuna.db"], check=False)
+    assert (folder / "optuna.db-journal").stat().st_size > 0
+    looking = read_storage(Store(folder))
+    assert len(looking.get_all_trials(looking.get_study_id_from_name("s"))) == 1
+
+
+@pytest.mark.parametrize("damage", ["garbage", "another's tables", "an old schema"])
+def test_a_database_that_cannot_be_read_is_one_line_with_the_fix(damage: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    if damage == "garbage":
+        store.optuna_file.write_bytes(b"garbage" * 100)
+    else:
+        if damage == "an old schema":
+            used(tmp_path)
+        with sqlite3.connect(store.optuna_file) as database:
+            if damage == "an old schema":
+                database.execute("UPDATE alembic_version SET version_num = 'v2.4.0.a'")
+            else:
+                database.execute("CREATE TABLE version_info (a INTEGER)")
+                database.execute("CREATE TABLE studies (a INTEGER)")
+        database.close()
+    fix = "optuna storage upgrade --storage" if damage == "an old schema" else "put a copy of it back"
+    for ask in (open_storage, lambda store: storages.trials_of(store, "s")):
+        with pytest.raises(StoreError, match=fix) as caught:
+            ask(store)
+        assert str(caught.value).startswith(f"{store.optuna_file}: ")
+        assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_counts_as_no_database(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.optuna_file.touch()
+    assert storages.trials_of(store, "s") == []
+    assert [path.name for path in tmp_path.glob(".*")] == [".making"]
