@@ -202,9 +202,9 @@ def resume(
     quiet: QuietOption = False,
 ) -> None:
     """Go on with a study as the store keeps it; no study file is needed. A finished one is only shown."""
-    from dmlstudy.studies import control
+    from dmlstudy.studies.resume import resume as resumed
 
-    spec, place = control.resume(_store(store, tracking_uri, tracking_timeout), study)
+    spec, place = resumed(_store(store, tracking_uri, tracking_timeout), study)
     _run(spec, place, address, quiet)
 
 
@@ -245,7 +245,7 @@ def submit(
     elif not quiet:
         print(f"job {job}", flush=True)
     if wait:
-        raise typer.Exit(jobs.follow(job, address, _written_off if json or quiet else sys.stdout.write))
+        raise typer.Exit(jobs.follow_job(job, address, _written_off if json or quiet else sys.stdout.write))
     if not (json or quiet):
         print(f"follow it: {shlex.join(['dmlstudy', 'logs', '--job', job, '--address', address, '-f'])}")
 
@@ -267,14 +267,14 @@ def status(
 
     With `--address` what the jobs of a cluster are doing, or with `--job` one of them.
     """
-    from dmlstudy.studies import control
-
     if job:
-        state = control.job_status(job, address)
+        from dmlstudy.engine import jobs
+
+        state = jobs.job(job, address)
         if json:
             _show_json(state.model_dump(mode="json"))
             return
-        for line in control.job_lines(state):
+        for line in jobs.job_lines(state):
             print(line)
         return
     if address:
@@ -285,14 +285,16 @@ def status(
             )
         _show_jobs(address, json)
         return
-    found = control.statuses(_store(store, tracking_uri), study)
+    from dmlstudy.studies import status as of_studies
+
+    found = of_studies.statuses(_store(store, tracking_uri), study)
     if json:
         texts = [one.model_dump_json(indent=1) for one in found]
         print(texts[0] if study else f"[{', '.join(texts)}]")
         return
     _show_table(
         ("study", "state", "finished", "stopped early", "failed", "left", "best", "time"),
-        [control.status_row(one) for one in found],
+        [of_studies.status_row(one) for one in found],
     )
     for one in found:
         for note in one.notes:
@@ -301,9 +303,9 @@ def status(
         console.print()
         _show_table(
             ("family", "waiting", "running", "finished", "stopped early", "failed", "judged", "best"),
-            control.family_rows(found[0]),
+            of_studies.family_rows(found[0]),
         )
-        for line in control.status_lines(found[0]):
+        for line in of_studies.status_lines(found[0]):
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -325,16 +327,18 @@ def logs(
     job: JobOption = None,
 ) -> None:
     """A study's progress lines, what the engines said, or all about one trial."""
-    from dmlstudy.studies import control
+    from dmlstudy.studies import logs as of_studies
 
     if trial is not None:
         _only_in_a_store(job, "what is known of a trial")
-        for line in control.trial_log(_store(store, tracking_uri), study, trial):
+        for line in of_studies.trial_log(_store(store, tracking_uri), study, trial):
             print(line)
     elif job:
-        control.job_logs(job, address, sys.stdout.write, follow=follow)
+        from dmlstudy.engine import jobs
+
+        jobs.job_logs(job, address, sys.stdout.write, follow=follow)
     else:
-        control.logs(_store(store), study, sys.stdout.write, engine=engine, follow=follow)
+        of_studies.logs(_store(store), study, sys.stdout.write, engine=engine, follow=follow)
 
 
 @app.command(epilog="Examples: `dmlstudy stop digits` · `dmlstudy stop digits --trial 5`")
@@ -352,16 +356,19 @@ def stop(
 
     Of what does not run it says so, with exit code 1.
     """
-    from dmlstudy.studies import control
+    from dmlstudy.studies.stop import stop as stop_study
+    from dmlstudy.studies.stop import stop_trial
 
     is_running = job is not None or study is None or _store(store).driver(study) is not None
     if trial is not None:
         _only_in_a_store(job, "a trial is ended through its study's folder; it")
-        message = control.stop_trial(_store(store), study, trial)
+        message = stop_trial(_store(store), study, trial)
     elif job:
-        message = control.stop_job(job, address)
+        from dmlstudy.engine import jobs
+
+        message = jobs.stop_job(job, address)
     else:
-        message = control.stop(_store(store), study)
+        message = stop_study(_store(store), study)
     if json:
         _show_json(
             {"study": study, "trial": trial, "job": job, "was_running": is_running, "message": message}
@@ -1205,8 +1212,10 @@ def _store(root: Path, tracking_uri: str | None = None, patience_s: float | None
 
 def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = False) -> None:
     """Run a study, or what is left of it, with its progress on the terminal."""
+    from dmlstudy.engine.interruption import StudyInterrupted
     from dmlstudy.engine.progress import as_long_as_heard, terminal
-    from dmlstudy.studies.run import StudyFailed, StudyInterrupted, run_study
+    from dmlstudy.studies.conclude import StudyFailed
+    from dmlstudy.studies.run import run_study
 
     width = None if console.is_terminal else WIDTH
     if not quiet:
@@ -1252,9 +1261,9 @@ def _show_json(facts: Any) -> None:
 
 
 def _show_jobs(address: str, json: bool) -> None:
-    from dmlstudy.studies import control
+    from dmlstudy.engine import jobs
 
-    listed = control.jobs_of(address)
+    listed = jobs.jobs(address)
     if json:
         _show_json([job.model_dump(mode="json") for job in listed])
     elif not listed:
@@ -1262,7 +1271,7 @@ def _show_jobs(address: str, json: bool) -> None:
             f"no jobs at {address}; send one with `dmlstudy submit STUDY.yaml --address {shlex.quote(address)}`"
         )
     else:
-        _show_table(("job", "study", "state", "began", "time"), [control.job_row(job) for job in listed])
+        _show_table(("job", "study", "state", "began", "time"), [jobs.job_row(job) for job in listed])
 
 
 def _decision_facts(decision: Decision) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -600,3 +600,12 @@ class TrialResult(Record):
 
     metrics: dict[str, float]
     embedder_folder: Annotated[str | None, Field(description="where the trained embedder was saved")] = None
+
+
+class RecordedEnd(NamedTuple):
+    """How a run of a search trial ended; ``values`` are the trial's objectives, where it finished."""
+
+    run_id: str
+    status: str
+    reason: str
+    values: list[float]

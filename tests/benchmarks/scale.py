@@ -24,7 +24,7 @@ import optuna
 from ray.tune.search import Searcher
 
 from dmlstudy.engine.stop_requests import Desk
-from dmlstudy.engine.tune_adapter import StudyScheduler
+from dmlstudy.engine.tune_adapter import StudyScheduler, TuneSearch
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import leaderboard
@@ -84,7 +84,7 @@ class Replay:
     def __init__(
         self, search: StudySearch, tracker: tracking.StudyTracker, num_gangs: int, folder: Path
     ) -> None:
-        self.search = search
+        self.search, self.adapter = search, TuneSearch(search)
         self.tracker = tracker
         self.scheduler = StudyScheduler(search, Desk(folder))
         self.num_gangs = num_gangs
@@ -126,7 +126,7 @@ class Replay:
     def _fill(self) -> None:
         while len(self._events) < self.num_gangs:
             trial_id = f"t{self.num_handed_out}"
-            answer = self._timed("suggest", self.search.suggest, trial_id)
+            answer = self._timed("suggest", self.adapter.suggest, trial_id)
             if answer is None or answer == Searcher.FINISHED:
                 return
             assert isinstance(answer, Mapping)
@@ -158,7 +158,7 @@ class Replay:
             return
         if is_verdict:
             result = {"metrics/test_map_at_r": quality(config), "metrics/test_recall_at_1": quality(config)}
-        self.search.on_trial_complete(trial_id, result | {"done": True})
+        self.adapter.on_trial_complete(trial_id, result | {"done": True})
         assignment = self.search.assignments[trial_id]
         self._timed(
             "mlflow",

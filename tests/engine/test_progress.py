@@ -12,7 +12,7 @@ from dmlstudy.engine import progress
 from dmlstudy.engine.progress import Progress
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.search.study_search import Assignment, Status
-from dmlstudy.studies.duration import duration
+from dmlstudy.text import duration
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.gang import checkpoint_name
 from dmlstudy.engine.progress import Progress
 from dmlstudy.engine.recorder import Recorder, StudyEnds
+from dmlstudy.engine.tune_adapter import TuneSearch
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.tracking import StudyTracker, search_all
 from dmlstudy.search.ledger import commit_recorded
@@ -85,7 +86,7 @@ class Sitting:
         """Tune has the trial's last result."""
         name = "map_at_r" if self.search.assignments[trial_id].number is not None else "test_map_at_r"
         result = {f"metrics/{name}": 0.5, "done": True, **more}
-        self.search.on_trial_complete(trial_id, result)
+        TuneSearch(self.search).on_trial_complete(trial_id, result)
         self.recorder.on_trial_complete(0, [], SimpleNamespace(trial_id=trial_id, last_result=result))
 
     def statuses(self) -> list[str]:
@@ -403,11 +404,11 @@ def test_a_lost_actor_is_not_counted_against_a_trial_that_makes_progress(sitting
     for number in range(4):
         sitting.begin(str(number))
         sitting.search.observe(str(number), {"step": number + 1.0, "map_at_r": 0.1})
-        sitting.search.on_trial_complete(str(number), error=True)
+        sitting.search.end(str(number), is_lost=True)
         assert sitting.search.assignments[str(number)].status == "interrupted"
         sitting.recorder.on_trial_error(0, [], SimpleNamespace(trial_id=str(number)))
     sitting.begin("again")
-    sitting.search.on_trial_complete("again", error=True)
+    sitting.search.end("again", is_lost=True)
     assert sitting.search.assignments["again"].status == "failed"
 
 
@@ -418,7 +419,7 @@ def test_a_trial_lost_with_the_whole_cluster_is_not_failed(
     sitting.recorder._watch = SimpleNamespace(is_doubtful=lambda: is_dying)  # type: ignore[assignment]
     for trial_id in "abc"[: 3 if is_dying else 2]:
         sitting.begin(trial_id)
-        sitting.search.on_trial_complete(trial_id, error=True)
+        sitting.search.end(trial_id, is_lost=True)
         sitting.recorder.on_trial_error(0, [], SimpleNamespace(trial_id=trial_id))
     trial = again(sitting, store).search.study.trials[0]
     assert trial.state.name == ("RUNNING" if is_dying else "FAIL")

@@ -12,8 +12,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, study
 
-from dmlstudy.records import TrialConfig
-from dmlstudy.registry.tracking import RecordedEnd
+from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.samplers import Memory
 from dmlstudy.search.study_search import Assignment, StudySearch
@@ -123,7 +122,7 @@ def test_a_report_that_is_known_is_judged_as_it_was_and_leaves_one_point_of_the_
         search.suggest(f"t{number}")
         for step, score in unbroken.study.trials[number].intermediate_values.items():
             assert not search.observe(f"t{number}", {"step": float(step), "map_at_r": score})
-        search.on_trial_complete(f"t{number}", {"metrics/map_at_r": score, "done": True})
+        search.end(f"t{number}", {"map_at_r": score})
         search.commit(f"t{number}")
     assert search.suggest("t") is not None
     reports = [{"step": float(s), "map_at_r": v} for s, v in stopped.intermediate_values.items()]

@@ -10,7 +10,6 @@ from typing import Any
 import optuna
 import pytest
 from optuna.trial import TrialState
-from ray.tune.search import Searcher
 from support.tune_simulator import (
     EPOCHS,
     HILL,
@@ -26,13 +25,6 @@ from support.tune_simulator import (
 )
 
 from dmlstudy.records import UNTRAINED, TrialConfig
-from dmlstudy.search.study_search import metrics_of
-
-
-def test_metrics_of_a_result() -> None:
-    result = {"metrics/map_at_r": 0.5, "metrics/step": 3, "done": True, "time_total_s": 1.0}
-    assert metrics_of(result) == {"map_at_r": 0.5, "step": 3.0}
-    assert metrics_of(None) == {}
 
 
 def test_equal_budget_and_each_family_begins_at_its_default(tmp_path: Path) -> None:
@@ -115,11 +107,11 @@ def test_a_trial_whose_actor_is_lost_goes_on_under_its_number() -> None:
 
 def test_a_cluster_without_room_costs_no_trial() -> None:
     search = in_memory(study())
-    assert isinstance(search.suggest("a"), dict)
-    search.on_trial_complete("a", {"failure": "no room", "unstarted": True, "done": True})
+    assert search.suggest("a") is not None
+    search.end("a", {}, failure="no room", is_unstarted=True)
     search.commit("a")
     assert not search.has_progress()
-    assert isinstance(search.suggest("b"), dict)
+    assert search.suggest("b") is not None
     assert search.assignments["b"].number == 0
     assert search.counts()["red"] == {"finished": 0, "pruned": 0, "failed": 0}
 
@@ -184,7 +176,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
     first = Tune(on_disk(found, tmp_path), at_once=at_once, seed=1).run(num_steps)
     open_numbers = [first.search.assignments[trial_id].number for trial_id in first.running]
     for trial_id in first.running:  # as Tune does when it is stopped
-        first.search.on_trial_complete(trial_id, {"done": False})
+        first.search.end(trial_id)
         assert first.search.assignments[trial_id].status == "interrupted"
     waiting = [t.number for t in first.search.study.trials if t.state == TrialState.RUNNING]
     ended = [row for row in by_number(first.search) if row[1] not in ("RUNNING", "WAITING")]
@@ -290,7 +282,8 @@ def test_verdicts_of_an_earlier_sitting_are_not_run_again(tmp_path: Path) -> Non
     everything = done | {("red", 1), ("blue", 1), ("blue", 2)}
     search = on_disk(found, tmp_path, everything)
     assert (search.num_left, search.is_over) == (0, True)
-    assert search.suggest("t") == Searcher.FINISHED
+    assert search.suggest("t") is None
+    assert not search.may_have_more()
 
 
 def test_a_family_whose_trials_all_failed_is_left_out() -> None:

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from dmlstudy import cli, data
+from dmlstudy.files import PARQUET, check_output
 from dmlstudy.serving import guards, server
 from dmlstudy.serving.embed import Job, embed_into
 from dmlstudy.serving.gallery import build
@@ -143,7 +144,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
     """Root may write everywhere, so the question is answered for it."""
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ValueError, match=rf"{tmp_path}: cannot be written; change its permissions"):
-        data.check_output(tmp_path / "z.parquet", "a Parquet file", data.PARQUET)
+        check_output(tmp_path / "z.parquet", "a Parquet file", PARQUET)
 
 
 def test_another_model_than_the_gallery_s(

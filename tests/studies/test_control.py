@@ -32,14 +32,14 @@ from dmlstudy.records import (
 )
 from dmlstudy.registry import tracking
 from dmlstudy.registry.tracking import StudyTracker
-from dmlstudy.search.study_search import Assignment, StudySearch, metrics_of
+from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.space import Fixed
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.store import Store, StoreError, seconds_spent, sole_driver
 from dmlstudy.studies import control
-from dmlstudy.studies.duration import pace
+from dmlstudy.text import pace
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -179,11 +179,11 @@ def test_a_trial_stopped_by_hand_is_pruned_and_not_handed_out_again(tmp_path: Pa
     study = study_file.parse(RAW)
     search = StudySearch(study, storage, set())
     assert search.suggest("a") is not None
-    search.observe("a", metrics_of({"metrics/step": 1.0, "metrics/map_at_r": 0.4}))
+    search.observe("a", {"step": 1.0, "map_at_r": 0.4})
     desk, tune = Desk(tmp_path), Tune(a="RUNNING")
 
     def stop_trial(trial: Any) -> None:
-        search.on_trial_complete(trial.trial_id, {"metrics/map_at_r": 0.4, "done": False})
+        search.end(trial.trial_id)
         search.commit(trial.trial_id)
         tune.live.remove(trial)
 

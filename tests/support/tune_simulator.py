@@ -11,9 +11,10 @@ from typing import Any
 import optuna
 from ray.tune.search import Searcher
 
+from dmlstudy.engine.tune_adapter import TuneSearch, metrics_of
 from dmlstudy.records import TrialConfig
 from dmlstudy.search.storage import open_storage
-from dmlstudy.search.study_search import Assignment, StudySearch, metrics_of
+from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
@@ -98,6 +99,7 @@ class Tune:
         record: Callable[[Assignment, list[float]], object] = lambda *_: None,
     ) -> None:
         self.search = search
+        self.adapter = TuneSearch(search)
         self.score = score
         self.at_once = at_once
         self.order = random.Random(seed)
@@ -134,7 +136,7 @@ class Tune:
     def _fill(self) -> None:
         while len(self.running) < self.at_once:
             trial_id = f"t{len(self.started)}"
-            answer = self.search.suggest(trial_id)
+            answer = self.adapter.suggest(trial_id)
             if answer == Searcher.FINISHED:
                 self.is_over = not self.running
                 return
@@ -165,7 +167,7 @@ class Tune:
         except ActorLost as error:
             self.search.assignments[trial_id].reason = str(error)
             del self.running[trial_id]
-            self.search.on_trial_complete(trial_id, None, error=True)
+            self.adapter.on_trial_complete(trial_id, None, error=True)
             self.search.commit(trial_id)
             return
         except Exception as error:
@@ -178,14 +180,14 @@ class Tune:
         self._calls("observe")
         metrics = {"step": step + 1.0} | ({"train_loss": score} if is_verdict else {name: score})
         result = {f"metrics/{key}": value for key, value in metrics.items()} | {"done": False}
-        self.search.on_trial_result(trial_id, result)
+        self.adapter.on_trial_result(trial_id, result)
         if self.search.observe(trial_id, metrics_of(result)):
             self._end(trial_id, result | {"done": True})
 
     def _end(self, trial_id: str, result: dict[str, Any]) -> None:
         del self.running[trial_id]
-        self.search.on_trial_complete(trial_id, result)
-        self.search.on_trial_complete(trial_id, result)  # Tune may say so twice
+        self.adapter.on_trial_complete(trial_id, result)
+        self.adapter.on_trial_complete(trial_id, result)  # Tune may say so twice
         assignment = self.search.assignments[trial_id]
         self.record(assignment, self.search.values_of(assignment))
         self._calls("commit")

@@ -10,7 +10,6 @@ from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vector
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
 from dmlstudy.data.lfw import LFW, load_lfw
 from dmlstudy.data.loader import Loader
-from dmlstudy.data.outputs import HTML, PARQUET, ZIP, check_output
 from dmlstudy.data.parquet import (
     Column,
     embeddings_left_out,
@@ -33,10 +32,7 @@ __all__ = [
     "DATASETS",
     "EXPECTED",
     "EXPECTED_CLOSED",
-    "HTML",
     "LFW",
-    "PARQUET",
-    "ZIP",
     "Augmentation",
     "Batches",
     "ClosedSet",
@@ -60,7 +56,6 @@ __all__ = [
     "as_features",
     "check_augmentation",
     "check_hits",
-    "check_output",
     "class_disjoint_folds",
     "decode_images",
     "embeddings_left_out",

@@ -17,8 +17,10 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+from dmlstudy.files import written_whole
 
 FILE = "trial.safetensors"
 
@@ -61,32 +63,6 @@ def at(folder: str | Path) -> StateFile:
     if scheme == "file":
         return OnDisk(Path(unquote(urlsplit(str(folder)).path)))
     return OnPyarrow(str(folder))
-
-
-@contextlib.contextmanager
-def written_whole(path: Path, draft: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its place when the block ends, whole, also after a loss of power; if the block raises, never.
-
-    ``draft``, in the same folder, is what it is called until then; the folder is made if missing.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with draft.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        if isinstance(error, OSError) and error.filename is None and error.errno:  # as of a full disk
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def join(folder: str, *names: str) -> str:

@@ -9,15 +9,11 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 import ray
-from ray._private import ray_constants
-from ray._private.accelerators import get_accelerator_manager_for_resource
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._private.utils import get_num_cpus
 
+from dmlstudy.engine import ray_private
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.text import first_line
 
@@ -56,8 +52,7 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
             # and give up where several Rays run on this machine; they inherit where it is.
             port = _free_port()
             told.enter_context(variables({"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}))
-            # The node's address is loopback where Ray thinks that there is no cluster to be part of.
-            with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+            with ray_private.on_loopback_only():
                 ray.init(
                     address="local",
                     include_dashboard=True,
@@ -130,7 +125,7 @@ def unreachable(address: str, error: Exception) -> ClusterError:
 def present_token() -> None:
     """Speak to existing clusters with this user's Ray token where there is one, as ``ray start`` itself does."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    ray_private.enable_token()
 
 
 def _free_port() -> int:
@@ -227,18 +222,16 @@ def check_room(resources: ResourcesConfig, nodes: list[Node]) -> None:
 
 def this_machine() -> Node:
     """What Ray would find here, a container's limit included; no Ray is started to find out."""
-    of_gpus = get_accelerator_manager_for_resource("GPU")
-    assert of_gpus is not None
-    gpus = of_gpus.get_current_node_num_accelerators()
-    here: Node = {"CPU": float(get_num_cpus(override_docker_cpu_warning=True)), "GPU": float(gpus)}
-    if gpus:
-        here[f"{ACCELERATOR}{of_gpus.get_current_node_accelerator_type()}"] = 1.0
+    num_gpus, kind = ray_private.gpus_of_this_machine()
+    here: Node = {"CPU": ray_private.cpus_of_this_machine(), "GPU": float(num_gpus)}
+    if num_gpus:
+        here[f"{ACCELERATOR}{kind}"] = 1.0
     return here
 
 
 def busy(resources: ResourcesConfig) -> str:
     """What to tell people where the cluster's free places hold no trial at this moment, or nothing."""
-    free = list(ray._private.state.available_resources_per_node().values())  # type: ignore[no-untyped-call]
+    free = ray_private.free_of_each_node()
     if num_trials_held(resources, free):
         return ""
     cpus, gpus = _sum(free, "CPU"), _sum(free, "GPU")
@@ -272,7 +265,7 @@ def _nodes_at_most(resources: ResourcesConfig) -> list[Node]:
 
 def _ceiling() -> list[Node]:
     """The nodes that the autoscaler may start; none where there is no autoscaler."""
-    config = ray._private.state.state.get_cluster_config()
+    config = ray_private.autoscaler_config()
     return [] if config is None else nodes_at_most(config)
 
 
@@ -308,3 +301,21 @@ def _sum(nodes: list[Node], kind: str) -> float:
 
 def _room(there: float, each: float) -> int:
     return math.floor(there / each + 1e-9)
+
+
+def described_nodes() -> list[dict[str, Any]]:
+    """The cluster's nodes as a sitting finds them; none where Ray is not connected."""
+    if not ray.is_initialized():
+        return []
+    return [
+        {
+            "cpus": node["Resources"].get("CPU", 0.0),
+            "gpus": node["Resources"].get("GPU", 0.0),
+            "memory_gib": round(node["Resources"].get("memory", 0.0) / 2**30, 1),
+            "accelerators": [
+                name.partition(":")[2] for name in node["Resources"] if name.startswith("accelerator_type:")
+            ],
+        }
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]

@@ -24,7 +24,7 @@ from dmlstudy.registry import environment
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import refuse_login
-from dmlstudy.text import first_line
+from dmlstudy.text import duration, first_line
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 NODES_TIMEOUT_S = 60.0
@@ -180,7 +180,7 @@ def known_job(job: str, address: str | None) -> JobDetails:
         ) from None
 
 
-def follow(job: str, address: str, write: Callable[[str], object]) -> int:
+def follow_job(job: str, address: str, write: Callable[[str], object]) -> int:
     """Write the job's output as it comes; returns the exit code that its end means."""
     there = client(address)
     shown = 0
@@ -192,6 +192,35 @@ def follow(job: str, address: str, write: Callable[[str], object]) -> int:
         if status.is_terminal():
             return EXIT_CODES[status]
         time.sleep(1)
+
+
+def job_row(job: Job) -> list[str]:
+    """Id, study, state, when it began and how long it ran."""
+    began = "" if job.started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started))
+    return [job.job, job.study or "-", job.state, began, "" if job.seconds is None else duration(job.seconds)]
+
+
+def job_lines(job: Job) -> list[str]:
+    """A job's state and time; below it the study's last progress line, with its trials and the time left."""
+    ran = "" if job.seconds is None else f", for {duration(job.seconds)}"
+    return [f"job {job.job}: {job.state}{ran}", *([job.last_line] if job.last_line else [])]
+
+
+def job_logs(job: str, address: str | None, write: Callable[[str], object], *, follow: bool) -> None:
+    """Write what a job has printed; with ``follow`` until it ends."""
+    known_job(job, address)
+    assert address is not None
+    if follow:
+        follow_job(job, address, write)
+    else:
+        write(client(address).get_job_logs(job))
+
+
+def stop_job(job: str, address: str | None) -> str:
+    """Ask a job to end; its study ends as by Ctrl-C."""
+    known_job(job, address)
+    stopped = client(address).stop_job(job)
+    return f"job {job} is asked to stop" if stopped else f"job {job} had ended already"
 
 
 def _check_capacity(study: StudySpec, address: str) -> None:

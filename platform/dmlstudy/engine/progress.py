@@ -14,7 +14,7 @@ from typing import IO
 from dmlstudy.engine.stop_requests import BY_HAND
 from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.epochs import place
-from dmlstudy.studies.duration import duration, pace
+from dmlstudy.text import duration, pace
 
 Tell = Callable[[str], None]
 

@@ -1,63 +1,72 @@
-"""What Tune does otherwise than a study of gangs needs, put right for as long as the study runs."""
+"""Every call of Ray that is not part of its public interface, as it is in Ray 2.56: the file to look at with a new Ray.
+
+Three kinds: what Tune does otherwise than a study of gangs needs, put right for as long as the study runs; what Ray
+knows of its cluster and has no public function for; and how a Ray of this machine alone is started and killed. Tune
+and Train take seconds to import, so what does not need them does not wait for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
 import ray
-from ray.air.execution._internal import RayActorManager
-from ray.tune.execution import class_cache, tune_controller
-from ray.tune.utils.object_cache import _ObjectCache
+from ray._private import ray_constants
+from ray._private.accelerators import get_accelerator_manager_for_resource
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.utils import get_num_cpus
+
+# Tune and Train
 
 
 @contextmanager
 def tune_mended() -> Iterator[None]:
     """Let Tune keep every gang, survive an actor that is lost for another reason than its own death, and keep the
-    driver's cloud keys to itself."""
+    driver's cloud keys to itself.
+
+    Tune's own cache keeps as many actors as trials are waiting at that moment, but one: between generations it would
+    end all gangs but one. There are never more of them than trials at once, for an actor that is kept is used before a
+    new one is started.
+    """
+    from ray.air.execution._internal import RayActorManager
+    from ray.tune.execution import class_cache, tune_controller
+    from ray.tune.utils.object_cache import _ObjectCache
+
+    class AllActors(_ObjectCache):
+        """Keeps every actor until the end of the search."""
+
+        def cache_object(self, key: Any, obj: Any) -> bool:
+            self._cached_objects[key].append(obj)
+            self._num_cached_objects += 1
+            return True
+
+        def flush_cached_objects(self, force_all: bool = False) -> Generator[Any, None, None]:
+            if force_all:
+                yield from super().flush_cached_objects(force_all=True)
+
+    task_failed = RayActorManager._actor_task_failed
+
+    def as_lost_actor(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
+        """Take an actor that Ray has killed for memory, or whose node is gone, for a lost one.
+
+        By itself Tune does so for ``RayActorError`` only, and ends the whole study at Ray's other errors.
+        """
+        known = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
+        if isinstance(exception, ray.exceptions.RayError) and not isinstance(exception, known):
+            reason = f"{type(exception).__name__}: {told_shortly(exception)}"
+            exception = ray.exceptions.RayActorError(error_msg=reason)
+        task_failed(self, tracked_actor_task, exception)
+
     told = {name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")}
     with (
         # Tune's own list puts them into every actor's runtime environment, which Ray writes into a log for all to read.
         patch.object(class_cache, "ENV_VARS_TO_PROPAGATE", told),
         patch.object(tune_controller, "_ObjectCache", AllActors),
-        patch.object(RayActorManager, "_actor_task_failed", _as_lost_actor),
+        patch.object(RayActorManager, "_actor_task_failed", as_lost_actor),
     ):
         yield
-
-
-class AllActors(_ObjectCache):
-    """Keeps every actor until the end of the search.
-
-    Tune's own keeps as many as trials are waiting at that moment, but one: between generations it would end all gangs
-    but one. There are never more of them than trials at once, for an actor that is kept is used before a new
-    one is started.
-    """
-
-    def cache_object(self, key: Any, obj: Any) -> bool:
-        self._cached_objects[key].append(obj)
-        self._num_cached_objects += 1
-        return True
-
-    def flush_cached_objects(self, force_all: bool = False) -> Generator[Any, None, None]:
-        if force_all:
-            yield from super().flush_cached_objects(force_all=True)
-
-
-_task_failed = RayActorManager._actor_task_failed
-
-
-def _as_lost_actor(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
-    """Take an actor that Ray has killed for memory, or whose node is gone, for a lost one.
-
-    By itself Tune does so for ``RayActorError`` only, and ends the whole study at Ray's other errors.
-    """
-    known = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
-    if isinstance(exception, ray.exceptions.RayError) and not isinstance(exception, known):
-        reason = f"{type(exception).__name__}: {told_shortly(exception)}"
-        exception = ray.exceptions.RayActorError(error_msg=reason)
-    _task_failed(self, tracked_actor_task, exception)
 
 
 def told_shortly(error: ray.exceptions.RayError) -> str:
@@ -65,3 +74,57 @@ def told_shortly(error: ray.exceptions.RayError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "memory" in line or "died" in line or "killed" in line]
     return (telling or lines or [type(error).__name__])[-1][:200]
+
+
+def hand_on_to_train_workers(names: Sequence[str]) -> None:
+    """Let Ray Train's processes have these environment variables of the one that starts them."""
+    from ray.train.v2._internal import constants
+
+    constants.ENV_VARS_TO_PROPAGATE.update(names)
+
+
+# What Ray knows
+
+
+def free_of_each_node() -> list[dict[str, float]]:
+    """What each node of the connected cluster has free now."""
+    return list(ray._private.state.available_resources_per_node().values())  # type: ignore[no-untyped-call]
+
+
+def autoscaler_config() -> Any:
+    """The connected cluster's ``ClusterConfig``, or None where it has no autoscaler."""
+    return ray._private.state.state.get_cluster_config()
+
+
+def cpus_of_this_machine() -> float:
+    """CPUs as Ray would count them, a container's limit included."""
+    return float(get_num_cpus(override_docker_cpu_warning=True))
+
+
+def gpus_of_this_machine() -> tuple[int, str | None]:
+    """GPUs as Ray would count them, and their kind."""
+    of_gpus = get_accelerator_manager_for_resource("GPU")
+    assert of_gpus is not None
+    num_gpus = of_gpus.get_current_node_num_accelerators()
+    return num_gpus, of_gpus.get_current_node_accelerator_type() if num_gpus else None
+
+
+# How it is started and ended
+
+
+def on_loopback_only() -> AbstractContextManager[Any]:
+    """In its block a Ray that is started has loopback for its node's address: it is to be no part of a cluster."""
+    return patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
+
+
+def enable_token() -> None:
+    """Let Ray's calls carry this user's token where there is one, as ``ray start`` itself does."""
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def kill_started_ray() -> None:
+    """Kill the Ray processes that this one has started, if any, without asking them."""
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        with suppress(Exception):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)

@@ -1,14 +1,66 @@
-"""Which trials are stopped early: a Tune scheduler that does as the study's search says."""
+"""What Tune asks, answered by the study's search, which knows no Tune: what runs next, and what is stopped early."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
 
 from dmlstudy.engine.stop_requests import Desk
-from dmlstudy.search.study_search import StudySearch, metrics_of
+from dmlstudy.search.study_search import StudySearch
+
+
+def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """The trial's own metrics in a result of Tune, which is flat."""
+    return {
+        key.removeprefix("metrics/"): float(value)
+        for key, value in result.items()
+        if key.startswith("metrics/")
+    }
+
+
+class TuneSearch(Searcher):
+    """The searcher that Tune asks for trials and tells of their ends."""
+
+    def __init__(self, search: StudySearch) -> None:
+        super().__init__(metric=search.metric, mode="max")
+        self._search = search
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
+        config = self._search.suggest(trial_id)
+        if config is None:
+            return None if self._search.may_have_more() else str(Searcher.FINISHED)
+        return {"trial": config.model_dump(mode="json")}
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Nothing: the scheduler, which sees each result first, tells it to ``observe``."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        result = result or {}
+        self._search.end(
+            trial_id,
+            metrics_of(result) if result.get("done") else None,
+            failure=str(result.get("failure") or ""),
+            is_unstarted=bool(result.get("unstarted")),
+            is_lost=error,
+        )
+
+    # Tune would pickle the searcher; the storage holds the search's state instead.
+
+    def save(self, checkpoint_path: str) -> None:
+        with open(checkpoint_path, "w", encoding="utf-8") as file:
+            file.write("the state of this search is in its Optuna storage\n")
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise NotImplementedError("a search is rebuilt from its Optuna storage")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
 
 
 class StudyScheduler(FIFOScheduler):

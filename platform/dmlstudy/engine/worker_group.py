@@ -19,8 +19,8 @@ from ray.train.torch.config import (
     _setup_torch_process_group,
     _TorchBackend,
 )
-from ray.train.v2._internal import constants
 
+from dmlstudy.engine import ray_private
 from dmlstudy.engine.cluster import variables
 from dmlstudy.records import ResourcesConfig
 
@@ -49,7 +49,7 @@ def fit(
     So each of the run's processes is told which cluster is its own; this one forgets it when the run is over.
     """
     address = ray.get_runtime_context().gcs_address
-    constants.ENV_VARS_TO_PROPAGATE.update(("RAY_ADDRESS", ALLOCATOR))
+    ray_private.hand_on_to_train_workers(("RAY_ADDRESS", ALLOCATOR))
     trainer = TorchTrainer(
         loop,
         train_loop_config=loop_config,

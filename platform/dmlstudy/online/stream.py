@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save
 
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import written_whole
 from dmlstudy.heartbeat import beat
 from dmlstudy.online.drift import CanReopen, Race, Score, Watch
 from dmlstudy.online.learner import Constraints, Floats, OnlineLearner

@@ -10,7 +10,7 @@ from typing import Any
 
 from dmlstudy import data
 from dmlstudy.data import Column
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import PARQUET, check_output, written_whole
 from dmlstudy.registry.comparison import Comparison
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard
 
@@ -18,15 +18,15 @@ from dmlstudy.registry.leaderboard import Estimate, Leaderboard
 def write(board: Leaderboard, path: str | Path, form: str) -> None:
     """Write 'json', 'csv' or 'parquet' to ``path``, whole or not at all, an earlier one being replaced.
 
-    Raises ValueError for a path that may not be written (``data.check_output``).
+    Raises ValueError for a path that may not be written (``files.check_output``).
     """
     if form == "parquet":
-        data.write_table(data.check_output(path, "a Parquet file", data.PARQUET), columns(board))
+        data.write_table(check_output(path, "a Parquet file", PARQUET), columns(board))
         return
     if form == "csv":
-        path, text = data.check_output(path, "a leaderboard in CSV", b"study,"), csv_text(board)
+        path, text = check_output(path, "a leaderboard in CSV", b"study,"), csv_text(board)
     else:
-        path, text = data.check_output(path, "a JSON object", b"{"), f"{board.model_dump_json(indent=1)}\n"
+        path, text = check_output(path, "a JSON object", b"{"), f"{board.model_dump_json(indent=1)}\n"
     with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
         file.write(text.encode())
 

@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import mlflow
 import requests
@@ -24,7 +24,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
-from dmlstudy.records import TrialConfig
+from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.store import Store, StoreError, first_line, holds_nothing, knock_at_server, make_whole
 
 PARENT = "mlflow.parentRunId"
@@ -243,15 +243,6 @@ class _PatientClient:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
         return lambda *args, **kwargs: self._patiently(functools.partial(method, *args, **kwargs))
-
-
-class RecordedEnd(NamedTuple):
-    """How a run of a search trial ended; ``values`` are the trial's objectives, where it finished."""
-
-    run_id: str
-    status: str
-    reason: str
-    values: list[float]
 
 
 class StudyTracker:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import written_whole
 from dmlstudy.html import Html, element, joined, policy
 
 STYLE = """

@@ -13,7 +13,7 @@ from dmlstudy.registry.comparison import Comparison
 from dmlstudy.registry.history import History, TrialRun
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.report.page import facts, paragraph, table
-from dmlstudy.studies.duration import duration
+from dmlstudy.text import duration
 
 MINUS = "\N{MINUS SIGN}"
 

@@ -22,7 +22,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import written_whole
 from dmlstudy.retrieval import index_file
 from dmlstudy.retrieval.codes import Codes
 from dmlstudy.retrieval.neighbours import Floats, Ints

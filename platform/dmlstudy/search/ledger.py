@@ -20,8 +20,7 @@ import optuna
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from dmlstudy.records import TrialConfig
-from dmlstudy.registry.tracking import RecordedEnd
+from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.early_stopping import Curve
 from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
 from dmlstudy.search.subsearch import Lane, lanes_of

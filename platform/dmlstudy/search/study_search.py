@@ -30,7 +30,6 @@ from typing import Any, Literal
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
-from ray.tune.search import Searcher
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.search import early_stopping, samplers
@@ -76,17 +75,11 @@ class Assignment:
         self.metrics = self.curve[-1]
 
 
-def metrics_of(result: Mapping[str, Any] | None) -> dict[str, float]:
-    """The trial's own metrics in a result as Tune hands it on, flattened."""
-    return {
-        key.removeprefix("metrics/"): float(value)
-        for key, value in (result or {}).items()
-        if key.startswith("metrics/")
-    }
+class StudySearch:
+    """Says what runs next and what is stopped: generation by generation of the search, then the verdict trials.
 
-
-class StudySearch(Searcher):
-    """The searcher Tune asks: generation by generation of the search, then the verdict trials.
+    It knows no engine: whoever runs trials calls ``suggest`` for a trial, ``observe`` with each of its reports, ``end``
+    when it is over, and ``commit`` once all else of its end is written.
 
     ``finished_verdicts`` are the (family, seed) pairs that an earlier sitting has already judged; ``clock`` is
     that of the time budgets. Raises SpecError for a sampler that is not installed, and for a warm start from a
@@ -102,14 +95,14 @@ class StudySearch(Searcher):
         clock: Clock = time.monotonic,
     ) -> None:
         search, resources = spec.file.search, spec.file.resources
-        super().__init__(metric=spec.file.protocol.objective, mode="max")
+        self.metric = spec.file.protocol.objective
         samplers.check_installed(search.sampler)
         warm_points = None
         if search.warm_start and "warm_start" not in _user_attrs(storage, spec.name):
             warm_points = earlier_best(spec, storage)
         self.spec = spec
         self.assignments: dict[str, Assignment] = {}
-        """Every trial that runs, and those that ended last, by Tune's id."""
+        """Every trial that runs, and those that ended last, by the engine's id."""
         self._ended: deque[str] = deque()
         self._hopeless: set[str] = set()
         self._notes: list[str] = []
@@ -182,9 +175,11 @@ class StudySearch(Searcher):
             self._ledger.end(entry.trial, TrialState.PRUNED, reason=self._why_stopped(entry, step))
             self._settle_if_alone(entry.trial.number)
 
-    # What Tune calls
+    # What an engine calls
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
+    def suggest(self, trial_id: str) -> TrialConfig | None:
+        """The trial that runs next under this id; None where none can start now, and ``may_have_more`` says whether
+        later."""
         self.pass_time()
         if not self._waiting:
             self._ask()
@@ -192,41 +187,51 @@ class StudySearch(Searcher):
             entry = self._entries[self._waiting.pop(0)]
             assignment = Assignment(label(entry.trial), entry.config, entry.trial.number)
             for step, score in sorted(entry.trial.intermediate_values.items()):
-                assignment.note({"step": float(step), str(self.metric): score})
-        elif self._ledger.num_open:
-            return None
+                assignment.note({"step": float(step), self.metric: score})
         else:
-            config = self._verdicts.next(self.best_configs())
-            if config is None:  # one that runs may be lost, and have to run again
-                return None if self._is_running() else str(Searcher.FINISHED)
+            config = None if self._ledger.num_open else self._verdicts.next(self.best_configs())
+            if config is None:
+                return None
             assignment = Assignment(f"{config.family} verdict seed {config.seed}", config)
         self.assignments[trial_id] = assignment
-        return {"trial": assignment.config.model_dump(mode="json")}
+        return assignment.config
 
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Nothing: the scheduler, which sees each result first, tells it to ``observe``."""
+    def may_have_more(self) -> bool:
+        """Whether a trial may be suggested later where there is none now: one that runs may be lost, and run again."""
+        return self._ledger.num_open > 0 or self._is_running()
 
-    def on_trial_complete(
-        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    def end(
+        self,
+        trial_id: str,
+        metrics: dict[str, float] | None = None,
+        *,
+        failure: str = "",
+        is_unstarted: bool = False,
+        is_lost: bool = False,
     ) -> None:
+        """Note that a trial is over; an engine may say so twice.
+
+        It has its final ``metrics``, or a ``failure``, which ``is_unstarted`` trials wait out; or it ``is_lost``: what
+        it ran on is gone. With none of these it was broken off, and is handed out again.
+        """
         assignment = self.assignments[trial_id]
         if assignment.status != "running":
             return
         self.pass_time()
-        if error:  # its actor was lost; a trial itself ends with a reason
+        if is_lost:  # a trial itself ends with a reason
             assignment.status = "failed"
             assignment.reason = assignment.reason or "no reason given"
             self._hand_out_again(assignment)
         elif trial_id in self._hopeless:  # Tune says of these that they are done
             assignment.status = "pruned"
-        elif result and result.get("unstarted"):
-            assignment.status, assignment.reason = "interrupted", str(result["failure"])
+        elif is_unstarted:
+            assignment.status, assignment.reason = "interrupted", failure
             self._put_back(assignment)
-        elif result and result.get("failure"):
-            assignment.status, assignment.reason = "failed", str(result["failure"])
-        elif result and result.get("done"):
-            assignment.metrics = metrics_of(result)
-            score = assignment.metrics.get(self.metric, math.nan)
+        elif failure:
+            assignment.status, assignment.reason = "failed", failure
+        elif metrics is not None:
+            assignment.metrics = metrics
+            score = metrics.get(self.metric, math.nan)
             if assignment.number is None or math.isfinite(score):
                 assignment.status = "finished"
             else:
@@ -497,18 +502,6 @@ class StudySearch(Searcher):
     def is_over(self) -> bool:
         """Whether every trial has ended, so that there is a verdict."""
         return self.num_left == 0
-
-    # Tune would pickle the searcher; the storage holds the state instead.
-
-    def save(self, checkpoint_path: str) -> None:
-        with open(checkpoint_path, "w", encoding="utf-8") as file:
-            file.write("the state of this search is in its Optuna storage\n")
-
-    def restore(self, checkpoint_path: str) -> None:
-        raise NotImplementedError("a search is rebuilt from its Optuna storage")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
 
 
 def _user_attrs(storage: optuna.storages.BaseStorage, study: str) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dmlstudy.data.outputs import HTML, check_output
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import HTML, check_output, written_whole
 from dmlstudy.html import Html, element, page
 
 LEAST_SIDE = 96
@@ -41,7 +40,7 @@ class Shown(NamedTuple):
 def write_sheet(path: str | Path, title: str, rows: Sequence[tuple[Shown, Sequence[Shown]]]) -> None:
     """Write queries, each with its results in their order, to ``path``, whole or not at all.
 
-    Raises ValueError for a path that may not be written (``data.check_output``).
+    Raises ValueError for a path that may not be written (``files.check_output``).
     """
     path = check_output(path, "a page", HTML)
     sections = [

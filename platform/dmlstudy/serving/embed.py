@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dmlstudy import data
 from dmlstudy.data import Fit, Inputs, preprocessing
 from dmlstudy.data.images import Indices, Looks
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import PARQUET, check_output, written_whole
 from dmlstudy.models import saved
 
 PART = 4096
@@ -227,10 +227,10 @@ def embed_into(
     Parts that an earlier call of the same model has left are not made again where their items are still the same.
     ``follow`` is given the numbers of parts as they come to be, and how many there will be, to show progress. Raises
     ValueError naming what is missing, unreadable or of another kind, for an output that may not be written
-    (``data.check_output``), and where the parts of something else are in the way; the output is replaced when all is
+    (``files.check_output``), and where the parts of something else are in the way; the output is replaced when all is
     done, or not at all.
     """
-    output = data.check_output(job.output, "a Parquet file", data.PARQUET)
+    output = check_output(job.output, "a Parquet file", PARQUET)
     numbers = range(len(job.parts))
     _claim(job)
     missing = [number for number in numbers if not job.is_made(number)]

@@ -29,9 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dmlstudy import data, embedders, hashing, model_folder, online
+from dmlstudy import embedders, hashing, model_folder, online
 from dmlstudy.data import preprocessing
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import ZIP, check_output, written_whole
 from dmlstudy.hashing.program import Codes
 from dmlstudy.models import saved
 from dmlstudy.online.program import Layers
@@ -50,7 +50,7 @@ TOLERANCE = 1e-5
 """Largest difference of a number from the model's, as a share of the largest number where that is above 1."""
 
 ABOUT = "dmlstudy.json"
-BEGINS: Mapping[Format, bytes] = {"onnx": b"\x08", "torch_export": data.ZIP}  # ONNX: the field ir_version
+BEGINS: Mapping[Format, bytes] = {"onnx": b"\x08", "torch_export": ZIP}  # ONNX: the field ir_version
 
 
 class Exported(NamedTuple):
@@ -72,7 +72,7 @@ def export(model: str | Path, output: str | Path, form: str) -> Exported:
     folder, output, kind = Path(model), Path(output), _format(form)
     if output.suffix != SUFFIXES[kind]:
         raise ValueError(f"{output}: a file of --format {kind} ends in {SUFFIXES[kind]}; name it so")
-    data.check_output(output, f"a file of --format {kind}", BEGINS[kind])
+    check_output(output, f"a file of --format {kind}", BEGINS[kind])
     if output.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{output}: lies in the model's folder, which is sealed; name another place")
     if kind == "onnx":

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmlstudy import data, retrieval
-from dmlstudy.data.state_file import written_whole
+from dmlstudy.files import written_whole
 from dmlstudy.model_folder import one_line
 from dmlstudy.retrieval import CodeIndex, EmbeddingIndex, Index, Tuning
 

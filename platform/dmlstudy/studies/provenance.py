@@ -6,11 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import ray
 
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
+from dmlstudy.engine.cluster import described_nodes
 from dmlstudy.model_folder import MANIFEST
 from dmlstudy.registry.environment import commit, environment, source_sha256
 from dmlstudy.spec import yaml_file
@@ -108,7 +106,7 @@ def folds(spec: StudySpec, dataset: ZeroShotData) -> dict[str, list[list[str]]]:
 def surroundings(spec: StudySpec) -> str:
     """What is kept of each sitting: code, packages, this machine, what a trial takes, the cluster's nodes, as JSON."""
     return json.dumps(
-        environment() | {"resources": spec.file.resources.model_dump(), "nodes": _nodes()}, indent=1
+        environment() | {"resources": spec.file.resources.model_dump(), "nodes": described_nodes()}, indent=1
     )
 
 
@@ -124,21 +122,3 @@ def of_each_trial(spec: StudySpec, known: Mapping[str, str]) -> dict[str, str]:
         **{name: known[name] for name in SIDES if name in known},
         "code_version": commit() or f"sources {source_sha256()}",
     }
-
-
-def _nodes() -> list[dict[str, Any]]:
-    """The cluster's nodes as a sitting finds them; none where Ray is not connected."""
-    if not ray.is_initialized():
-        return []
-    return [
-        {
-            "cpus": node["Resources"].get("CPU", 0.0),
-            "gpus": node["Resources"].get("GPU", 0.0),
-            "memory_gib": round(node["Resources"].get("memory", 0.0) / 2**30, 1),
-            "accelerators": [
-                name.partition(":")[2] for name in node["Resources"] if name.startswith("accelerator_type:")
-            ],
-        }
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    ]

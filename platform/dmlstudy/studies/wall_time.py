@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dmlstudy.engine import cluster
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.spec.study_file import StudySpec, default_values
-from dmlstudy.studies.duration import duration
+from dmlstudy.text import duration
 
 LONG_S = 3600.0
 """From here on people are told how to have a first look sooner."""

@@ -1,9 +1,12 @@
-"""Where a result may go: a new file, or the one an earlier call of the same kind has written."""
+"""Files of results: where one may go, and how it is written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 PARQUET, HTML, ZIP = b"PAR1", b"<!doctype html", b"PK\x03\x04"
 """How files of results begin."""
@@ -27,3 +30,29 @@ def check_output(path: str | Path, what: str, begins: bytes) -> Path:
             if file.read(len(begins)).lower() != begins.lower():
                 raise ValueError(f"{path}: exists already and is not {what}; name another output")
     return path
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, draft: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its place when the block ends, whole, also after a loss of power; if the block raises, never.
+
+    ``draft``, in the same folder, is what it is called until then; the folder is made if missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        if isinstance(error, OSError) and error.filename is None and error.errno:  # as of a full disk
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

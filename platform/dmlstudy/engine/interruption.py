@@ -1,0 +1,58 @@
+"""Hears who wishes that a running study ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+class StudyInterrupted(Exception):
+    """The study was stopped before its end; what was finished is kept, and running it again goes on."""
+
+
+class Interruption:
+    """Hears, in its block, who wishes that the study ends: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
+
+    While the wish is ``looked_at`` it is only noted at first, so that Tune ends its trials in good order. A second
+    one, and any at another time, is a KeyboardInterrupt. In a thread other than the main one nothing is heard. The
+    first is noted in the file ``noted_in``, for who asks may not wait until the study has recorded its end.
+    """
+
+    def __init__(self, noted_in: Path | None = None) -> None:
+        self._noted_in = noted_in
+        self._is_wished = False
+        self._is_looked_at = False
+
+    def is_wished(self) -> bool:
+        return self._is_wished
+
+    @contextmanager
+    def looked_at(self) -> Iterator[None]:
+        self._is_looked_at = True
+        try:
+            yield
+        finally:
+            self._is_looked_at = False
+
+    def __enter__(self) -> Interruption:
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: object) -> None:
+        is_first, self._is_wished = not self._is_wished, True
+        if is_first and self._noted_in is not None:
+            with suppress(OSError):
+                self._noted_in.touch()
+        if not (is_first and self._is_looked_at):
+            raise KeyboardInterrupt

@@ -1,0 +1,121 @@
+"""Lets Ray Tune run what is left of a study on the connected cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from ray import tune
+
+from dmlstudy.data import state_file
+from dmlstudy.engine import preflight
+from dmlstudy.engine.cluster import busy, concurrency, idle_gpus
+from dmlstudy.engine.cluster_watch import ClusterWatch
+from dmlstudy.engine.gang import KILL_TIMEOUT_ON_GPUS_S, GangTrainable
+from dmlstudy.engine.interruption import Interruption, StudyInterrupted
+from dmlstudy.engine.progress import Progress, Tell
+from dmlstudy.engine.ray_private import tune_mended
+from dmlstudy.engine.recorder import Recorder, Vault
+from dmlstudy.engine.stop_requests import Desk
+from dmlstudy.engine.tune_adapter import StudyScheduler, TuneSearch
+from dmlstudy.records import UNTRAINED, ResourcesConfig
+from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.search.study_search import StudySearch
+from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.store import Store
+
+HEAD_NODE = {"node:__internal_head__": 0.001}
+"""What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and
+it stays beside the driver, where it does not end with a spot node."""
+
+ENGINE_SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow is the log
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the search reads nested metrics
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # the storage is the state
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ``Interruption`` hears it
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+def engine_settings(resources: ResourcesConfig) -> dict[str, str]:
+    """Tune's variables for a study; an actor whose workers have GPUs gets the time that these take to be freed."""
+    patience_s = KILL_TIMEOUT_ON_GPUS_S + 15 if resources.gpus_per_worker else 15
+    return ENGINE_SETTINGS | {"TUNE_FORCE_TRIAL_CLEANUP_S": f"{patience_s:g}"}
+
+
+def run_trials(
+    spec: StudySpec,
+    store: Store,
+    tell: Tell,
+    tracker: StudyTracker,
+    search: StudySearch,
+    interruption: Interruption,
+    watch: ClusterWatch,
+    origin: Mapping[str, str],
+) -> None:
+    """Let Tune run what is left of the search and the verdict."""
+    resources = spec.file.resources
+    num_at_once = concurrency(resources)
+    num_total = spec.num_search_trials + spec.num_verdict_trials
+    tell(
+        f"{spec.name}: {len(spec.families)} families x {spec.file.search.trials_per_family} trials"
+        f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
+        f" {num_at_once} at once"
+    )
+    idle = [idle_gpus(resources), search.idle_places(num_at_once), busy(resources)]
+    for line in filter(None, [*idle, *search.take_notes()]):
+        tell(line)
+    num_done = num_total - search.num_left
+    if num_done:
+        tell(f"{num_done} of {num_total} trials are done; going on with the others")
+    tell("starting the workers; they stay for all trials, so only the first trial waits for them")
+    vault_name = f"vault-{spec.name}-{time.time_ns()}"
+    vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
+    width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
+    objective = spec.file.protocol.objective
+    progress = Progress(tell, objective, num_done, num_total, width, num_at_once)
+    ray_folder = str(store.study_folder(spec.name) / "ray")
+    checkpoints = checkpoints_folder(spec, store)
+    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished, watch)
+    tuner = tune.Tuner(
+        tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
+        param_space={
+            "resources": resources.model_dump(),
+            "storage": ray_folder,
+            "checkpoints": checkpoints,
+            "vault": vault_name,
+            "expected": preflight.expectations(origin),
+        },
+        tune_config=tune.TuneConfig(
+            search_alg=TuneSearch(search),
+            scheduler=StudyScheduler(search, Desk(store.study_folder(spec.name))),
+            num_samples=-1,  # the search says when it is over
+            max_concurrent_trials=num_at_once,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=ray_folder,
+            callbacks=[recorder],
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
+        ),
+    )
+    with interruption.looked_at(), tune_mended():
+        try:
+            tuner.fit()
+        except Exception:
+            if not (recorder.failure or interruption.is_wished()):
+                raise
+        finally:
+            recorder.end_open_runs()
+    if interruption.is_wished():
+        raise StudyInterrupted
+    if recorder.failure:
+        raise recorder.failure
+
+
+def checkpoints_folder(spec: StudySpec, store: Store) -> str:
+    """The folder, or its URI, below which each trial of the study keeps its state."""
+    root = spec.file.resources.storage_path
+    return state_file.join(root, spec.name) if root else str(store.study_folder(spec.name) / "checkpoints")
