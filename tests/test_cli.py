@@ -339,14 +339,16 @@ def test_submit_prints_the_job_first_and_alone(
 def test_the_end_of_a_run_names_the_store_again(
     outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from dmlstudy.engine.interruption import StudyInterrupted
     from dmlstudy.studies import run as studies
+    from dmlstudy.studies.conclude import StudyFailed
 
     def play(spec: object, store: Store, *, address: object, tell: Any) -> Leaderboard:
         tell("a line")
         if outcome == "interrupted":
-            raise studies.StudyInterrupted
+            raise StudyInterrupted
         if outcome == "failed":
-            raise studies.StudyFailed("no trial finished;\nbecause")
+            raise StudyFailed("no trial finished;\nbecause")
         return Leaderboard(
             study="digits", objective="map_at_r", second_objective=None, status="finished", winner="red",
             model=None, rows=[row("red", 4, 0.6, 0.7)], front=[], comparisons=[],

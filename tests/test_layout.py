@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,11 +18,15 @@ TOP_LEVEL = {"pyproject.toml", "platform", "search_spaces", "jobs", "tests", "cl
 
 FLOORS = (  # top to bottom
     ("cli", "__main__"),
-    ("report",),
     ("studies",),
-    ("use",),
+    ("report",),
+    ("engine",),
+    ("serving",),
     ("registry",),
+    ("search",),
+    ("spec",),
     ("training",),
+    ("models",),
     ("hashing",),
     ("online",),
     ("retrieval",),
@@ -29,26 +34,30 @@ FLOORS = (  # top to bottom
     ("data",),
     ("distributed",),
     ("losses",),
+    ("store",),
     ("records", "description"),
     ("model_folder",),
-    ("naming", "heartbeat", "markup"),
+    ("text", "heartbeat", "html", "files"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}
 
 DOORS = {
-    "ray": "studies",
-    "optuna": "studies",
+    "ray": "engine",
+    "optuna": "search",
     "mlflow": "registry",
     "faiss": "retrieval",
     "pyarrow": "data",
-    "onnx": "use",
-    "onnxruntime": "use",
-    "onnxscript": "use",
-    "torch.onnx": "use",
+    "onnx": "serving",
+    "onnxruntime": "serving",
+    "onnxscript": "serving",
+    "torch.onnx": "serving",
     "torch.distributed": "distributed",
     "torch.nn.parallel": "distributed",
 }
+
+LARGEST_ROOM = 0.15
+"""The most of the package's lines that one folder may hold."""
 
 
 def mentioned(source: str, package: str) -> Iterator[tuple[int, str]]:
@@ -134,21 +143,41 @@ def test_imports_go_down_and_through_the_doors(module: str, path: Path) -> None:
     assert violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
 
 
+def test_no_room_is_larger_than_it_may_be() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for _, path in modules()}
+    rooms: dict[str, int] = {}
+    for path, count in lines.items():
+        if path.parent != PACKAGE:
+            rooms[path.parent.name] = rooms.get(path.parent.name, 0) + count
+    total = sum(lines.values())
+    assert {name: count for name, count in rooms.items() if count > LARGEST_ROOM * total} == {}
+
+
+def test_private_parts_of_ray_are_called_in_one_file() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for _, path in modules()
+        for line, name in mentioned(path.read_text(encoding="utf-8"), "")
+        if re.match(r"ray(\.\w+)*\._\w", name)
+    ]
+    assert {each.partition(":")[0] for each in found} == {"engine/ray_private.py"}, found
+
+
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
         ("dmlstudy.losses.interface", "import dmlstudy.distributed", "dmlstudy.distributed lies above"),
         ("dmlstudy.data.folds", "from dmlstudy import embedders, records", "dmlstudy.embedders lies above"),
         ("dmlstudy.data.folds", "from .. import training", "dmlstudy.training lies above"),
-        ("dmlstudy.data.folds", "from ..registry.store import Store", "dmlstudy.store.Store lies"),
+        ("dmlstudy.data.folds", "from ..registry.store import Store", "registry.store.Store lies"),
         ("dmlstudy.store", "def f():\n    from dmlstudy.studies import spec", "spec lies above"),
         ("dmlstudy.records", "if True:\n    from dmlstudy.losses import catalogue", "losses.catalogue lies"),
         ("dmlstudy.bundled", "from dmlstudy.records import Record", "Record lies above"),
         ("dmlstudy.text", "from dmlstudy.records import Scalar", "records.Scalar lies above"),
         ("dmlstudy.cli", "from dmlstudy.tools import x", "dmlstudy.tools.x is on no floor"),
-        ("dmlstudy.cli", "import ray", "ray has its door in studies"),
+        ("dmlstudy.cli", "import ray", "ray has its door in engine"),
         ("dmlstudy.training.trial", "def f():\n    import mlflow.artifacts as a", "mlflow has its door"),
-        ("dmlstudy.training.trial", "from optuna.trial import Trial", "optuna has its door in studies"),
+        ("dmlstudy.training.trial", "from optuna.trial import Trial", "optuna has its door in search"),
         ("dmlstudy.embedders.folder", "import importlib\nimportlib.import_module('faiss')", "faiss has its"),
         ("dmlstudy.registry.models", "import pyarrow.parquet as pq", "pyarrow has its door in data"),
         ("dmlstudy.training.trial", "from torch import distributed", "torch.distributed has its door"),
@@ -168,7 +197,8 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
         ("dmlstudy.cli", "from dmlstudy import data, bundled, __version__"),
         ("dmlstudy.data.folds", "from dmlstudy.data.images import Labels"),
         ("dmlstudy.data.folds", "from . import images\nfrom .images import Labels"),
-        ("dmlstudy.engine.cluster", "import ray\nfrom optuna import trial"),
+        ("dmlstudy.engine.cluster", "import ray"),
+        ("dmlstudy.search.storage", "from optuna import trial"),
         ("dmlstudy.distributed", "import torch.distributed as dist\nimport torch.nn.parallel"),
         ("dmlstudy.losses.pair_weighting", "import rayon, torch.distributions, mlflowing"),
     ],

@@ -85,8 +85,7 @@ def trained_seconds(metrics: dict[str, Any], per_epoch: int) -> float:
 
 def study(num_trials: int, per_epoch: int) -> Cost:
     """What a study of ours costs, its verdict left out."""
-    from dmlstudy.engine.tune_adapter import StudyScheduler
-    from dmlstudy.search.study_search import metrics_of
+    from dmlstudy.engine.tune_adapter import StudyScheduler, metrics_of
     from dmlstudy.spec.study_file import load
     from dmlstudy.store import Store
     from dmlstudy.studies.run import run_study
@@ -113,7 +112,7 @@ def recipe(num_trials: int, per_epoch: int) -> Cost:
     import ray
     from ray import tune
 
-    from dmlstudy.studies.run import HEAD_NODE
+    from dmlstudy.engine.tune_run import HEAD_NODE
 
     ended: list[float] = []
     trained: list[float] = []

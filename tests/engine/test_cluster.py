@@ -19,7 +19,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resource
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
-from dmlstudy.engine import cluster
+from dmlstudy.engine import cluster, ray_private
 from dmlstudy.engine.cluster import (
     ClusterError,
     check_capacity,
@@ -193,8 +193,8 @@ def test_a_machine_that_is_too_small_is_told_without_ray(
     manager = SimpleNamespace(
         get_current_node_num_accelerators=lambda: gpus, get_current_node_accelerator_type=lambda: "A10G"
     )
-    monkeypatch.setattr(cluster, "get_accelerator_manager_for_resource", lambda kind: manager)
-    monkeypatch.setattr(cluster, "get_num_cpus", lambda **_: 4)
+    monkeypatch.setattr(ray_private, "get_accelerator_manager_for_resource", lambda kind: manager)
+    monkeypatch.setattr(ray_private, "get_num_cpus", lambda **_: 4)
     line = room(ResourcesConfig.model_validate(resources), this_machine())
     assert line.startswith(f"this machine ({told}) cannot hold a trial:" if told else "here: ")
 

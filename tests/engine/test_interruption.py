@@ -21,11 +21,11 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.engine.cluster import ClusterError
+from dmlstudy.engine.interruption import Interruption, StudyInterrupted
 from dmlstudy.registry.tracking import Patience
 from dmlstudy.spec import study_file
 from dmlstudy.store import Store, StoreError
 from dmlstudy.studies import run as studies
-from dmlstudy.studies.run import Interruption, StudyInterrupted
 
 RAW: dict[str, Any] = {
     "name": "s",
@@ -112,8 +112,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
             "open_storage": lambda *_: None,
             "commit_recorded": lambda *_: None,
             "StudySearch": lambda *_: search,
-            "_run_trials": lambda *_: None,
-            "_conclude": lambda *_: None,
+            "run_trials": lambda *_: None,
+            "conclude": lambda *_: None,
         }
         for name, part in (parts | {where: happens}).items():
             monkeypatch.setattr(studies, name, part)
@@ -129,7 +129,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     return run
 
 
-@pytest.mark.parametrize("where", ["open_storage", "_run_trials", "_conclude"])
+@pytest.mark.parametrize("where", ["open_storage", "run_trials", "conclude"])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_at_any_time_interrupts_the_study(
     where: str, number: signal.Signals, run: Callable[..., dict[str, Any]]
@@ -147,7 +147,7 @@ def test_a_failure_is_noted_also_where_mlflow_takes_nothing(
         raise StoreError("the first reason")
 
     monkeypatch.setattr(Tracker, "takes", takes)
-    state = run("_run_trials", fail, StoreError)
+    state = run("run_trials", fail, StoreError)
     assert (state["state"], state["reason"]) == ("failed", "StoreError: the first reason")
     assert Tracker.ended == (["failed"] if takes else [])
 
@@ -156,7 +156,7 @@ def test_an_interruption_is_noted_also_where_mlflow_takes_nothing(
     run: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tracker, "takes", False)
-    assert run("_conclude", lambda *_: send(signal.SIGINT), StudyInterrupted)["state"] == "interrupted"
+    assert run("conclude", lambda *_: send(signal.SIGINT), StudyInterrupted)["state"] == "interrupted"
 
 
 def test_a_server_that_is_away_is_not_waited_for_once_the_study_is_to_end(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_a_cluster_that_cannot_go_on_interrupts_the_study_and_the_reason_is_kept
     def dies(*_: object) -> None:
         raise ClusterError("Ray has died")
 
-    state = run("_run_trials", dies, ClusterError)
+    state = run("run_trials", dies, ClusterError)
     assert (state["state"], state["reason"]) == ("interrupted", "Ray has died")
     assert Tracker.ended == ["interrupted"]
-    by_hand = run("_run_trials", lambda *_: send(signal.SIGINT), StudyInterrupted)
+    by_hand = run("run_trials", lambda *_: send(signal.SIGINT), StudyInterrupted)
     assert (by_hand["state"], by_hand["reason"]) == ("interrupted", ""), "of the sitting before"
 
 
@@ -196,7 +196,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from dmlstudy.store import Store
-from dmlstudy.studies import study
+from dmlstudy.studies import run as study
 store = Store(Path(sys.argv[1]))
 store.study_folder("s").mkdir(parents=True)
 try:

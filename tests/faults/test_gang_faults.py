@@ -20,15 +20,16 @@ import pytest
 import ray
 import torch
 from ray.air.execution._internal import RayActorManager
+from ray.tune.execution import tune_controller
 
 from dmlstudy.engine import gang as gangs
-from dmlstudy.engine import ray_private, worker
+from dmlstudy.engine import worker
 from dmlstudy.engine.gang import Gang, GangLost, GangTrainable, keep_in_vault
 from dmlstudy.engine.mailbox import Command, Mailbox, Reply
-from dmlstudy.engine.ray_private import AllActors, tune_mended
+from dmlstudy.engine.ray_private import tune_mended
 from dmlstudy.engine.recorder import Vault
+from dmlstudy.engine.tune_run import engine_settings
 from dmlstudy.records import ResourcesConfig, TrialConfig
-from dmlstudy.studies.run import engine_settings
 
 from .conftest import DMLSTUDY, Record, marked, runs_left_open, seconds_until_training, trials_of
 
@@ -522,7 +523,7 @@ def test_the_node_on_which_workers_could_not_be_started_is_named() -> None:
 
 def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Exception] = []
-    monkeypatch.setattr(ray_private, "_task_failed", lambda self, task, error: heard.append(error))
+    monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: heard.append(error))
     manager, task = RayActorManager.__new__(RayActorManager), object()
     with tune_mended():
         message = "Task was killed due to the node running low on memory.\nMemory on the node was 22GB / 23GB"
@@ -538,7 +539,8 @@ def test_an_actor_killed_for_memory_is_a_lost_actor_to_tune(monkeypatch: pytest.
 
 def test_no_actor_is_given_up_before_the_search_ends() -> None:
     """A generation ends, nothing is waiting at that moment, and every gang is kept for the next one."""
-    kept = AllActors()
+    with tune_mended():
+        kept = tune_controller._ObjectCache()
     for actor in ("first", "second", "third"):
         assert kept.cache_object("places", actor)
     assert list(kept.flush_cached_objects()) == []

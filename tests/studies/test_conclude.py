@@ -24,7 +24,8 @@ from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec, default_values
 from dmlstudy.store import Store
 from dmlstudy.studies import run as studies
-from dmlstudy.studies.run import _conclude, run_study
+from dmlstudy.studies.conclude import conclude
+from dmlstudy.studies.run import run_study
 
 WRITES = {
     "create_logged_model",
@@ -125,7 +126,7 @@ def concluded(store: Store) -> None:
     """Go on with the study, as `dmlstudy resume` does when all trials are over."""
     spec = study()
     tracker = StudyTracker(store, spec.name, {}, origin={"objective": "map_at_r"})
-    _conclude(spec, store, tracker, SimpleNamespace(winner=lambda: "red"))  # type: ignore[arg-type]
+    conclude(spec, store, tracker, SimpleNamespace(winner=lambda: "red"))  # type: ignore[arg-type]
 
 
 def seen(store: Store) -> dict[str, Any]:
@@ -269,7 +270,7 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
             tracker.end_trial(run_id, "finished", [], {name: 0.5 + 0.01 * config.seed})
 
     monkeypatch.setattr(studies, "connected", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(studies, "_run_trials", play)
+    monkeypatch.setattr(studies, "run_trials", play)
     spec, store = study(search__trials_per_family=2), Store(tmp_path / "store")
     told: list[str] = []
     board = run_study(spec, store, address=None, tell=told.append)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dmlstudy.engine import cluster
+from dmlstudy.engine import ray_private
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec import study_file
 from dmlstudy.studies import checks, estimate
@@ -42,7 +42,7 @@ def test_a_study_for_gpus_is_measured_on_one_or_the_line_says_that_it_is_not(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA X1")
     manager = type("Manager", (), {"get_current_node_num_accelerators": staticmethod(lambda: int(has_gpu))})
     manager.get_current_node_accelerator_type = staticmethod(lambda: "X1")  # type: ignore[attr-defined]
-    monkeypatch.setattr(cluster, "get_accelerator_manager_for_resource", lambda kind: manager)
+    monkeypatch.setattr(ray_private, "get_accelerator_manager_for_resource", lambda kind: manager)
     devices = []
 
     def run_trial(config: TrialConfig, report: Any, *, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Every call of Ray that is not part of its public interface, as it is in Ray 2.56: the file to look at with a new Ray.
+"""Every call of Ray that is not part of its public interface, as it is in Ray 2.60: the file to look at with a new Ray.
 
 Three kinds: what Tune does otherwise than a study of gangs needs, put right for as long as the study runs; what Ray
 knows of its cluster and has no public function for; and how a Ray of this machine alone is started and killed. Tune
@@ -7,6 +7,11 @@ and Train take seconds to import, so what does not need them does not wait for t
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
+import socket
+import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -81,6 +86,50 @@ def hand_on_to_train_workers(names: Sequence[str]) -> None:
     from ray.train.v2._internal import constants
 
     constants.ENV_VARS_TO_PROPAGATE.update(names)
+
+
+@functools.cache
+def loopback_backend() -> type[Any]:
+    """Train's backend of torch for workers that listen on loopback only.
+
+    Ray's own meets at a TCP store, which torch lets listen on every address; this one meets at a file.
+    """
+    from ray.train.torch.config import (
+        _set_torch_distributed_env_vars,
+        _setup_torch_process_group,
+        _TorchBackend,
+    )
+
+    class LoopbackBackend(_TorchBackend):
+        def on_start(self, worker_group: Any, backend_config: Any) -> None:
+            self._folder = tempfile.mkdtemp(prefix=f"dmlstudy-meeting-{os.getpid()}-")  # see cleanup.py
+            worker_group.execute(_set_torch_distributed_env_vars)
+            worker_group.execute(_use_loopback)
+            ray.get(
+                [
+                    worker_group.execute_single_async(
+                        rank,
+                        _setup_torch_process_group,
+                        backend=backend_config.backend,
+                        world_rank=rank,
+                        world_size=len(worker_group),
+                        init_method=f"file://{self._folder}/store",
+                        timeout_s=backend_config.timeout_s,
+                    )
+                    for rank in range(len(worker_group))
+                ]
+            )
+
+        def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+            super().on_shutdown(worker_group, backend_config)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    return LoopbackBackend
+
+
+def _use_loopback() -> None:
+    name = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
 
 
 # What Ray knows

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +11,6 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import (
-    _set_torch_distributed_env_vars,
-    _setup_torch_process_group,
-    _TorchBackend,
-)
 
 from dmlstudy.engine import ray_private
 from dmlstudy.engine.cluster import variables
@@ -112,37 +104,5 @@ class LoopbackConfig(TorchConfig):
     """The process group of workers on a Ray that listens on loopback only: it does, too."""
 
     @property
-    def backend_cls(self) -> type[_TorchBackend]:
-        return _LoopbackBackend
-
-
-class _LoopbackBackend(_TorchBackend):
-    """Ray's own meets at a TCP store, which torch lets listen on every address; this one meets at a file."""
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        self._folder = tempfile.mkdtemp(prefix=f"dmlstudy-meeting-{os.getpid()}-")  # see cleanup.py
-        worker_group.execute(_set_torch_distributed_env_vars)
-        worker_group.execute(_use_loopback)
-        ray.get(
-            [
-                worker_group.execute_single_async(
-                    rank,
-                    _setup_torch_process_group,
-                    backend=backend_config.backend,
-                    world_rank=rank,
-                    world_size=len(worker_group),
-                    init_method=f"file://{self._folder}/store",
-                    timeout_s=backend_config.timeout_s,
-                )
-                for rank in range(len(worker_group))
-            ]
-        )
-
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        super().on_shutdown(worker_group, backend_config)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _use_loopback() -> None:
-    name = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+    def backend_cls(self) -> type[Any]:
+        return ray_private.loopback_backend()

@@ -38,7 +38,11 @@ from dmlstudy.spec.epochs import place
 from dmlstudy.spec.space import Fixed
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.store import Store, StoreError, seconds_spent, sole_driver
-from dmlstudy.studies import control
+from dmlstudy.studies import stop
+from dmlstudy.studies.logs import trial_log
+from dmlstudy.studies.resume import resume as resumed
+from dmlstudy.studies.status import status_lines, status_row, statuses, study_status
+from dmlstudy.studies.stop import stop_trial
 from dmlstudy.text import pace
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -145,10 +149,10 @@ def test_what_an_earlier_driver_showed_is_not_shown_while_the_next_one_starts(ra
     folder = ran.study_folder("s")
     with sole_driver(ran, "s"):
         Desk(folder).serve(Tune(a="RUNNING"), {"a": Assignment("red #0", config(), 0)})
-        assert control.study_status(ran, "s").running != []
+        assert study_status(ran, "s").running != []
     time.sleep(0.02)
     with sole_driver(ran, "s"):
-        status = control.study_status(ran, "s")
+        status = study_status(ran, "s")
         assert (status.state, status.running) == ("running", [])
         Desk(folder)
         assert running_trials(folder) == []
@@ -266,16 +270,16 @@ def test_status_of_a_study_that_its_cluster_has_interrupted_says_why(ran: Store)
     known = json.loads((ran.study_folder("s") / "study.json").read_text())
     try:
         ran.write_state("s", "interrupted", reason="Ray on this machine has died")
-        status = control.study_status(ran, "s")
+        status = study_status(ran, "s")
         assert (status.state, status.reason) == ("interrupted", "Ray on this machine has died")
-        assert control.status_row(status)[1] == "interrupted: Ray on this machine has died"
+        assert status_row(status)[1] == "interrupted: Ray on this machine has died"
     finally:
         (ran.study_folder("s") / "study.json").write_text(json.dumps(known))
 
 
 @pytest.mark.usefixtures("running")
 def test_status_while_it_runs(ran: Store) -> None:
-    status = control.study_status(ran, "s")
+    status = study_status(ran, "s")
     assert (status.state, status.reason, status.notes, status.num_left) == ("running", "", [], 9 - 3)
     red, blue = status.families
     assert (red.num_finished, red.num_stopped, red.num_failed, red.num_judged) == (1, 0, 1, 0)
@@ -290,40 +294,38 @@ def test_status_while_it_runs(ran: Store) -> None:
     assert status.trials_per_hour == pytest.approx(3 * 3600 / session, rel=0.05), "start included"
     assert status.seconds_left is not None
     assert 100 <= status.seconds_spent < 400
-    row = control.status_row(status)
+    row = status_row(status)
     assert row[:7] == ["s", "running", "1 + 0 judged", "1", "1", "6", "0.6000 red"]
-    lines = control.status_lines(status)
+    lines = status_lines(status)
     assert lines[0].startswith("running: blue #3, epoch 3 of 20, 0.6300, for ")
     assert lines[1].endswith(" trials per hour, 100 images/s each")
     assert lines[2].startswith("estimated end: ")
 
 
 def test_a_crashed_study_says_how_to_go_on(ran: Store) -> None:
-    status = control.study_status(ran, "s")
+    status = study_status(ran, "s")
     assert status.state == "interrupted"
     assert status.notes == ["its process is gone; `dmlstudy resume s` goes on"]
     assert status.running == []
     assert status.families[1].num_waiting == 2, "what ran waits again"
     assert status.seconds_left is None
     with pytest.raises(StoreError, match=r"it is interrupted; its process is gone; `dmlstudy resume s`"):
-        control.stop_trial(ran, "s", 3)
+        stop_trial(ran, "s", 3)
 
 
 def test_status_in_the_verdict(ran: Store, running: Desk) -> None:
     """The search may have ended before its number of trials; then only the verdict is left."""
     desk_of_verdict = {"v": Assignment("red verdict seed 1", config(phase="verdict", seed=1))}
     running.serve(Tune(v="RUNNING"), desk_of_verdict)
-    status = control.study_status(ran, "s")
+    status = study_status(ran, "s")
     assert status.num_left == 3
     assert [family.num_waiting for family in status.families] == [0, 0]
     assert [family.num_running for family in status.families] == [1, 0]
-    assert control.status_lines(status)[0].startswith(
-        "running: red verdict seed 1, no epoch yet, no score yet"
-    )
+    assert status_lines(status)[0].startswith("running: red verdict seed 1, no epoch yet, no score yet")
 
 
 def test_status_without_mlflow_tells_of_the_search(ran: Store) -> None:
-    status = control.study_status(Store(ran.root, "http://127.0.0.1:9"), "s")
+    status = study_status(Store(ran.root, "http://127.0.0.1:9"), "s")
     assert "of its verdict nothing is known: no MLflow server at http://127.0.0.1:9" in status.notes[-1]
     assert status.num("finished") == 1
 
@@ -331,29 +333,29 @@ def test_status_without_mlflow_tells_of_the_search(ran: Store) -> None:
 @pytest.mark.usefixtures("running")
 def test_logs_of_a_trial_that_runs(ran: Store) -> None:
     (ran.study_folder("s") / "engine.log").write_text("trial t3 started\nnothing\nworker of t3 says hello\n")
-    lines = control.trial_log(ran, "s", 3)
+    lines = trial_log(ran, "s", 3)
     assert lines[0].startswith("trial 3 of s: running, epoch 3 of 20, for ")
     assert lines[-2:] == ["  trial t3 started", "  worker of t3 says hello"]
     assert "  loss: contrastive" in lines
 
 
 def test_logs_of_ended_trials(ran: Store) -> None:
-    failed = control.trial_log(ran, "s", 2)
+    failed = trial_log(ran, "s", 2)
     assert failed[0].startswith("trial 2 of s: failed")
     assert failed[1] == "reason: loss is nan"
     assert any(line.startswith("begun 20") and "failed after" in line for line in failed)
     curve = failed.index("learning curve")
     assert failed[curve + 1].split() == ["epoch", "objective", "images_per_second"]
     assert failed[curve + 4].split() == ["3/20", "0.62", "100"]
-    assert control.trial_log(ran, "s", 1)[0].startswith("trial 1 of s: stopped early")
+    assert trial_log(ran, "s", 1)[0].startswith("trial 1 of s: stopped early")
     with pytest.raises(StoreError, match=r"study 's' has no trial 4; it has #0 to #3 so far"):
-        control.trial_log(ran, "s", 4)
+        trial_log(ran, "s", 4)
 
 
 @pytest.mark.usefixtures("running")
 def test_a_wish_for_a_trial_that_does_not_run_is_refused_at_once(ran: Store) -> None:
     with pytest.raises(StoreError, match=r"trial 0 of 's' is not running; running are: blue #3 \("):
-        control.stop_trial(ran, "s", 0)
+        stop_trial(ran, "s", 0)
     assert wished(ran.study_folder("s")) == []
 
 
@@ -371,9 +373,9 @@ def test_a_wish_is_waited_for(ran: Store) -> None:
 
     thread = threading.Thread(target=driver)
     thread.start()
-    assert control.stop_trial(ran, "s", 3) == "trial 3 of s is stopped by hand after epoch 3"
+    assert stop_trial(ran, "s", 3) == "trial 3 of s is stopped by hand after epoch 3"
     thread.join()
-    shown = control.stop_trial(ran, "s", 3, timeout_s=0.2)
+    shown = stop_trial(ran, "s", 3, timeout_s=0.2)
     assert shown == "trial 3 of s was asked to stop, and ends when its study next looks"
 
 
@@ -396,14 +398,14 @@ def test_stop_signals_the_holder_of_the_lock_alone(before: stores.State, tmp_pat
     store.write_state("s", before, spec=RAW, job="", started=1.0)
     path = store.study_folder("s") / "study.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": stranger.pid}))
-    assert control.stop(store, "s").startswith("study s is not running: it is ")
+    assert stop.stop(store, "s").startswith("study s is not running: it is ")
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
             assert (store.read_state("s")["pid"] == holder.pid) is (before == "running")
-            assert control.stop(store, "s") == "study s is stopped; `dmlstudy resume s` goes on with it"
+            assert stop.stop(store, "s") == "study s is stopped; `dmlstudy resume s` goes on with it"
             assert holder.wait(timeout=20) == -signal.SIGINT
             assert stranger.poll() is None
         finally:
@@ -421,51 +423,51 @@ def test_stop_where_no_signal_can_be_sent(tmp_path: Path, monkeypatch: pytest.Mo
             assert (pid, number) == (os.getpid(), signal.SIGINT)
             raise ProcessLookupError(3, "No such process")
 
-        monkeypatch.setattr(control.os, "kill", gone)
+        monkeypatch.setattr(stop.os, "kill", gone)
         with pytest.raises(
             StoreError, match=r"its process \d+ takes no signal from here \(No such process\)"
         ):
-            control.stop(store, "s")
+            stop.stop(store, "s")
         lock = store.study_folder("s") / "lock"
         lock.write_text(json.dumps({"pid": 1, "host": "another"}))
         with pytest.raises(StoreError, match="study 's' runs on another; stop it there"):
-            control.stop(store, "s")
+            stop.stop(store, "s")
         lock.write_text("")
         with pytest.raises(StoreError, match="is only just starting"):
-            control.stop(store, "s")
+            stop.stop(store, "s")
 
 
 def test_stop_waits_for_a_study_that_is_ending_and_does_not_disturb_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path)
-    monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("it was disturbed"))
+    monkeypatch.setattr(stop.os, "kill", lambda *_: pytest.fail("it was disturbed"))
     held = ExitStack()
     held.enter_context(sole_driver(store, "s"))
     store.write_state("s", "finished", spec=RAW, job="", started=1.0)
-    monkeypatch.setattr(control.time, "sleep", lambda _: held.close())
-    assert control.stop(store, "s") == "study s has come to its end by itself: it is finished"
+    monkeypatch.setattr(stop.time, "sleep", lambda _: held.close())
+    assert stop.stop(store, "s") == "study s has come to its end by itself: it is finished"
     assert store.driver("s") is None
 
 
 def test_looking_writes_nothing(ran: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dmlstudy.search.storage.open_storage", lambda _: pytest.fail("opened to be written"))
-    assert control.study_status(ran, "s").num("finished") == 1
+    assert study_status(ran, "s").num("finished") == 1
 
 
 def test_resume_reads_the_study_from_the_store(ran: Store) -> None:
-    study, place = control.resume(ran, "s")
+    study, place = resumed(ran, "s")
     assert study.raw == RAW
     assert study.fingerprint() == study_file.parse(RAW).fingerprint()
     assert place == ran
     with sole_driver(ran, "s"), pytest.raises(StoreError, match="study 's' is running on"):
-        control.resume(ran, "s")
+        resumed(ran, "s")
 
 
 def test_resume_keeps_the_tracking_server(tmp_path: Path) -> None:
     Store(tmp_path, "http://host:5000").write_state("s", "interrupted", spec=RAW)
-    assert control.resume(Store(tmp_path), "s")[1].server == "http://host:5000"
-    assert control.resume(Store(tmp_path, "http://other:1"), "s")[1].server == "http://other:1"
+    assert resumed(Store(tmp_path), "s")[1].server == "http://host:5000"
+    assert resumed(Store(tmp_path, "http://other:1"), "s")[1].server == "http://other:1"
 
 
 @pytest.mark.parametrize("is_of_earlier_version", [False, True])
@@ -480,11 +482,11 @@ def test_resume_from_another_folder_finds_what_the_study_named(
     folders = {} if is_of_earlier_version else {"folders": [str(beside)]}
     store.write_state("s", "interrupted", spec=raw, **folders)
     monkeypatch.chdir(tmp_path)
-    study, _ = control.resume(store, "s")
+    study, _ = resumed(store, "s")
     assert study.families["own"].space["loss.name"] == Fixed("margin")
     (beside / "own.yaml").unlink()
     with pytest.raises(SpecError, match=rf"{beside}/own\.yaml: no such file \(named by families\.own"):
-        control.resume(store, "s")
+        resumed(store, "s")
 
 
 def test_epochs_are_counted_fold_by_fold(tmp_path: Path) -> None:
@@ -526,7 +528,7 @@ def test_a_damaged_study_does_not_hide_the_others(ran: Store) -> None:
             ("{", "Expecting property name"),
         ):
             (folder / "study.json").write_text(text)
-            damaged, whole = control.statuses(ran, None)
+            damaged, whole = statuses(ran, None)
             assert (damaged.study, damaged.state, whole.study) == ("damaged", "unreadable", "s")
             (note,) = damaged.notes
             assert note.startswith(f"{folder / 'study.json'}: is damaged ({why}")
@@ -534,14 +536,14 @@ def test_a_damaged_study_does_not_hide_the_others(ran: Store) -> None:
                 "delete it and run the study file again: the databases keep what is finished, and"
                 " the study goes on from there"
             )
-            for ask in (control.study_status, control.resume, control.stop):
+            for ask in (study_status, resumed, stop.stop):
                 with pytest.raises(StoreError, match="is damaged"):
                     ask(ran, "damaged")
             with pytest.raises(StoreError, match="is damaged"):
                 ran.write_state("damaged", "running")
         (folder / "study.json").write_text('{"state": "finished"}')
         with pytest.raises(StoreError, match="does not hold the study file any more"):
-            control.study_status(ran, "damaged")
+            study_status(ran, "damaged")
     finally:
         shutil.rmtree(folder)
 
@@ -552,9 +554,7 @@ def test_a_study_that_was_asked_to_stop_has_not_crashed(ran: Store) -> None:
     try:
         state = ran.read_state("s")
         assert (state["state"], state["crashed"], state["stopped"]) == ("interrupted", False, True)
-        assert control.study_status(ran, "s").notes == [
-            "it was stopped on request; `dmlstudy resume s` goes on"
-        ]
+        assert study_status(ran, "s").notes == ["it was stopped on request; `dmlstudy resume s` goes on"]
     finally:
         mark.unlink()
 
@@ -564,7 +564,7 @@ def test_hints_carry_the_store_and_server_that_were_given(ran: Store) -> None:
     store = Store(ran.root, given=given)
     assert store == Store(ran.root)
     resume = "dmlstudy resume s --store 'my store' --tracking-uri http://host:1 --address auto"
-    assert control.study_status(store, "s").notes == [f"its process is gone; `{resume}` goes on"]
+    assert study_status(store, "s").notes == [f"its process is gone; `{resume}` goes on"]
     assert store.command("stop", "a b") == "dmlstudy stop 'a b' --store 'my store'"
     assert store.command("models") == "dmlstudy models --store 'my store' --tracking-uri http://host:1"
     assert Store(ran.root).command("models") == "dmlstudy models"
