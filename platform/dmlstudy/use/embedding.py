@@ -182,7 +182,7 @@ class _Reader:
                 found.append(one(row))
             except data.DamagedImage as error:
                 if not self._is_skipping:
-                    raise
+                    raise data.DamagedImage(f"{error}, or leave it out by --on-corrupt skip") from error
                 self.damaged[row] = str(error)
         assert self._items.shape is not None
         return np.stack(found) if found else np.empty((0, *self._items.shape), np.uint8)
