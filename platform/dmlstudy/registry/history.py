@@ -10,6 +10,7 @@ from typing import Any
 
 from mlflow.exceptions import MlflowException
 
+from dmlstudy.naming import first_line
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
 from dmlstudy.registry.store import Store, StoreError
@@ -68,9 +69,7 @@ def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]
         try:
             folder = tracking.fetch_model(client, own[-1].info.run_id, Path(scratch))
         except (MlflowException, OSError, ValueError) as error:
-            raise StoreError(
-                f"the model of {family} is not kept any more ({tracking.first_line(error)})"
-            ) from None
+            raise StoreError(f"the model of {family} is not kept any more ({first_line(error)})") from None
         yield folder
 
 
@@ -82,7 +81,7 @@ def keep_page(store: Store, study: str, text: str) -> None:
         client.log_text(run_id, text, PAGE)
     except (MlflowException, OSError) as error:
         raise StoreError(
-            f"the MLflow store {store.tracking_uri} did not take {PAGE} ({tracking.first_line(error)})"
+            f"the MLflow store {store.tracking_uri} did not take {PAGE} ({first_line(error)})"
         ) from None
 
 

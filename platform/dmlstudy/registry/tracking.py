@@ -24,6 +24,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
+from dmlstudy.naming import first_line
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.store import (
     Store,
@@ -31,9 +32,6 @@ from dmlstudy.registry.store import (
     holds_nothing,
     knock_at_server,
     make_whole,
-)
-from dmlstudy.registry.store import (
-    first_line as first_line,
 )
 
 PARENT = "mlflow.parentRunId"

@@ -17,6 +17,7 @@ from PIL import Image
 from sklearn.manifold import TSNE  # type: ignore[import-untyped]
 
 from dmlstudy import retrieval
+from dmlstudy.naming import one_line
 from dmlstudy.records import DataConfig, TrialConfig
 from dmlstudy.registry import kinds
 from dmlstudy.registry.history import model_of
@@ -105,7 +106,7 @@ def sections(
             items = test_items(model.config, tags.get("test_sha256"), cwd)
             z_ND = embedded(model, items)
         except (ValueError, OSError) as error:
-            return absent(f"{_one_line(error)}.")
+            return absent(f"{one_line(error).rstrip('.')}.")
         before: Vectors | str = "the untrained embedder was not judged."
         untrained = next((row.untrained for row in board.rows if row.family == board.winner), None)
         if untrained is not None:
@@ -113,7 +114,7 @@ def sections(
                 folder = stack.enter_context(model_of(store, study, untrained, SHIPPED_SEED))
                 before = embedded(opened(folder), items)
             except (ValueError, OSError) as error:
-                before = f"{_one_line(error)}."
+                before = f"{one_line(error).rstrip('.')}."
     name = f"{board.winner} ({board.model or 'not registered'}, seed {SHIPPED_SEED})"
     made: dict[str, Callable[[], list[str | Plot]]] = {
         "examples": lambda: neighbours(name, model, items, z_ND),
@@ -128,7 +129,7 @@ def _unless_impossible(make: Callable[[], list[str | Plot]]) -> list[str | Plot]
     try:
         return make()
     except ValueError as error:
-        return [paragraph(f"Not shown: {_one_line(error)}.")]
+        return [paragraph(f"Not shown: {one_line(error).rstrip('.')}.")]
 
 
 def opened(folder: Path) -> Model:
@@ -435,7 +436,3 @@ def _here(config: DataConfig, cwd: str | None) -> DataConfig:
 
 def _some(num: int, num_all: int) -> str:
     return f"all {num:,} test items" if num == num_all else f"{num:,} drawn of {num_all:,} test items"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")

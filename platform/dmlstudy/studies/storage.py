@@ -14,7 +14,8 @@ import optuna
 import sqlalchemy
 from optuna.trial import FrozenTrial
 
-from dmlstudy.registry.store import Store, StoreError, first_line, make_whole
+from dmlstudy.naming import first_line
+from dmlstudy.registry.store import Store, StoreError, make_whole
 
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
 """File systems of one machine alone."""
