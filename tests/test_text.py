@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmlstudy.text import LINE, LISTED, VALUE, nearest, one_line, shown
+from dmlstudy.text import FIRST, LINE, LISTED, VALUE, first_line, nearest, one_line, shown
 
 
 def test_the_nearest_known_name() -> None:
@@ -61,3 +61,11 @@ def test_a_message_is_one_line_that_keeps_its_ends() -> None:
     assert len(long) == LINE
     assert long.startswith("key.xxx")
     assert long.endswith("xxx: set it lower")
+
+
+def test_of_anothers_message_the_first_line_is_repeated() -> None:
+    assert first_line(ValueError(" no\x1b[2J such\ntable\n")) == "no\\x1b[2J such"
+    assert first_line(ValueError(" \n")) == "ValueError"
+    flushed = "(raised as a result of Query-invoked autoflush; consider ...)\ndisk full\n[SQL: ...]"
+    assert first_line(OSError(flushed)) == "disk full"
+    assert len(first_line(ValueError("x" * 10**6))) == FIRST

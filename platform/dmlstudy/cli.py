@@ -19,6 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from dmlstudy.text import one_line
+
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
     from dmlstudy.registry.promotion import Decision
@@ -140,10 +142,7 @@ def _error_line(error: Exception) -> str | None:
         text = f"{type(error).__name__}: {error} (DMLSTUDY_DEBUG=1 shows where)"
     else:
         return None
-    line = " ".join(text.split()) or type(error).__name__
-    if len(line) > LONGEST_ERROR:
-        line = f"{line[: LONGEST_ERROR * 2 // 3]} ... {line[-LONGEST_ERROR // 3 :]}"
-    return line
+    return one_line(text, LONGEST_ERROR) or type(error).__name__
 
 
 def _os_error_line(error: OSError) -> str:

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlparse
 
+from dmlstudy.text import first_line
+
 State = Literal["running", "finished", "interrupted", "failed"]
 
 LOCK = "lock"
@@ -229,16 +231,6 @@ def spec_of(store: Store, name: str, state: Mapping[str, Any]) -> dict[str, Any]
         f"{store.study_folder(name) / 'study.json'}: does not hold the study file any more; delete it and run the"
         " study file again: the databases keep what is finished, and the study goes on from there"
     )
-
-
-SQLALCHEMYS_OWN = "(raised as a result of Query-invoked autoflush"
-"""How a line begins that SQLAlchemy puts before what a database says."""
-
-
-def first_line(error: Exception) -> str:
-    """An error's message as far as one line holds it, or its type where it has none."""
-    lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]
-    return lines[0][:200] if lines else type(error).__name__
 
 
 def seconds_spent(state: Mapping[str, Any]) -> float:

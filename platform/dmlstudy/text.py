@@ -13,6 +13,12 @@ LINE = 500
 VALUE = 80
 """Characters of a value that a message repeats, at most."""
 
+FIRST = 200
+"""Characters of another's message of which only the first line is repeated, at most."""
+
+SQLALCHEMYS_OWN = "(raised as a result of Query-invoked autoflush"
+"""How a line begins that SQLAlchemy puts before what a database says."""
+
 LISTED = 240
 """Characters of the known names that a hint lists where none is near, at most."""
 
@@ -63,8 +69,9 @@ def one_line(message: object, limit: int = LINE) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """An error's message up to its first line break, or its type where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+    """The first line of an error's message, as ``one_line`` writes it, or the error's type where it has none."""
+    lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]
+    return one_line(lines[0], FIRST) if lines else type(error).__name__
 
 
 def duration(seconds: float) -> str:

@@ -65,7 +65,8 @@ def test_a_study_does_not_begin_with_an_image_that_cannot_be_read(tmp_path: Path
         [*DMLSTUDY, "run", tmp_path / "study.yaml", "--store", store], capture_output=True, text=True
     )
     assert refused.returncode == 2
-    assert re.fullmatch(r"error: .*3/07\.png: not a readable image .*repair or remove it\n", refused.stderr)
+    line = r"error: .*3/07\.png: not a readable image .*; repair or remove it, or .* data\.on_corrupt: skip\n"
+    assert re.fullmatch(line, refused.stderr)
     assert not store.exists()
 
 

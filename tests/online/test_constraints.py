@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from dmlstudy.online import enumeration
-from dmlstudy.online.constraint_files import read_constraints, read_lfw_pairs
+from dmlstudy.online.constraint_files import read_constraints
 from dmlstudy.online.constraints import (
     IndexedConstraints,
     Single,
@@ -640,37 +640,3 @@ def test_scarce_constraints_are_found_all() -> None:
 def test_nothing_else_is_excluded() -> None:
     found = sample_pairs(np.zeros(9), 35, generator(), [[2, 1]], similar_share=1)
     assert {row[:2] for row in as_set(found)} == set(itertools.combinations(range(9), 2)) - {(1, 2)}
-
-
-def test_lfw_pairs_are_read_and_kept_out_of_a_stream(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.txt"
-    path.write_text("10\t1\nAnna\t1\t2\nAnna\t3\tBo_B\t1\n\nBo_B\t1\t2\n")
-    row_of = {("Anna", 1): 0, ("Anna", 2): 1, ("Anna", 3): 2, ("Bo_B", 1): 3, ("Bo_B", 2): 4}
-    pairs = read_lfw_pairs(path, row_of)
-    assert pairs.index_TC.tolist() == [[0, 1], [2, 3], [3, 4]]
-    assert pairs.is_similar_T is not None
-    assert pairs.is_similar_T.tolist() == [True, False, True]
-    labels = np.array([0, 0, 0, 1, 1])
-    stream = sample_triplets(labels, 4, np.random.default_rng(0), exclude=pairs.index_TC)
-    judged = {frozenset(pair) for pair in pairs.index_TC.tolist()}
-    for triplet in stream.index_TC.tolist():
-        assert not judged & {frozenset(pair) for pair in itertools.combinations(triplet, 2)}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1\n", "no pairs"),
-        ("Anna 1\n", r"line 1: 'Anna 1' is neither"),
-        ("Anna 1 2 3 4\n", "is neither"),
-        ("Anna one 2\n", "is neither"),
-        ("2\nAnna 1 2\nAnna 1 9\n", "line 3: picture 9 of Anna has no row"),
-    ],
-)
-def test_lfw_pairs_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "pairs.txt"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_lfw_pairs(path, {("Anna", 1): 0, ("Anna", 2): 1})
-    with pytest.raises(ValueError, match="no such file"):
-        read_lfw_pairs(tmp_path / "nowhere.txt", {})

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import json
+import logging
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from dmlstudy.serving.batching import Gone
 from dmlstudy.serving.connection import Connection
 from dmlstudy.serving.guards import Limits
 from dmlstudy.serving.server import Service, app, bound, configured
+from dmlstudy.serving.traffic import Rare
 
 PATIENCE = 30
 
@@ -101,6 +103,35 @@ def test_a_head_that_does_not_come_ends_the_connection(models: dict[str, Path]) 
                 assert is_closed(each)
         assert time.monotonic() - started < PATIENCE
         assert healthy(port)
+
+
+def test_heads_that_are_not_http_do_not_fill_the_log(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(made(models)) as port:
+        for _ in range(50):
+            with sent(port, b"\x00\r\n\r\n") as place:
+                assert is_closed(place)
+        assert healthy(port)
+    assert capsys.readouterr().err.count("Invalid HTTP request received") == 1
+
+
+def test_a_message_that_was_held_back_is_counted() -> None:
+    now = 0.0
+    rare = Rare(60.0, lambda: now)
+
+    def told(message: str, level: int = logging.WARNING) -> str | None:
+        record = logging.LogRecord("uvicorn.error", level, "", 0, message, None, None)
+        return record.getMessage() if rare.filter(record) else None
+
+    assert told("bad") == "bad"
+    assert [told("bad") for _ in range(3)] == [None] * 3
+    assert told("other") == "other"
+    assert [told("failed", logging.ERROR) for _ in range(2)] == ["failed"] * 2
+    now = 75.0
+    assert told("bad") == "bad (3 more in 75 s)"
+    now = 140.0
+    assert told("bad") == "bad"
 
 
 def test_a_head_in_pieces_is_waited_for(models: dict[str, Path]) -> None:

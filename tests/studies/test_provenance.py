@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -36,6 +37,28 @@ def test_the_origin_of_a_study() -> None:
         "scheduler": "none",
     }
     assert provenance.origin(study(search=two), digits)["second_objective"] == "embedding_dim"
+
+
+@pytest.mark.parametrize("kind", ["images", "vectors"])
+def test_contents_are_hashed_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits, hashed = data.load("digits"), 0
+    if kind == "vectors":
+        sides = [
+            data.Features(data.as_features(side), side.labels_N, side.class_names)
+            for side in (digits.development, digits.test)
+        ]
+        digits = data.ZeroShotData("digits", *sides)  # type: ignore[arg-type]
+    blake2b = hashlib.blake2b
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal hashed
+        hashed += 1
+        return blake2b(*arguments, **named)
+
+    monkeypatch.setattr(hashlib, "blake2b", counted)
+    assert data.remarks(digits, None) == []
+    provenance.origin(study(), digits)
+    assert hashed == len(digits.development) + len(digits.test)
 
 
 def test_the_origin_sees_who_is_query_and_what_is_in_two_classes() -> None:

@@ -213,7 +213,8 @@ def load(
         found, damaged = _without_damaged(found, fit.reading)
     if not any(len(side.labels_N) for side in found[:2]):
         raise ValueError(f"data.path: {name} finds no images at {path}")
-    development, test = image_sets(found[:2], fit)
+    way_out = "" if on_corrupt == "skip" else "leave it out by data.on_corrupt: skip"
+    development, test = image_sets(found[:2], fit, way_out)
     return ZeroShotData(
         name, development, test, found.test_query, found.test_gallery, damaged, places(found[:2])
     )

@@ -141,7 +141,11 @@ class ImageSet:
         return ImageSet(self.images_NHWC[kept_N], labels_N[kept_N], names)
 
     def content_hashes(self) -> list[bytes]:
-        """One per image, of its pixels and their shape."""
+        """One per image, of its pixels and their shape; found once."""
+        return self._content_hashes
+
+    @cached_property
+    def _content_hashes(self) -> list[bytes]:
         return [_content_hash(image_HWC) for image_HWC in self.images_NHWC]
 
     def fingerprint(self) -> str:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,7 @@ class LazyImages:
 
     Reading raises ValueError that names the picture where it is damaged, missing, or of another size than the
     first one and ``data.image_size`` is not given. The fingerprint is over the stored bytes, in their order.
+    ``way_out`` is what else the error of a damaged picture says that can be done.
     """
 
     pictures: Pictures
@@ -173,6 +174,7 @@ class LazyImages:
     fit: Fit
     image_shape: tuple[int, int, int]
     digests: dict[int, bytes] = field(default_factory=dict)  # of pictures' rows; shared by selections
+    way_out: str = ""
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -219,14 +221,13 @@ class LazyImages:
 
     def _with(self, row_N: Indices, labels_N: Labels, names: tuple[str, ...]) -> LazyImages:
         return LazyImages(
-            self.pictures, row_N, labels_N, names, self.fit, self.image_shape, digests=self.digests
+            self.pictures, row_N, labels_N, names, self.fit, self.image_shape, self.digests, self.way_out
         )
 
     def _one(self, index: int, look: Look | None) -> Images:
         row = int(self.row_N[index])
         place = self.pictures.place(row)
-        read = opened(encoded(self.pictures, row), place, self.fit.reading)
-        picture = self.fit.canvas(read.convert("RGB"))
+        picture = self.fit.canvas(_decode(self.pictures, row, self.fit, self.way_out).convert("RGB"))
         size = self.image_shape[:2]
         if self.fit.image_size is None and (picture.height, picture.width) != size:
             raise ValueError(
@@ -246,20 +247,36 @@ def encoded(pictures: Pictures, row: int) -> bytes:
         raise ValueError(f"{pictures.place(row)}: not readable ({reason}); repair or remove it") from None
 
 
-def image_sets(listings: Sequence[Listing], fit: Fit) -> list[ImageSet] | list[LazyImages]:
+def _decode(pictures: Pictures, row: int, fit: Fit, way_out: str) -> Any:
+    """A decoded picture; raises ValueError naming one that cannot be read, of a damaged one with the ``way_out``."""
+    try:
+        return opened(encoded(pictures, row), pictures.place(row), fit.reading)
+    except DamagedImage as error:
+        raise (DamagedImage(f"{error}, or {way_out}") if way_out else error) from error.__cause__
+
+
+def image_sets(listings: Sequence[Listing], fit: Fit, way_out: str = "") -> list[ImageSet] | list[LazyImages]:
     """The listings as sets with one interface, kept decoded if they are small together and of one size each.
 
-    Decoded sets are grey if all their pictures are, else all are RGB; lazy ones are RGB.
+    Decoded sets are grey if all their pictures are, else all are RGB; lazy ones are RGB. ``way_out`` is as of
+    ``LazyImages``.
     Raises ValueError naming a picture that is damaged, or whose size differs where ``data.image_size`` is not
     given; a lazy set's pictures are looked at as they are read.
     """
     num_images = sum(len(each.labels_N) for each in listings)
-    shape = _shape_of_first(next(each for each in listings if len(each.labels_N)), fit)
+    shape = _shape_of_first(next(each for each in listings if len(each.labels_N)), fit, way_out)
     if fit.resize_to is None and num_images * shape[0] * shape[1] * CHANNELS <= IN_MEMORY_BYTES:
-        return _decoded(listings, fit)
+        return _decoded(listings, fit, way_out)
     return [
         LazyImages(
-            each.pictures, each.row_N, each.labels_N, each.class_names, fit, (*shape, CHANNELS), shared
+            each.pictures,
+            each.row_N,
+            each.labels_N,
+            each.class_names,
+            fit,
+            (*shape, CHANNELS),
+            shared,
+            way_out,
         )
         for each, shared in _with_shared_digests(listings)
     ]
@@ -270,13 +287,12 @@ def _with_shared_digests(listings: Sequence[Listing]) -> list[tuple[Listing, dic
     return [(each, shared.setdefault(id(each.pictures), {})) for each in listings]
 
 
-def _decoded(listings: Sequence[Listing], fit: Fit) -> list[ImageSet]:
+def _decoded(listings: Sequence[Listing], fit: Fit, way_out: str) -> list[ImageSet]:
     def pictures() -> Iterator[tuple[str, Images]]:
         for each in listings:
             for row in each.row_N.tolist():
-                place = each.pictures.place(row)
-                read = opened(encoded(each.pictures, row), place, fit.reading)
-                yield place, as_array(fit.canvas(read))
+                read = _decode(each.pictures, row, fit, way_out)
+                yield each.pictures.place(row), as_array(fit.canvas(read))
 
     sizes = [len(each.labels_N) for each in listings]
     parts = np.split(stack(pictures(), sum(sizes)), np.cumsum(sizes)[:-1])
@@ -286,11 +302,10 @@ def _decoded(listings: Sequence[Listing], fit: Fit) -> list[ImageSet]:
     ]
 
 
-def _shape_of_first(first: Listing, fit: Fit) -> tuple[int, int]:
+def _shape_of_first(first: Listing, fit: Fit, way_out: str) -> tuple[int, int]:
     if fit.size is not None:
         return fit.size
-    row = int(first.row_N[0])
-    picture = opened(encoded(first.pictures, row), first.pictures.place(row), fit.reading)
+    picture = _decode(first.pictures, int(first.row_N[0]), fit, way_out)
     return (picture.height, picture.width)
 
 

@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,11 @@ class Features:
         return Features(self.x_ND[kept_N], labels_N[kept_N], tuple(self.class_names[c] for c in classes))
 
     def content_hashes(self) -> list[bytes]:
-        """One per row, of its vector."""
+        """One per row, of its vector; found once."""
+        return self._content_hashes
+
+    @cached_property
+    def _content_hashes(self) -> list[bytes]:
         return [hashlib.blake2b(x_D.tobytes(), digest_size=16).digest() for x_D in self.x_ND]
 
     def fingerprint(self) -> str:

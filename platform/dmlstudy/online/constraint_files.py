@@ -1,9 +1,9 @@
-"""Constraints of files: tables of row numbers, and the lists of pairs of Labeled Faces in the Wild."""
+"""Constraints of files: tables of row numbers."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,37 +41,6 @@ def read_constraints(path: str | Path, num_rows: int | None = None) -> IndexedCo
     index_TC = np.stack([_row_numbers(path, name, columns[name], num_rows) for name in names], axis=1)
     is_similar_T = None if kinds[0] == TRIPLET else _similar_flags(path, columns["similar"])
     return IndexedConstraints(index_TC, is_similar_T)
-
-
-def read_lfw_pairs(path: str | Path, row_of: Mapping[tuple[str, int], int]) -> IndexedConstraints:
-    """Pairs as Labeled Faces in the Wild lists them (pairs.txt of View 2, pairsDevTrain.txt and -DevTest of View 1).
-
-    A line is 'name i j' of a similar pair, 'name i other j' of a dissimilar one; a first line of one or two numbers
-    is their count. ``row_of`` gives the row of (name, number). Pairs are in the order of the lines: of View 2 300
-    similar and 300 dissimilar ones for each of 10 folds. Their rows are what ``exclude`` of a stream takes, so that
-    no constraint tells of a pair that is judged (OAHU, section 4.4.2).
-    Raises ValueError naming the file and the line that cannot be read, or whose picture has no row.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    index_TC, is_similar_T = [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        words = line.split()
-        if not words or (number == 1 and len(words) <= 2 and all(word.isdigit() for word in words)):
-            continue
-        ends = {3: (words[:2], [words[0], words[-1]]), 4: (words[:2], words[2:])}.get(len(words))
-        if ends is None or not all(end[1].isdigit() for end in ends):
-            raise ValueError(f"{path}, line {number}: {line!r} is neither 'name i j' nor 'name i other j'")
-        pictures = [(name, int(of_name)) for name, of_name in ends]
-        missing = [picture for picture in pictures if picture not in row_of]
-        if missing:
-            raise ValueError(f"{path}, line {number}: picture {missing[0][1]} of {missing[0][0]} has no row")
-        index_TC.append([row_of[picture] for picture in pictures])
-        is_similar_T.append(len(words) == 3)
-    if not index_TC:
-        raise ValueError(f"{path}: no pairs")
-    return IndexedConstraints(np.array(index_TC, np.int64), np.array(is_similar_T))
 
 
 def _row_numbers(path: Path, name: str, column: Sequence[Any], num_rows: int | None) -> Rows:

@@ -12,7 +12,8 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
-from dmlstudy.store import Store, StoreError, first_line
+from dmlstudy.store import Store, StoreError
+from dmlstudy.text import first_line
 
 PAGE = "report.html"
 """The artifact of a study's run that is its page."""

@@ -25,7 +25,8 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
 from dmlstudy.records import RecordedEnd, TrialConfig
-from dmlstudy.store import Store, StoreError, first_line, holds_nothing, knock_at_server, make_whole
+from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
+from dmlstudy.text import first_line
 
 PARENT = "mlflow.parentRunId"
 RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}

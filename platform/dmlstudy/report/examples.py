@@ -29,6 +29,7 @@ from dmlstudy.report.page import Plot, Section, paragraph, table
 from dmlstudy.search.verdict import SHIPPED_SEED
 from dmlstudy.serving.contact_sheet import LEAST_SIDE, data_uri
 from dmlstudy.store import Store
+from dmlstudy.text import one_line
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.streams import sides_of
 
@@ -106,7 +107,7 @@ def sections(
             items = test_items(model.config, tags.get("test_sha256"), cwd)
             z_ND = embedded(model, items)
         except (ValueError, OSError) as error:
-            return absent(f"{_one_line(error)}.")
+            return absent(f"{one_line(error).rstrip('.')}.")
         before: Vectors | str = "the untrained embedder was not judged."
         untrained = next((row.untrained for row in board.rows if row.family == board.winner), None)
         if untrained is not None:
@@ -114,7 +115,7 @@ def sections(
                 folder = stack.enter_context(model_of(store, study, untrained, SHIPPED_SEED))
                 before = embedded(opened(folder), items)
             except (ValueError, OSError) as error:
-                before = f"{_one_line(error)}."
+                before = f"{one_line(error).rstrip('.')}."
     name = f"{board.winner} ({board.model or 'not registered'}, seed {SHIPPED_SEED})"
     made: dict[str, Callable[[], list[str | Plot]]] = {
         "examples": lambda: neighbours(name, model, items, z_ND),
@@ -129,7 +130,7 @@ def _unless_impossible(make: Callable[[], list[str | Plot]]) -> list[str | Plot]
     try:
         return make()
     except ValueError as error:
-        return [paragraph(f"Not shown: {_one_line(error)}.")]
+        return [paragraph(f"Not shown: {one_line(error).rstrip('.')}.")]
 
 
 def opened(folder: Path) -> Model:
@@ -436,7 +437,3 @@ def _here(config: DataConfig, cwd: str | None) -> DataConfig:
 
 def _some(num: int, num_all: int) -> str:
     return f"all {num:,} test items" if num == num_all else f"{num:,} drawn of {num_all:,} test items"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")

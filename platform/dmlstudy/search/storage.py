@@ -14,7 +14,8 @@ import optuna
 import sqlalchemy
 from optuna.trial import FrozenTrial
 
-from dmlstudy.store import Store, StoreError, first_line, make_whole
+from dmlstudy.store import Store, StoreError, make_whole
+from dmlstudy.text import first_line
 
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
 """File systems of one machine alone."""

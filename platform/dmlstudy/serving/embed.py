@@ -12,11 +12,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dmlstudy import data
@@ -33,6 +35,9 @@ MOST_TOLD = 10
 
 NOTED = "job.json"
 """What the parts are of, in their folder."""
+
+LOCK = "lock"
+"""The file in the folder of the parts that is locked while a call writes them; the lock ends with its process."""
 
 OnCorrupt: TypeAlias = Literal["error", "skip"]
 
@@ -177,7 +182,7 @@ class _Reader:
                 found.append(one(row))
             except data.DamagedImage as error:
                 if not self._is_skipping:
-                    raise
+                    raise data.DamagedImage(f"{error}, or leave it out by --on-corrupt skip") from error
                 self.damaged[row] = str(error)
         assert self._items.shape is not None
         return np.stack(found) if found else np.empty((0, *self._items.shape), np.uint8)
@@ -227,11 +232,22 @@ def embed_into(
     Parts that an earlier call of the same model has left are not made again where their items are still the same.
     ``follow`` is given the numbers of parts as they come to be, and how many there will be, to show progress. Raises
     ValueError naming what is missing, unreadable or of another kind, for an output that may not be written
-    (``files.check_output``), and where the parts of something else are in the way; the output is replaced when all is
-    done, or not at all.
+    (``files.check_output``), where another call is writing it, and where the parts of something else are in the way;
+    the output is replaced when all is done, or not at all.
     """
     output = check_output(job.output, "a Parquet file", PARQUET)
     numbers = range(len(job.parts))
+    with _sole_writer(job):
+        return _embed(job, run, follow, numbers, output)
+
+
+def _embed(
+    job: Job,
+    run: Runner,
+    follow: Callable[[Iterable[int], int], Iterable[int]],
+    numbers: range,
+    output: Path,
+) -> Embedded:
     _claim(job)
     missing = [number for number in numbers if not job.is_made(number)]
     for _ in follow(run(job, missing), len(missing)):
@@ -247,8 +263,41 @@ def embed_into(
         raise ValueError(f"{left_out[0][1]}; none of the {len(left_out)} pictures can be decoded")
     origin = {"model": saved.fingerprint(job.model), "source": job.inputs}
     dim = data.join_embeddings(files, output, origin)
-    shutil.rmtree(job.folder)
+    _clear(job.folder)
     return Embedded(num_items, dim, left_out)
+
+
+@contextmanager
+def _sole_writer(job: Job) -> Iterator[None]:
+    """Hold the folder of the parts, made if missing. Raises ValueError where another call holds it.
+
+    Processes to which a runner hands parts do not ask: they work for the call that holds it.
+    """
+    lock = FileLock(job.folder / LOCK, blocking=False)
+    while True:
+        job.folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # a call that ended has removed the folder meanwhile
+            try:
+                lock.acquire()
+                break
+            except Timeout:
+                raise ValueError(
+                    f"{job.output}: another dmlstudy embed is writing it; wait for its end, or name another output"
+                ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clear(folder: Path) -> None:
+    """Remove the parts; the lock goes last, for from then on another call may make the folder its own."""
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (folder / LOCK).unlink()
+    with suppress(OSError):  # another call has
+        folder.rmdir()
 
 
 def told(job: Job, embedded: Embedded) -> list[str]:

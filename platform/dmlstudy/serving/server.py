@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import sys
@@ -420,7 +421,7 @@ def configured(
     whole: ASGIApp, *, connection: type[Connection] = Connection, grace_seconds: int = 30
 ) -> uvicorn.Config:
     """How the application is served; ``limit_concurrency`` stays off, for it would turn ``/health`` away too."""
-    return uvicorn.Config(
+    config = uvicorn.Config(
         whole,
         http=connection,
         ws="none",
@@ -431,3 +432,6 @@ def configured(
         backlog=BACKLOG,
         server_header=False,
     )
+    log = logging.getLogger("uvicorn.error")  # which the configuration has just set up
+    log.filters[:] = [traffic.Rare()]
+    return config

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import logging
+import math
 import sys
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -66,6 +68,32 @@ def _log(scope: Scope, status: int, seconds: float, items: int) -> None:
     path = raw.partition(b"?")[0][:200].decode("ascii", "backslashreplace")
     shown = path.encode("unicode_escape").decode().replace(" ", "%20")
     LOG.info("%s %s %s %d %.1f ms %d items", client, scope["method"], shown, status, 1000 * seconds, items)
+
+
+class Rare(logging.Filter):
+    """At most one line in ``seconds`` of each message; the next one says how many there were meanwhile.
+
+    uvicorn warns of each head that is not HTTP, which costs its sender a few bytes.
+    """
+
+    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._seconds, self._clock = seconds, clock
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a warning is to be told; errors always are."""
+        if record.levelno > logging.WARNING:
+            return True
+        now, message = self._clock(), str(record.msg)
+        last, num_untold = self._told.get(message, (-math.inf, 0))
+        if now - last < self._seconds:
+            self._told[message] = last, num_untold + 1
+            return False
+        if num_untold:
+            record.msg = f"{message} ({num_untold} more in {now - last:.0f} s)"
+        self._told[message] = now, 0
+        return True
 
 
 def log_to_stderr() -> None:
