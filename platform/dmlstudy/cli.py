@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -563,7 +564,9 @@ def selfcheck(
         head = f"{'loss':<{width}}  {'value':>12}  {'value error':>11}  {'cosine':>12}  {'norm ratio':>12}  verdict"
         print(head, file=stream)
         try:
-            run_selfcheck(names, resources, address=address, on_finding=show)
+            run_selfcheck(
+                names, resources, address=address, on_finding=show, tell=partial(print, file=stream)
+            )
         except SelfcheckFailed as error:
             console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
@@ -854,7 +857,9 @@ def embed(
         from dmlstudy.records import ResourcesConfig
         from dmlstudy.studies.embedding import on_cluster
 
-        run = on_cluster(address, ResourcesConfig(workers=workers))
+        run = on_cluster(
+            address, ResourcesConfig(workers=workers), partial(print, file=sys.stderr, flush=True)
+        )
 
     def follow(parts: Iterable[int], number: int) -> Iterable[int]:
         shown = Console(stderr=True)

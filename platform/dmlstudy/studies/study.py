@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-import ray
 from ray import tune
 
 from dmlstudy import data
@@ -27,7 +26,7 @@ from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, preflight, provenance
 from dmlstudy.studies.cluster import ClusterError, busy, concurrency, connected, idle_gpus, variables
-from dmlstudy.studies.cluster_watch import ClusterWatch
+from dmlstudy.studies.cluster_watch import ClusterWatch, end_process
 from dmlstudy.studies.gang import KILL_TIMEOUT_ON_GPUS_S, GangTrainable
 from dmlstudy.studies.ledger import commit_recorded
 from dmlstudy.studies.progress import Progress, Tell, engine_noise_to
@@ -83,6 +82,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
     remarks = data.remarks(dataset, spec.data.path)
+    known = origin | {preflight.FILES: data.files_digest(dataset, spec.data.path)}
     del dataset
     loaded.forget()  # trials run in other processes
     store.prepare()
@@ -103,7 +103,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             for remark in remarks:
                 said(remark)
             try:
-                return _run_here(spec, store, said, interruption, origin, description, watch)
+                return _run_here(spec, store, said, interruption, origin, known, description, watch)
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 
@@ -114,6 +114,7 @@ def _run_here(
     tell: Tell,
     interruption: Interruption,
     origin: Mapping[str, str],
+    known: Mapping[str, str],
     description: Mapping[str, str],
     watch: ClusterWatch,
 ) -> Leaderboard:
@@ -148,7 +149,7 @@ def _run_here(
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
-            _run_trials(spec, store, tell, tracker, search, interruption, watch, origin)
+            _run_trials(spec, store, tell, tracker, search, interruption, watch, known)
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(_checkpoints(spec, store), tell)
@@ -181,19 +182,12 @@ def _record_end(
 
 
 def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None:
-    """End this process, whose main thread waits for a Ray that has died; the study is to be resumed.
-
-    Ray itself would end it soon, without a word. What it has started here is ended first.
-    """
+    """End this process, whose main thread waits for a Ray that has died; the study is to be resumed."""
     line = f"{reason}; `{store.command('resume', spec.name)}` goes on"
     with suppress(OSError):
         store.write_state(spec.name, "interrupted", reason=line)
     tell(f"error: {line}")
-    node: Any = ray._private.worker._global_node
-    if node is not None:
-        with suppress(Exception):
-            node.kill_all_processes(check_alive=False, allow_graceful=False)
-    os._exit(2)
+    end_process()
 
 
 def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bool:
@@ -217,7 +211,7 @@ def _run_trials(
     search: StudySearch,
     interruption: Interruption,
     watch: ClusterWatch,
-    origin: Mapping[str, str],
+    known: Mapping[str, str],
 ) -> None:
     """Let Tune run what is left of the search and the verdict."""
     resources = spec.file.resources
@@ -250,7 +244,7 @@ def _run_trials(
             "storage": ray_folder,
             "checkpoints": checkpoints,
             "vault": vault_name,
-            "expected": preflight.expectations(origin),
+            "expected": preflight.expectations(known),
         },
         tune_config=tune.TuneConfig(
             search_alg=search,
