@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from json import dumps
@@ -853,16 +853,17 @@ def embed(
     from dmlstudy.use.embedding import Job, Runner, check_on_corrupt, embed_into, one_by_one, told
 
     run: Runner = one_by_one
+    shown = Console(stderr=True)
+    quiet: AbstractContextManager[None] = nullcontext()
     if workers > 1 or address:
         from dmlstudy.records import ResourcesConfig
-        from dmlstudy.studies.embedding import on_cluster
+        from dmlstudy.studies.embedding import on_cluster, quiet_engine
+        from dmlstudy.studies.progress import terminal
 
-        run = on_cluster(
-            address, ResourcesConfig(workers=workers), partial(print, file=sys.stderr, flush=True)
-        )
+        shown, quiet = Console(file=terminal(2)), quiet_engine()
+        run = on_cluster(address, ResourcesConfig(workers=workers), partial(print, file=shown.file))
 
     def follow(parts: Iterable[int], number: int) -> Iterable[int]:
-        shown = Console(stderr=True)
         return track(
             parts, description="embedding", total=number, console=shown, disable=not shown.is_terminal
         )
@@ -877,7 +878,8 @@ def embed(
             check_on_corrupt(on_corrupt),
             max_pixels,
         )
-        made = embed_into(job, run, follow)
+        with quiet:
+            made = embed_into(job, run, follow)
         lines = told(job, made)
     if json:
         _show_json({"file": str(output), **made._asdict()})

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 
 from dmlstudy.records import ResourcesConfig
@@ -40,6 +45,24 @@ class _Maker:
             place = f"{error.filename}: " if error.filename else ""
             return {"part": batch["part"], "refused": np.array([f"{place}{error.strerror or error}"])}
         return {"part": batch["part"], "refused": np.array([""])}
+
+
+@contextmanager
+def quiet_engine() -> Iterator[None]:
+    """Send what Ray prints to a temporary file until the end of the block; it stays where Ray breaks."""
+    from dmlstudy.studies.progress import engine_noise_to
+
+    descriptor, name = tempfile.mkstemp(prefix="dmlstudy-embed-", suffix=".log")
+    os.close(descriptor)
+    try:
+        with engine_noise_to(Path(name)):
+            yield
+    except (ClusterError, ray.exceptions.RayError):
+        raise
+    except BaseException:
+        Path(name).unlink()
+        raise
+    Path(name).unlink()
 
 
 def on_cluster(

@@ -26,6 +26,7 @@ from dmlstudy.studies.early_stopping import Curve
 from dmlstudy.studies.lanes import Lane, lanes_of
 from dmlstudy.studies.samplers import FAMILY, OutsideSpaceError, Point, directions_of
 from dmlstudy.studies.spec import StudySpec
+from dmlstudy.studies.storage import to_disk
 
 STATUS_OF = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
@@ -148,6 +149,7 @@ class Ledger:
         """Store a new trial, from which it gets its number."""
         trial._trial_id = self._storage.create_new_trial(self.study._study_id, trial)
         trial.number = self._storage.get_trial(trial._trial_id).number
+        to_disk(self._storage)  # before MLflow, which outlasts a loss of power, knows its number
         return trial
 
     def enter(self, trial: FrozenTrial, generation: int) -> Entry:
@@ -176,6 +178,7 @@ class Ledger:
             self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
             trial.user_attrs["reason"] = reason
         self._storage.set_trial_state_values(trial._trial_id, state, values)
+        to_disk(self._storage)
         trial.state, trial.values = state, values
         self.count(trial)
 
