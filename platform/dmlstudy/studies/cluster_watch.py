@@ -77,7 +77,8 @@ class ClusterWatch:
         except ValueError:
             raise
         except Exception as error:
-            if not self.is_doubtful():
+            # A broken pipe is Ray's, and would be taken for that of a reader of the output.
+            if not isinstance(error, ConnectionError) and not self.is_doubtful():
                 raise
             why = self.why_gone() or f"{self._where} has died: {self._dead or 'it does not answer'}"
             raise ClusterError(f"{why}; {then}") from error
