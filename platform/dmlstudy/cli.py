@@ -7,8 +7,9 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -569,7 +570,9 @@ def selfcheck(
         head = f"{'loss':<{width}}  {'value':>12}  {'value error':>11}  {'cosine':>12}  {'norm ratio':>12}  verdict"
         print(head, file=stream)
         try:
-            run_selfcheck(names, resources, address=address, on_finding=show)
+            run_selfcheck(
+                names, resources, address=address, on_finding=show, tell=partial(print, file=stream)
+            )
         except SelfcheckFailed as error:
             console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
@@ -856,14 +859,17 @@ def embed(
     from dmlstudy.serving.embed import Job, Runner, check_on_corrupt, embed_into, one_by_one, told
 
     run: Runner = one_by_one
+    shown = Console(stderr=True)
+    quiet: AbstractContextManager[None] = nullcontext()
     if workers > 1 or address:
-        from dmlstudy.engine.embed_on_ray import on_cluster
+        from dmlstudy.engine.embed_on_ray import on_cluster, quiet_engine
+        from dmlstudy.engine.progress import terminal
         from dmlstudy.records import ResourcesConfig
 
-        run = on_cluster(address, ResourcesConfig(workers=workers))
+        shown, quiet = Console(file=terminal(2)), quiet_engine()
+        run = on_cluster(address, ResourcesConfig(workers=workers), partial(print, file=shown.file))
 
     def follow(parts: Iterable[int], number: int) -> Iterable[int]:
-        shown = Console(stderr=True)
         return track(
             parts, description="embedding", total=number, console=shown, disable=not shown.is_terminal
         )
@@ -878,7 +884,8 @@ def embed(
             check_on_corrupt(on_corrupt),
             max_pixels,
         )
-        made = embed_into(job, run, follow)
+        with quiet:
+            made = embed_into(job, run, follow)
         lines = told(job, made)
     if json:
         _show_json({"file": str(output), **made._asdict()})

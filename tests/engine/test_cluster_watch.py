@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+import ray.util.queue
 
-from dmlstudy.engine import cluster_watch
+from dmlstudy.engine import cluster_watch, embed_on_ray, selfcheck
+from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.cluster_watch import HEAD, ClusterWatch, dead_node
+from dmlstudy.records import ResourcesConfig
+from dmlstudy.serving.embed import Job
 
 
 class Table:
@@ -119,3 +127,70 @@ def test_doubt_is_settled_by_an_answer_to_a_question_that_was_asked_later(table:
         time.sleep(0.05)
         assert watch.is_doubtful()
         assert until(watch.why_gone).startswith("the Ray cluster of this node has died: ")
+
+
+def test_what_a_dead_ray_makes_of_the_work_is_told_as_its_death(table: Table) -> None:
+    with ClusterWatch(None, lambda reason: None, every_s=0.02) as watch:
+        with pytest.raises(ValueError, match=r"^a bad picture$"), watch.told_if_dead("again"):
+            raise ValueError("a bad picture")
+        with pytest.raises(KeyError), watch.told_if_dead("again"):
+            raise KeyError("of living workers")
+        broken = r"has died: it does not answer; again$"
+        with pytest.raises(ClusterError, match=broken), watch.told_if_dead("again"):
+            raise BrokenPipeError
+        table.nodes = lambda: [node("own", alive=False)]
+        with pytest.raises(ClusterError) as caught, watch.told_if_dead("again"):
+            raise ray.exceptions.RaySystemError("noise")
+    assert str(caught.value) == "Ray on this machine has died: its raylet on the driver's node is gone; again"
+
+
+STUCK = """
+import sys
+from functools import partial
+from dmlstudy.engine.cluster_watch import told_at_last
+try:
+    told_at_last(partial(print, flush=True), "again")("Ray has died")
+finally:
+    print("the process goes on")
+"""
+
+
+def test_a_process_that_waits_for_a_dead_ray_is_ended_with_one_line() -> None:
+    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (2, "error: Ray has died; again\n")
+
+
+def test_a_selfcheck_ends_with_its_ray(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers neither find anything nor break."""
+
+    class Silent:
+        def get(self, timeout: float) -> Any:
+            time.sleep(0.02)
+            table.nodes = lambda: [node("own", alive=False)]
+            raise ray.util.queue.Empty
+
+    is_over = threading.Event()
+    monkeypatch.setattr(ray.util.queue, "Queue", Silent)
+    monkeypatch.setattr(ClusterWatch.__init__, "__kwdefaults__", {"every_s": 0.02})
+    monkeypatch.setattr(cluster_watch, "end_process", lambda: None)
+    monkeypatch.setattr(selfcheck, "connected", lambda *_: nullcontext())
+    monkeypatch.setattr(selfcheck, "_run", lambda *_: is_over.wait(10))
+    with pytest.raises(ClusterError, match=r"^Ray on this machine has died: .* is gone; run the same again$"):
+        selfcheck.run_selfcheck(
+            ["one"], ResourcesConfig(), address=None, on_finding=lambda _: None, tell=lambda _: None
+        )
+    is_over.set()
+
+
+def test_an_embedding_by_workers_ends_with_its_ray(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_off(*_: Any) -> Any:
+        table.nodes = lambda: [node("own", alive=False)]
+        raise ray.exceptions.LocalRayletDiedError
+
+    monkeypatch.setattr(ClusterWatch.__init__, "__kwdefaults__", {"every_s": 0.02})
+    monkeypatch.setattr(cluster_watch, "end_process", lambda: None)
+    monkeypatch.setattr(embed_on_ray, "connected", lambda *_: nullcontext())
+    monkeypatch.setattr(embed_on_ray, "placed", break_off)
+    job = Job("model", "items", "z.parquet")
+    with pytest.raises(ClusterError, match=r"died: .* run the same again, which goes on from its parts$"):
+        list(embed_on_ray.on_cluster(None, ResourcesConfig(workers=2))(job, [0, 1]))

@@ -6,9 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from dmlstudy import data
 from dmlstudy.engine import preflight
 from dmlstudy.records import TrialConfig
 
@@ -83,3 +86,44 @@ def test_other_data_than_the_drivers_are_told_and_unreadable_ones_are_the_trials
     assert preflight.differing_data(config(), {}) == ""
     empty = config(data={"name": "image_folder", "path": str(tmp_path)})
     assert preflight.differing_data(empty, known) == ""
+
+
+def folder_of(root: Path, seed: int, classes: str = "abcdefgh") -> Path:
+    rng = np.random.default_rng(seed)
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.bmp")
+    return root
+
+
+def test_other_pictures_of_the_same_number_are_told(tmp_path: Path) -> None:
+    drivers, copy = folder_of(tmp_path / "driver", 0), folder_of(tmp_path / "copy", 0)
+    digest = data.files_digest(data.load("image_folder", str(drivers)), str(drivers))
+
+    def told(path: Path) -> str:
+        of_node = config(data={"name": "image_folder", "path": str(path)})
+        counts = {"num_development_images": "12", "num_test_images": "12"}
+        return preflight.differing_data(of_node, counts | {"files_digest": digest})
+
+    assert told(copy) == ""
+    renamed = folder_of(tmp_path / "renamed", 0)
+    (renamed / "b" / "1.bmp").rename(renamed / "b" / "9.bmp")
+    assert told(renamed) == (
+        f"node 10.0.0.3 sees as many items in {renamed} as the driver, but others (by names, labels and sizes);"
+        " give both the same files"
+    )
+    larger = folder_of(tmp_path / "larger", 0)
+    Image.fromarray(np.zeros((7, 7, 3), np.uint8)).resize((6, 6)).save(larger / "c" / "0.bmp", "PNG")
+    assert told(larger).startswith("node 10.0.0.3 sees as many items")
+    assert told(folder_of(tmp_path / "classes", 0, "abcdefgx")).startswith("node 10.0.0.3 sees as many items")
+
+
+def test_the_data_are_looked_at_once_and_not_for_each_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, calls = data.files_digest(data.load("digits"), None), list[object]()
+    monkeypatch.setattr(data, "files_digest", lambda *given: (calls.append(given), digest)[1])
+    for _ in range(3):
+        counts = {"num_development_images": "901", "num_test_images": "896"}
+        assert preflight.differing_data(config(), counts | {"files_digest": digest}) == ""
+    assert len(calls) == 1

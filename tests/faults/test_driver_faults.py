@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import psutil
 import pytest
 import safetensors
+from PIL import Image
 
 from .conftest import DMLSTUDY, Record, board_of, marked, seconds_until_training, trials_of
 
@@ -387,3 +389,66 @@ def test_one_trial_is_ended_from_another_shell(tmp_path: Path, drive: Callable[.
     assert [trial.state.name for trial in trials_of(store, "tiny")] == ["PRUNED", "PRUNED"]
     assert statuses_in_mlflow(store) <= {"FINISHED", "FAILED"}
     assert driver.left() == []
+
+
+NUM_EMBEDDED = 60_000
+EMBEDDER = """
+import sys
+from dmlstudy import embedders
+made = embedders.build("small_conv", 6, width=64, in_channels=1, image_size=64, seed=0)
+import numpy as np
+example = np.random.default_rng(1).integers(0, 256, (2, 64, 64, 1), dtype=np.uint8)
+embedders.save(made, sys.argv[1], {"family": "test"}, example)
+"""
+
+
+def assert_ended_by_dead_ray(driver: Driver, victim: str, then: str) -> float:
+    """What drives Ray ends in one line after one of Ray's own processes is killed; the seconds until then."""
+    (process,) = marked(driver.mark, f"/{victim} ")
+    process.kill()
+    killed = time.monotonic()
+    assert driver.process.wait(timeout=100) == 2, driver.log.read_text()
+    seconds = time.monotonic() - killed
+    line = driver.log.read_text().splitlines()[-1]
+    assert re.fullmatch(rf"error: Ray on this machine has died: .*; {re.escape(then)}", line), line
+    end = time.monotonic() + 30
+    while driver.left() and time.monotonic() < end:
+        time.sleep(0.5)
+    assert driver.left() == [], "a process outlived its driver"
+    return seconds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["gcs_server"])
+def test_a_ray_that_dies_ends_an_embedding_in_one_line_and_it_goes_on_from_its_parts(
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, victim: str
+) -> None:
+    subprocess.run([sys.executable, "-c", EMBEDDER, tmp_path / "model"], check=True)
+    (tmp_path / "pictures").mkdir()
+    picture = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "pictures" / "a.png")
+    for number in range(NUM_EMBEDDED):
+        (tmp_path / "pictures" / f"{number}.png").hardlink_to(tmp_path / "pictures" / "a.png")
+    output = tmp_path / "z.parquet"
+    command = ["embed", tmp_path / "model", tmp_path / "pictures", "-o", output, "--device", "cpu"]
+    driver = drive(tmp_path / "0", *command, "--workers", "2")
+    driver.wait_until(lambda: list((tmp_path / "z.parquet.parts").glob("*.parquet")))
+    seconds = assert_ended_by_dead_ray(driver, victim, "run the same again, which goes on from its parts")
+    record_fault(f"{Path(victim).name} killed, until the embedding has ended", 0, seconds)
+    assert not output.exists()
+    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "z.parquet.parts").glob("*.parquet")}
+    assert parts
+    again = drive(tmp_path / "1", *command)
+    again.wait_until(lambda: len(list((tmp_path / "z.parquet.parts").glob("*.parquet"))) > len(parts))
+    assert {path: path.stat().st_mtime_ns for path in parts} == parts
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["raylet/raylet", "gcs_server"])
+def test_a_ray_that_dies_ends_a_selfcheck_in_one_line(
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, victim: str
+) -> None:
+    driver = drive(tmp_path / "0", "selfcheck", "--cpus-per-worker", "0.5")
+    driver.wait_until(driver.said("exact$"))
+    seconds = assert_ended_by_dead_ray(driver, victim, "run the same again")
+    record_fault(f"{Path(victim).name} killed, until the self-check has ended", 0, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import optuna
 import pytest
 
 from dmlstudy.search import storage as storages
-from dmlstudy.search.storage import is_local, open_storage, read_storage
+from dmlstudy.search.storage import is_local, open_storage, read_storage, to_disk
 from dmlstudy.store import Store, StoreError
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -143,3 +144,26 @@ def test_an_empty_file_counts_as_no_database(tmp_path: Path) -> None:
     store.optuna_file.touch()
     assert storages.trials_of(store, "s") == []
     assert [path.name for path in tmp_path.glob(".*")] == [".making"]
+
+
+def test_what_is_sent_to_disk_is_there_without_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power may take the log, which nobody has synchronised; the file alone is then what is found."""
+    for folder in (store := tmp_path / "store", left := tmp_path / "left"):
+        folder.mkdir()
+    mounted(store, "xfs", monkeypatch)
+    storage = open_storage(Store(store))
+    study = optuna.create_study(storage=storage, study_name="s")
+
+    def found() -> int:
+        shutil.copy(store / "optuna.db", left / "optuna.db")
+        return len(optuna.load_study(study_name="s", storage=f"sqlite:///{left / 'optuna.db'}").trials)
+
+    to_disk(storage)
+    study.tell(study.ask(), 1.0)
+    assert found() == 0
+    to_disk(storage)
+    assert found() == 1
+    storage.remove_session()
+    storage.engine.dispose()

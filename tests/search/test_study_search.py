@@ -25,6 +25,7 @@ from support.tune_simulator import (
 )
 
 from dmlstudy.records import UNTRAINED, TrialConfig
+from dmlstudy.search.study_search import StudySearch
 
 
 def test_equal_budget_and_each_family_begins_at_its_default(tmp_path: Path) -> None:
@@ -114,6 +115,49 @@ def test_a_cluster_without_room_costs_no_trial() -> None:
     assert search.suggest("b") is not None
     assert search.assignments["b"].number == 0
     assert search.counts()["red"] == {"finished": 0, "pruned": 0, "failed": 0}
+
+
+def unstarted(search: StudySearch, trial_id: str) -> None:
+    assert isinstance(search.suggest(trial_id), dict)
+    search.on_trial_complete(
+        trial_id, {"failure": "node 10.0.0.3 is broken", "unstarted": True, "done": True}
+    )
+    search.commit(trial_id)
+
+
+def test_a_place_whose_workers_never_start_is_given_up_and_the_others_go_on() -> None:
+    search = in_memory(study())
+    search.suggest("good")
+    search.observe("good", {"step": 1.0, search.metric: 0.5})
+    for number in range(3):
+        assert search.take_notes() == []
+        unstarted(search, f"bad {number}")
+    (note,) = search.take_notes()
+    assert note == (
+        "workers could not be started 3 times in a row (node 10.0.0.3 is broken); the study goes on with 1 at once,"
+        " and after a stop and `resume` with all again"
+    )
+    assert search.suggest("bad 3") is None
+    search.on_trial_complete("good", {f"metrics/{search.metric}": 0.5, "done": True})
+    search.commit("good")
+    assert isinstance(search.suggest("next"), dict)
+    assert search.suggest("bad 4") is None
+    assert search.counts()["red"]["failed"] == 0
+
+
+def test_a_place_whose_workers_start_at_last_is_kept() -> None:
+    search = in_memory(study())
+    search.suggest("good")
+    search.observe("good", {"step": 1.0, search.metric: 0.5})
+    for number in range(2):
+        unstarted(search, f"bad {number}")
+    search.suggest("slow")
+    search.observe("slow", {"step": 1.0, search.metric: 0.5})
+    search.hand_out_again("slow", "its embedder was lost")
+    search.commit("slow")
+    unstarted(search, "bad 2")
+    assert search.take_notes() == []
+    assert isinstance(search.suggest("again"), dict)
 
 
 def test_pruned_are_those_below_the_best_of_earlier_generations(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from dmlstudy.data.parquet import (
 )
 from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.remarks import check_hits, remarks
+from dmlstudy.data.same_files import files_digest
 from dmlstudy.data.seen_classes import CLOSED, ClosedSet, as_features, load_closed
 from dmlstudy.data.tables import Features, load_features
 
@@ -60,6 +61,7 @@ __all__ = [
     "decode_images",
     "embeddings_left_out",
     "embeddings_origin",
+    "files_digest",
     "join_embeddings",
     "load",
     "load_closed",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import ray
+
+from dmlstudy.engine.cluster import ClusterError
+from dmlstudy.engine.ray_private import kill_started_ray
 
 EVERY_S = 2.0
 DEAD_S = 10.0
@@ -58,6 +63,25 @@ class ClusterWatch:
         if asked is not None and now - asked > SILENT_S:
             return f"{self._where} has died: its control service does not answer"
         return ""
+
+    @contextmanager
+    def told_if_dead(self, then: str) -> Iterator[None]:
+        """ClusterError, with what to do ``then``, in the place of what a Ray that has died makes of the block.
+
+        It belongs inside the connection, for nothing can be asked of Ray after it. What Ray makes of its own death it
+        says at once or never, so an error is doubted and a silence is left to ``at_last``. ValueError, of bad input,
+        passes.
+        """
+        try:
+            yield
+        except ValueError:
+            raise
+        except Exception as error:
+            # A broken pipe is Ray's, and would be taken for that of a reader of the output.
+            if not isinstance(error, ConnectionError) and not self.is_doubtful():
+                raise
+            why = self.why_gone() or f"{self._where} has died: {self._dead or 'it does not answer'}"
+            raise ClusterError(f"{why}; {then}") from error
 
     def __enter__(self) -> ClusterWatch:
         for target in (self._ask, self._judge):
@@ -115,3 +139,22 @@ def dead_node() -> str:
     if all(HEAD not in node["Resources"] for node in alive):
         return "its head node is gone"
     return ""
+
+
+def told_at_last(tell: Callable[[str], None], then: str) -> Callable[[str], None]:
+    """Tell, as an error, what has died and what to do ``then``, and end this process."""
+
+    def end(reason: str) -> None:
+        tell(f"error: {reason}; {then}")
+        end_process()
+
+    return end
+
+
+def end_process() -> None:
+    """End this process, whose main thread waits for a Ray that has died, after what it has started of that Ray.
+
+    Ray itself would end it soon, without a word.
+    """
+    kill_started_ray()
+    os._exit(2)

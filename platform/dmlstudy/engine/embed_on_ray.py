@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 
 from dmlstudy.engine import cluster
 from dmlstudy.engine.cluster import ClusterError, connected
+from dmlstudy.engine.cluster_watch import ClusterWatch, told_at_last
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.serving.embed import Job, Runner
+
+AGAIN = "run the same again, which goes on from its parts"
+
+logger = logging.getLogger(__name__)
 
 
 class _Maker:
@@ -36,12 +47,33 @@ class _Maker:
         return {"part": batch["part"], "refused": np.array([""])}
 
 
-def on_cluster(address: str | None, resources: ResourcesConfig) -> Runner:
+@contextmanager
+def quiet_engine() -> Iterator[None]:
+    """Send what Ray prints to a temporary file until the end of the block; it stays where Ray breaks."""
+    from dmlstudy.engine.progress import engine_noise_to
+
+    descriptor, name = tempfile.mkstemp(prefix="dmlstudy-embed-", suffix=".log")
+    os.close(descriptor)
+    try:
+        with engine_noise_to(Path(name)):
+            yield
+    except (ClusterError, ray.exceptions.RayError):
+        raise
+    except BaseException:
+        Path(name).unlink()
+        raise
+    Path(name).unlink()
+
+
+def on_cluster(
+    address: str | None, resources: ResourcesConfig, tell: Callable[[str], None] = logger.error
+) -> Runner:
     """Parts made by ``resources.workers`` processes of the cluster at ``address``, or of a Ray started here.
 
     Each has a GPU of its own where the job's device is 'cuda', or 'auto' and the cluster has GPUs; else none has. The
     model's folder, the items and the output's folder must be on a file system that all nodes see. Raises ClusterError
-    where no cluster answers, or where it cannot hold the processes, and ValueError as ``Job.make``.
+    where no cluster answers, where it cannot hold the processes and where it dies, and ValueError as ``Job.make``.
+    Where a cluster that has died does not even let go of this process, ``tell`` hears of it and the process ends.
     """
 
     def run(job: Job, numbers: Sequence[int]) -> Iterable[int]:
@@ -52,7 +84,11 @@ def on_cluster(address: str | None, resources: ResourcesConfig) -> Runner:
     def _handed_out(job: Job, numbers: Sequence[int]) -> Iterator[int]:
         import ray.data
 
-        with connected(address, resources):
+        with (
+            ClusterWatch(address, told_at_last(tell, AGAIN)) as watch,
+            connected(address, resources),
+            watch.told_if_dead(AGAIN),
+        ):
             device, own = placed(job.device, resources)
             ray.data.DataContext.get_current().enable_progress_bars = False
             parts = ray.data.from_items(

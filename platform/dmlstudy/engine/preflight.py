@@ -6,6 +6,7 @@ that names the node, and goes on when that is put right.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,23 @@ from typing import Any
 import ray
 import torch
 
-from dmlstudy.records import TrialConfig
+from dmlstudy import data
+from dmlstudy.records import DataConfig, TrialConfig
 from dmlstudy.registry.environment import source_sha256
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.dataset_cache import GREY, PIXELS
 
 COUNTS = {"num_development_images": "development", "num_test_images": "test"}
+FILES = "files_digest"
+MEND = "give both the same files"
 
 
 def expectations(origin: Mapping[str, str]) -> dict[str, str]:
-    """What the driver knows and each worker is to find, from the study's ``origin``."""
+    """What the driver knows and each worker is to find, from the study's ``origin`` and ``data.files_digest``."""
     counts = {name: origin[name] for name in COUNTS if name in origin}
     node = ray.get_runtime_context().get_node_id()
-    return {"node_id": node, "source_sha256": source_sha256(), **counts}
+    files = {FILES: origin[FILES]} if FILES in origin else {}
+    return {"node_id": node, "source_sha256": source_sha256(), **counts, **files}
 
 
 def wrong_with_node(gpus: float, expected: Mapping[str, str]) -> str:
@@ -64,26 +69,31 @@ def _files(config: TrialConfig) -> dict[str, str]:
 
 
 def differing_data(config: TrialConfig, expected: Mapping[str, str]) -> str:
-    """Whether this node sees another number of items than the driver, with the node's name and the fix.
+    """Whether this node sees other items than the driver, with the node's name and the fix; looked at once.
 
     The data that are read for it are those that the trial will use. A set that cannot be read is the trial's to report.
     """
     if not any(name in expected for name in COUNTS):
         return ""
     is_closed = config.hashing is not None or config.online is not None
+    known = tuple((name, expected[name]) for name in (*COUNTS, FILES) if name in expected)
+    return _differing(config.data, is_closed, known)
+
+
+@functools.lru_cache(maxsize=1)
+def _differing(config: DataConfig, is_closed: bool, known: tuple[tuple[str, str], ...]) -> str:
+    expected = dict(known)
     try:
-        dataset: Any = (
-            dataset_cache.closed(config.data) if is_closed else dataset_cache.zero_shot(config.data)
-        )
+        dataset: Any = dataset_cache.closed(config) if is_closed else dataset_cache.zero_shot(config)
     except Exception:
         return ""
+    where = config.path or config.name
     for name, side in COUNTS.items():
         found = str(len(getattr(dataset, side)))
         if expected.get(name, found) != found:
-            where, known = config.data.path or config.data.name, expected[name]
-            return (
-                f"{here()} sees {found} {side} items in {where}, the driver {known}; give both the same files"
-            )
+            return f"{here()} sees {found} {side} items in {where}, the driver {expected[name]}; {MEND}"
+    if FILES in expected and data.files_digest(dataset, config.path) != expected[FILES]:
+        return f"{here()} sees as many items in {where} as the driver, but others (by names, labels and sizes); {MEND}"
     return ""
 
 

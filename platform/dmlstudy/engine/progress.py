@@ -46,9 +46,9 @@ def engine_noise_to(path: Path) -> Iterator[None]:
                 os.close(original)
 
 
-def terminal() -> IO[str]:
-    """A stream to where standard output leads now, whatever happens to it later."""
-    return open(os.dup(1), "w", encoding="utf-8", errors="replace", buffering=1)
+def terminal(descriptor: int = 1) -> IO[str]:
+    """A stream to where standard output, or the descriptor, leads now, whatever happens to it later."""
+    return open(os.dup(descriptor), "w", encoding="utf-8", errors="replace", buffering=1)
 
 
 def as_long_as_heard(tell: Tell) -> Tell:

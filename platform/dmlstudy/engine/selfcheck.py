@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dmlstudy.engine.cluster import connected
-from dmlstudy.engine.progress import engine_noise_to
+from dmlstudy.engine.cluster import ClusterError, connected
+from dmlstudy.engine.cluster_watch import ClusterWatch, told_at_last
+from dmlstudy.engine.progress import Tell, engine_noise_to
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.text import nearest
 from dmlstudy.training.exactness import CASES, Finding
+
+AGAIN = "run the same again"
 
 
 class SelfcheckFailed(RuntimeError):
@@ -42,41 +45,63 @@ def run_selfcheck(
     *,
     address: str | None,
     on_finding: Callable[[Finding], None],
+    tell: Tell,
 ) -> None:
     """Check these cases on the workers of one trial; ``on_finding`` hears of each as it comes.
 
     What the engine prints goes to a temporary file, which is kept if something breaks. Raises ClusterError where the
-    cluster cannot hold the workers, and SelfcheckFailed where they break.
+    cluster cannot hold the workers or dies, and SelfcheckFailed where they break. Where a cluster that has died does
+    not even let go of this process, ``tell`` hears of it and the process ends.
     """
-    from ray.util.queue import Empty, Queue
-
     descriptor, name = tempfile.mkstemp(prefix="dmlstudy-selfcheck-", suffix=".log")
     os.close(descriptor)
     log = Path(name)
-    with engine_noise_to(log), connected(address, resources), tempfile.TemporaryDirectory() as folder:
-        findings = Queue()
-        errors: list[BaseException] = []
-        workers = threading.Thread(
-            target=_run, args=(list(names), findings, resources, folder, errors), daemon=True
-        )
-        workers.start()
-        num_missing = len(names)
-        # Waiting for room on the cluster has a limit of its own.
-        patience_s = resources.start_limit_s + resources.silence_limit_s
-        last_heard = time.monotonic()
-        while num_missing:
-            try:
-                on_finding(findings.get(timeout=0.5))
-                num_missing -= 1
-                last_heard, patience_s = time.monotonic(), resources.silence_limit_s
-            except Empty:
-                if time.monotonic() - last_heard > patience_s:
-                    raise SelfcheckFailed(f"no finding for {patience_s:g} s; see {log}") from None
-                if not workers.is_alive() and findings.empty():
-                    reason = str(errors[0]).strip().splitlines()[-1] if errors else "no reason given"
-                    raise SelfcheckFailed(f"the workers broke: {reason}; see {log}") from None
-        workers.join()
+    with (
+        engine_noise_to(log),
+        ClusterWatch(address, told_at_last(tell, AGAIN)) as watch,
+        connected(address, resources),
+        tempfile.TemporaryDirectory() as folder,
+        watch.told_if_dead(AGAIN),
+    ):
+        _follow(names, resources, folder, watch, on_finding, log)
     log.unlink()
+
+
+def _follow(
+    names: Sequence[str],
+    resources: ResourcesConfig,
+    folder: str,
+    watch: ClusterWatch,
+    on_finding: Callable[[Finding], None],
+    log: Path,
+) -> None:
+    """Start the workers and hear their findings, each of which is to come within the limit of silence."""
+    from ray.util.queue import Empty, Queue
+
+    findings = Queue()
+    errors: list[BaseException] = []
+    workers = threading.Thread(
+        target=_run, args=(list(names), findings, resources, folder, errors), daemon=True
+    )
+    workers.start()
+    num_missing = len(names)
+    # Waiting for room on the cluster has a limit of its own.
+    patience_s = resources.start_limit_s + resources.silence_limit_s
+    last_heard = time.monotonic()
+    while num_missing:
+        try:
+            on_finding(findings.get(timeout=0.5))
+            num_missing -= 1
+            last_heard, patience_s = time.monotonic(), resources.silence_limit_s
+        except Empty:
+            if reason := watch.why_gone():
+                raise ClusterError(f"{reason}; {AGAIN}") from None
+            if time.monotonic() - last_heard > patience_s:
+                raise SelfcheckFailed(f"no finding for {patience_s:g} s; see {log}") from None
+            if not workers.is_alive() and findings.empty():
+                reason = str(errors[0]).strip().splitlines()[-1] if errors else "no reason given"
+                raise SelfcheckFailed(f"the workers broke: {reason}; see {log}") from None
+    workers.join()
 
 
 def _run(

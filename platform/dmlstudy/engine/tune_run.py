@@ -51,7 +51,7 @@ def run_trials(
     search: StudySearch,
     interruption: Interruption,
     watch: ClusterWatch,
-    origin: Mapping[str, str],
+    known: Mapping[str, str],
 ) -> None:
     """Let Tune run what is left of the search and the verdict."""
     resources = spec.file.resources
@@ -84,7 +84,7 @@ def run_trials(
             "storage": ray_folder,
             "checkpoints": checkpoints,
             "vault": vault_name,
-            "expected": preflight.expectations(origin),
+            "expected": preflight.expectations(known),
         },
         tune_config=tune.TuneConfig(
             search_alg=TuneSearch(search),

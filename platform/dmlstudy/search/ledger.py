@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.early_stopping import Curve
 from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
+from dmlstudy.search.storage import to_disk
 from dmlstudy.search.subsearch import Lane, lanes_of
 from dmlstudy.spec.study_file import StudySpec
 
@@ -147,6 +148,7 @@ class Ledger:
         """Store a new trial, from which it gets its number."""
         trial._trial_id = self._storage.create_new_trial(self.study._study_id, trial)
         trial.number = self._storage.get_trial(trial._trial_id).number
+        to_disk(self._storage)  # before MLflow, which outlasts a loss of power, knows its number
         return trial
 
     def enter(self, trial: FrozenTrial, generation: int) -> Entry:
@@ -175,6 +177,7 @@ class Ledger:
             self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
             trial.user_attrs["reason"] = reason
         self._storage.set_trial_state_values(trial._trial_id, state, values)
+        to_disk(self._storage)
         trial.state, trial.values = state, values
         self.count(trial)
 

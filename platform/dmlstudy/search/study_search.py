@@ -41,6 +41,9 @@ from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.study_file import StudySpec
 
+MOST_UNSTARTED = 3
+"""After so many starts in a row that have failed a place for trials is given up."""
+
 ENDED_KEPT = 100
 """Assignments that are remembered after their trial has ended."""
 
@@ -122,6 +125,9 @@ class StudySearch:
         self._waiting: list[int] = []
         self._num_lost: Counter[str] = Counter()
         self._step_at_loss: dict[str, float] = {}
+        self._num_unstarted = self._num_beside = 0
+        self._places: float = math.inf
+        """At most so many trials run at once: fewer than there is room for where workers cannot be started."""
         self._ledger = Ledger(spec, storage)
         self._lanes = self._ledger.lanes
         self.study = self._ledger.study
@@ -181,6 +187,8 @@ class StudySearch:
         """The trial that runs next under this id; None where none can start now, and ``may_have_more`` says whether
         later."""
         self.pass_time()
+        if self._num_running() >= self._places:
+            return None
         if not self._waiting:
             self._ask()
         if self._waiting:
@@ -227,6 +235,7 @@ class StudySearch:
         elif is_unstarted:
             assignment.status, assignment.reason = "interrupted", failure
             self._put_back(assignment)
+            self._count_unstarted(assignment.reason)
         elif failure:
             assignment.status, assignment.reason = "failed", failure
         elif metrics is not None:
@@ -265,12 +274,30 @@ class StudySearch:
         else:
             self._waiting.insert(0, assignment.number)
 
+    def _count_unstarted(self, reason: str) -> None:
+        """Give up a place whose workers could not be started so many times in a row while other trials went on."""
+        self._num_unstarted, self._num_beside = self._num_unstarted + 1, self._num_progressing()
+        if self._num_unstarted < MOST_UNSTARTED or not self._num_beside:
+            return
+        self._num_unstarted = 0
+        self._places = self._num_running()
+        self._notes.append(
+            f"workers could not be started {MOST_UNSTARTED} times in a row ({reason}); the study goes on with"
+            f" {self._places} at once, and after a stop and `resume` with all again"
+        )
+
+    def _num_running(self) -> int:
+        return sum(assignment.status == "running" for assignment in self.assignments.values())
+
+    def _num_progressing(self) -> int:
+        return sum(a.status == "running" and bool(a.curve) for a in self.assignments.values())
+
     def _is_running(self) -> bool:
-        return any(assignment.status == "running" for assignment in self.assignments.values())
+        return self._num_running() > 0
 
     def has_progress(self) -> bool:
         """Whether a trial that runs has reported anything."""
-        return any(a.status == "running" and a.curve for a in self.assignments.values())
+        return self._num_progressing() > 0
 
     def commit(self, trial_id: str) -> None:
         """Tell Optuna how the trial ended: the last thing that is written of a trial.
@@ -330,6 +357,8 @@ class StudySearch:
         self.pass_time()
         assignment = self.assignments[trial_id]
         assignment.note(metrics)
+        if self._num_unstarted and self._num_progressing() > self._num_beside:
+            self._num_unstarted = 0  # for the place's workers are there now
         if assignment.number is None:
             return False
         entry, step = self._entries[assignment.number], int(metrics["step"])

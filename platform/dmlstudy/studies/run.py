@@ -11,11 +11,11 @@ from typing import Literal
 
 from dmlstudy import data
 from dmlstudy.data import state_file
+from dmlstudy.engine import preflight
 from dmlstudy.engine.cluster import ClusterError, connected, variables
-from dmlstudy.engine.cluster_watch import ClusterWatch
+from dmlstudy.engine.cluster_watch import ClusterWatch, end_process
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
 from dmlstudy.engine.progress import Tell, engine_noise_to
-from dmlstudy.engine.ray_private import kill_started_ray
 from dmlstudy.engine.tune_run import checkpoints_folder, engine_settings, run_trials
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
@@ -44,6 +44,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
     remarks = data.remarks(dataset, spec.data.path)
+    known = origin | {preflight.FILES: data.files_digest(dataset, spec.data.path)}
     del dataset
     dataset_cache.forget()  # trials run in other processes
     store.prepare()
@@ -64,7 +65,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             for remark in remarks:
                 said(remark)
             try:
-                return _run_here(spec, store, said, interruption, origin, description, watch)
+                return _run_here(spec, store, said, interruption, origin, known, description, watch)
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 
@@ -75,6 +76,7 @@ def _run_here(
     tell: Tell,
     interruption: Interruption,
     origin: Mapping[str, str],
+    known: Mapping[str, str],
     description: Mapping[str, str],
     watch: ClusterWatch,
 ) -> Leaderboard:
@@ -108,7 +110,7 @@ def _run_here(
         search = StudySearch(spec, storage, tracker.finished_verdicts())
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
-            run_trials(spec, store, tell, tracker, search, interruption, watch, origin)
+            run_trials(spec, store, tell, tracker, search, interruption, watch, known)
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(checkpoints_folder(spec, store), tell)
@@ -141,16 +143,12 @@ def _record_end(
 
 
 def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None:
-    """End this process, whose main thread waits for a Ray that has died; the study is to be resumed.
-
-    Ray itself would end it soon, without a word. What it has started here is ended first.
-    """
+    """End this process, whose main thread waits for a Ray that has died; the study is to be resumed."""
     line = f"{reason}; `{store.command('resume', spec.name)}` goes on"
     with suppress(OSError):
         store.write_state(spec.name, "interrupted", reason=line)
     tell(f"error: {line}")
-    kill_started_ray()
-    os._exit(2)
+    end_process()
 
 
 def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bool:
