@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ from typer.main import get_command
 
 import dmlstudy
 from dmlstudy import cli
+from dmlstudy.engine import selfcheck
 from dmlstudy.engine.jobs import Job
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
 from dmlstudy.store import Store
+from dmlstudy.training import exactness
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
@@ -473,6 +477,14 @@ def test_a_study_file_for_a_folder_is_written_and_valid(
     assert f"next: dmlstudy validate {file}   dmlstudy run {file}\n" in shown
     assert call(monkeypatch, "init", tmp_path / "pics", "-o", file) == 2
     assert "is there already" in capfd.readouterr().err
+    other = tmp_path / "other.yaml"
+    assert call(monkeypatch, "init", tmp_path / "pics", "-o", other, "--json") == 0
+    assert json.loads(capfd.readouterr().out) == {
+        "file": str(other),
+        "study": "pics",
+        "num_classes": {"development": 4, "test": 4},
+        "num_images": {"development": 12, "test": 12},
+    }
     assert call(monkeypatch, "validate", file, "--no-estimate", "--set", "search.trials_per_family=5") == 0
     shown = capfd.readouterr().out
     assert "trials: 15 to search (3 families x 5)" in shown
@@ -484,6 +496,39 @@ def test_a_study_file_for_a_folder_is_written_and_valid(
     assert facts["families"]["contrastive"]["space"][0] == "loss.name = contrastive"
     assert call(monkeypatch, "validate", file, "--set", "search.trial_per_family=5") == 2
     assert "search.trial_per_family: unknown key; did you mean 'trials_per_family'?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("failed", [None, "a worker died"])
+def test_what_selfcheck_finds_is_valid_json(
+    failed: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = [
+        exactness.Finding("margin", 0.5, 0.0, 1.0, 1.0, 0.0),
+        exactness.Finding("structure", math.nan, math.nan, 0.9, 1.0, 0.1),
+    ]
+
+    def run(*_: object, on_finding: Callable[[exactness.Finding], None], **__: object) -> None:
+        for finding in found:
+            on_finding(finding)
+        if failed:
+            raise selfcheck.SelfcheckFailed(failed)
+
+    monkeypatch.setattr(selfcheck, "run_selfcheck", run)
+    assert call(monkeypatch, "selfcheck", "margin", "--json") == 1
+    facts = json.loads(capfd.readouterr().out, parse_constant=pytest.fail)
+    assert (facts["workers"], facts["failed"], facts["wrong"]) == (2, failed, ["structure"])
+    assert [(case["case"], case["value"], case["is_exact"]) for case in facts["cases"]] == [
+        ("margin", 0.5, True),
+        ("structure", None, False),
+    ]
+
+
+def test_each_command_that_tells_facts_tells_them_as_json_too() -> None:
+    lasting = {"run", "resume", "logs", "serve", "ui"}  # they print as long as they last
+    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert {
+        name for name, command in commands.items() if "json" not in {p.name for p in command.params}
+    } <= lasting
 
 
 def test_progress_is_shown_while_validate_measures(

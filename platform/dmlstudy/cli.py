@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shlex
 import sys
@@ -446,6 +447,7 @@ def init(
     budget: Annotated[
         str, typer.Option("--budget", help="quick (minutes), standard, or thorough (as for a paper).")
     ] = "standard",
+    json: JsonOption = False,
 ) -> None:
     """Write a study file for a folder of pictures, with a batch and folds that go with its number of classes."""
     from dmlstudy.studies import first_study
@@ -459,6 +461,13 @@ def init(
         budget=budget,
         machine=this_machine(),
     )
+    if json:
+        classes = {"development": len(written.folder.own_C), "test": len(written.folder.test_C)}
+        pictures = {"development": sum(written.folder.own_C), "test": sum(written.folder.test_C)}
+        _show_json(
+            {"file": str(output), "study": written.name, "num_classes": classes, "num_images": pictures}
+        )
+        return
     console.print(
         f"{output}: study {written.name}, {written.folder.words}\n"
         f"next: dmlstudy validate {output}   dmlstudy run {output}",
@@ -531,12 +540,15 @@ def selfcheck(
     cpus_per_worker: Annotated[float, typer.Option(help="CPUs each worker takes.")] = 1.0,
     gpus_per_worker: Annotated[float, typer.Option(help="GPUs each worker takes.")] = 0.0,
     address: ClusterOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Check on your cluster and devices that several workers find exactly the gradient of one.
 
     Each loss, regulariser and memory takes a training step on equal and on ragged shares of a batch, in float64.
     `cosine` and `norm ratio` compare the gradients of encoder and loss with those of one process: both must be 1.
     """
+    from dataclasses import asdict
+
     from pydantic import ValidationError
 
     from dmlstudy.engine.progress import terminal
@@ -553,33 +565,44 @@ def selfcheck(
         first = error.errors()[0]
         raise ValueError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
     width = max(map(len, names))
-    wrong: list[str] = []
+    findings: list[Finding] = []
+    failed: str | None = None
     with terminal() as stream:
 
-        def show(finding: Finding) -> None:
-            verdict = "exact" if finding.is_exact else f"WRONG by {finding.error:.1e}"
-            print(
-                f"{finding.case:<{width}}  {finding.value:>12.6g}  {finding.value_error:>11.1e}"
-                f"  {finding.cosine:>12.10f}  {finding.norm_ratio:>12.10f}  {verdict}",
-                file=stream,
-            )
-            if not finding.is_exact:
-                wrong.append(finding.case)
+        def tell(line: str) -> None:
+            if not json:
+                print(line, file=stream)
 
-        print(f"{len(names)} cases on {workers} workers; starting them takes half a minute", file=stream)
-        head = f"{'loss':<{width}}  {'value':>12}  {'value error':>11}  {'cosine':>12}  {'norm ratio':>12}  verdict"
-        print(head, file=stream)
+        def hear(finding: Finding) -> None:
+            findings.append(finding)
+            verdict = "exact" if finding.is_exact else f"WRONG by {finding.error:.1e}"
+            tell(
+                f"{finding.case:<{width}}  {finding.value:>12.6g}  {finding.value_error:>11.1e}"
+                f"  {finding.cosine:>12.10f}  {finding.norm_ratio:>12.10f}  {verdict}"
+            )
+
+        tell(f"{len(names)} cases on {workers} workers; starting them takes half a minute")
+        tell(
+            f"{'loss':<{width}}  {'value':>12}  {'value error':>11}  {'cosine':>12}  {'norm ratio':>12}  verdict"
+        )
         try:
             run_selfcheck(
-                names, resources, address=address, on_finding=show, tell=partial(print, file=stream)
+                names, resources, address=address, on_finding=hear, tell=partial(print, file=stream)
             )
         except SelfcheckFailed as error:
-            console.print(f"[red]failed[/]: {escape(str(error))}", soft_wrap=True)
-            raise typer.Exit(1) from None
-    if wrong:
+            failed = str(error)
+    wrong = [finding.case for finding in findings if not finding.is_exact]
+    if json:
+        cases = [asdict(finding) | {"is_exact": finding.is_exact} for finding in findings]
+        _show_json({"workers": workers, "failed": failed, "wrong": wrong, "cases": cases})
+    elif failed:
+        console.print(f"[red]failed[/]: {escape(failed)}", soft_wrap=True)
+    elif wrong:
         console.print(f"[red]{len(wrong)} of {len(names)} are wrong[/]: {escape(', '.join(wrong))}")
+    else:
+        console.print(f"all {len(names)} are exact on {workers} workers", highlight=False)
+    if failed or wrong:
         raise typer.Exit(1)
-    console.print(f"all {len(names)} are exact on {workers} workers", highlight=False)
 
 
 @app.command(
@@ -636,6 +659,7 @@ def curves(
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
         "curves.html"
     ),
+    json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
@@ -643,6 +667,9 @@ def curves(
     from dmlstudy.report.streams import write_curves
 
     families = write_curves(_store(store, tracking_uri), study, output)
+    if json:
+        _show_json({"file": str(output), "study": study, "families": families})
+        return
     console.print(f"{output}: {len(families)} families ({', '.join(families)})", highlight=False)
 
 
@@ -1263,7 +1290,16 @@ def _written_off(_: str) -> None:
 def _show_json(facts: Any) -> None:
     import json
 
-    print(json.dumps(facts, indent=1))
+    print(json.dumps(_without_nan(facts), indent=1))
+
+
+def _without_nan(facts: Any) -> Any:
+    """The facts with null for numbers that JSON has no word for."""
+    if isinstance(facts, dict):
+        return {name: _without_nan(value) for name, value in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_without_nan(value) for value in facts]
+    return None if isinstance(facts, float) and not math.isfinite(facts) else facts
 
 
 def _show_jobs(address: str, json: bool) -> None:

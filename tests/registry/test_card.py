@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -162,3 +163,13 @@ def test_it_tells_what_a_picture_goes_through_in_words_and_as_code() -> None:
     vectors = made(described={"layout": "NF", "features": 7})
     assert "## Preprocessing\n\n* vectors float32 (N, 7), as they are\n\n## Limits" in vectors
     assert "Preprocessing" not in made()
+
+
+@pytest.mark.parametrize("number", [3, None])
+def test_its_python_needs_nothing_that_it_does_not_import(number: int | None) -> None:
+    code = usage("birds-embedder", number, "float32 (N, 10)", "int8 (N, 16)").partition("```python\n")[2]
+    nodes = list(ast.walk(ast.parse(code.partition("```")[0])))
+    imported = {
+        alias.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    }
+    assert {node.id for node in nodes if isinstance(node, ast.Name)} == {*imported, "x"}

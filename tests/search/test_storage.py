@@ -10,6 +10,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy
 
 from dmlstudy.search import storage as storages
 from dmlstudy.search.storage import is_local, open_storage, read_storage, to_disk
@@ -167,3 +168,21 @@ def test_what_is_sent_to_disk_is_there_without_the_log(
     assert found() == 1
     storage.remove_session()
     storage.engine.dispose()
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_READONLY])
+def test_nobody_is_told_to_move_a_database_away_because_the_disk_is_full(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        said = sqlite3.OperationalError("disk I/O error")
+        said.sqlite_errorcode = code
+        try:
+            raise sqlalchemy.exc.OperationalError("PRAGMA", {}, said)
+        except sqlalchemy.exc.OperationalError as error:
+            raise optuna.exceptions.StorageInternalError("it failed") from error
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", refuse)
+    with pytest.raises(StoreError, match=r"optuna\.db: .* see that its disk has room") as caught:
+        read_storage(Store(tmp_path))
+    assert "move it away" not in str(caught.value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +140,30 @@ def test_other_wrong_input(tmp_path: Path) -> None:
     (folder / "class 000" / "0.png").write_bytes(b"torn")
     with pytest.raises(SpecError, match=r"class 000/0\.png"):
         written(folder, tmp_path / "other.yaml")
+
+
+def test_a_write_that_fails_or_is_killed_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = pictures(tmp_path / "pics", *[2] * 8), tmp_path / "study.yaml"
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            SpecError, match=r"study\.yaml: cannot be written: No space left on device; name an"
+        ):
+            written(folder, output)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pics"]
+    child = os.fork()
+    if child == 0:
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        with contextlib.suppress(BaseException):
+            written(folder, output)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert not output.exists()
+    written(folder, output)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pics", "study.yaml"]

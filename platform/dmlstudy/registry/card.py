@@ -94,12 +94,16 @@ def usage(name: str, number: int | None, takes: str, gives: str) -> str:
     what = "images, values 0 to 255" if takes.startswith("uint8") else "vectors"
     of_version = (
         f"dmlstudy pull {name}/{number} --to model",
-        "# needs mlflow, numpy and torch, not dmlstudy",
+        "import mlflow  # with numpy and torch, not dmlstudy",
+        "",
         f'mlflow.pyfunc.load_model("models:/{name}/{number}").predict(x)',
     )
     of_folder = (
         "dmlstudy embed FOLDER images/ -o embeddings.parquet",
-        "# needs torch alone; FOLDER is this file's",
+        "from glob import glob",
+        "",
+        "import torch  # alone; FOLDER is this file's",
+        "",
         'torch.export.load(glob("FOLDER/*.pt2")[0]).module()(torch.from_numpy(x))',
     )
     command, *python = of_folder if number is None else of_version

@@ -43,6 +43,19 @@ def open_storage(store: Store) -> optuna.storages.RDBStorage:
     return storage
 
 
+PASSING = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+)
+"""What SQLite answers where the machine is at fault; to move the file away would lose it for nothing."""
+
+
 def _make_database(draft: Path) -> None:
     storage = optuna.storages.RDBStorage(f"sqlite:///{draft}")
     storage.remove_session()
@@ -65,6 +78,11 @@ def _readable(store: Store) -> Iterator[None]:
         AssertionError,
         KeyError,
     ) as error:
+        if _is_of_the_machine(error):
+            raise StoreError(
+                f"{store.optuna_file}: the database is whole as far as is known, but cannot be used now"
+                f" ({first_line(error)}); see that its disk has room and may be written, then do the same again"
+            ) from None
         raise StoreError(
             f"{store.optuna_file}: cannot be read as Optuna's database ({first_line(error)}); put a copy of it back, or"
             " move it away, and every search of this store begins anew"
@@ -79,6 +97,16 @@ def to_disk(storage: optuna.storages.BaseStorage) -> None:
     if isinstance(storage, optuna.storages.RDBStorage) and storage.engine.dialect.name == "sqlite":
         with storage.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def _is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether SQLite says that the disk, its rights or another process is in the way, not what the file holds."""
+    while error is not None:
+        code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+        if code is not None:
+            return code & 0xFF in PASSING  # the rest says more about the same
+        error = error.__cause__
+    return False
 
 
 def read_storage(store: Store) -> optuna.storages.RDBStorage:

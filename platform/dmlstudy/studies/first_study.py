@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import numpy as np
 from dmlstudy import data
 from dmlstudy.data import datasets
 from dmlstudy.data.pictures import Listing
+from dmlstudy.files import written_whole
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import SpecError, parse
 from dmlstudy.studies.checks import check_class_counts
@@ -80,12 +82,14 @@ class Written(NamedTuple):
 def write(
     folder: Path, output: Path, *, name: str | None, image_size: int | None, budget: str, machine: Machine
 ) -> Written:
-    """Write a study of the pictures in ``folder`` to ``output``, which must not be there yet.
+    """Write a study of the pictures in ``folder`` to ``output``, which must not be there yet; whole or not at all.
 
     Raises SpecError for a folder no study can be made of, with the reason, and for a file that is there.
     """
     if budget not in BUDGETS:
         raise SpecError(f"--budget: no {shown(budget)}{nearest(budget, BUDGETS, listed=True)}")
+    if os.path.lexists(output):  # first, for to look at a large folder takes a while
+        raise SpecError(f"{output}: is there already; name another file with -o, or remove it")
     found = look(folder)
     study = name or _name_of(folder)
     text = text_of(study, _path(folder, output), found, image_size or _side(found), BUDGETS[budget], machine)
@@ -94,10 +98,10 @@ def write(
     except ValueError as error:
         raise SpecError(error) from None
     try:
-        with output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise SpecError(f"{output}: is there already; name another file with -o, or remove it") from None
+        if not output.parent.is_dir():  # a folder that is made would hide a slip in its name
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        with written_whole(output, output.with_name(f".{output.name}.draft")) as file:
+            file.write(text.encode())
     except OSError as error:
         raise SpecError(f"{output}: cannot be written: {error.strerror}; name another file with -o") from None
     return Written(study, text, found)
