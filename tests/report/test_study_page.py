@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.loaded_page import parsed
 from support.made_study import Maker
-from test_page import parsed
 
 from dmlstudy import cli
 from dmlstudy.registry import tracking
