@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from rich.console import Console
 from typer.main import get_command
 
 import dmlstudy
@@ -44,7 +43,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def test_every_verb_has_an_example_that_names_it() -> None:
-    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    commands = get_command(cli.app.app).commands  # type: ignore[attr-defined]
     assert commands.keys() == VERBS
     for name, command in commands.items():
         assert f"`dmlstudy {name}" in command.epilog
@@ -148,7 +147,7 @@ def test_other_wrong_input_is_one_line_and_leaves_nothing(
 def test_the_status_of_a_study_closely_and_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     store = Store(tmp_path)
     spec = {"families": {"red": {"space": "contrastive"}}}
     store.write_state("s", "running", spec=spec, started=0.0, num_search_trials=4, num_verdict_trials=2)
@@ -238,7 +237,7 @@ def test_what_the_machine_refuses_is_one_line(
     def refuse(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_store", refuse)
+    monkeypatch.setattr(cli.models, "store_at", refuse)
     assert call(monkeypatch, "models") == 2
     assert capfd.readouterr().err == f"error: {said}\n"
     monkeypatch.setenv("DMLSTUDY_DEBUG", "1")
@@ -251,7 +250,7 @@ def test_a_mistake_of_the_program_is_no_wrong_input(monkeypatch: pytest.MonkeyPa
     def broken(*_: object, **__: object) -> None:
         raise AssertionError("never")
 
-    monkeypatch.setattr(cli, "_store", broken)
+    monkeypatch.setattr(cli.models, "store_at", broken)
     monkeypatch.setattr(sys, "argv", ["dmlstudy", "models"])
     with pytest.raises(AssertionError):
         cli.main()
@@ -263,10 +262,10 @@ def test_a_long_message_keeps_its_beginning_and_the_advice_at_its_end(
     def refuse(*_: object, **__: object) -> None:
         raise ValueError(f"families.red.space: {'x, ' * 50_000}; name one of them")
 
-    monkeypatch.setattr(cli, "_store", refuse)
+    monkeypatch.setattr(cli.models, "store_at", refuse)
     assert call(monkeypatch, "models") == 2
     said = capfd.readouterr().err
-    assert len(said) < cli.LONGEST_ERROR + 50
+    assert len(said) < cli.app.LONGEST_ERROR + 50
     assert said.startswith("error: families.red.space: x, x")
     assert said.endswith("; name one of them\n")
 
@@ -280,9 +279,9 @@ def test_who_reads_no_further_and_who_presses_ctrl_c(monkeypatch: pytest.MonkeyP
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_store", interrupted)
+    monkeypatch.setattr(cli.models, "store_at", interrupted)
     assert call(monkeypatch, "models") == 130
-    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(cli.app, "app", interrupted)
     assert call(monkeypatch, "models") == 130
 
 
@@ -293,7 +292,7 @@ JOBS = [
 
 
 def test_the_jobs_of_a_cluster(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     monkeypatch.setattr("dmlstudy.engine.jobs.jobs", lambda address: JOBS)
     monkeypatch.setattr(
         "dmlstudy.engine.jobs.job",
@@ -321,7 +320,7 @@ def test_submit_prints_the_job_first_and_alone(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("dmlstudy.engine.jobs.submit", lambda *_: "digits-1")
-    monkeypatch.setattr("dmlstudy.engine.jobs.follow", lambda job, address, write: write("all\n") and 0)
+    monkeypatch.setattr("dmlstudy.engine.jobs.follow_job", lambda job, address, write: write("all\n") and 0)
     sent = ("submit", SPEC, "--address", "http://h:8265")
     assert call(monkeypatch, *sent) == 0
     assert capfd.readouterr().out == (
@@ -359,7 +358,7 @@ def test_the_end_of_a_run_names_the_store_again(
         )  # fmt: skip
 
     monkeypatch.setattr(studies, "run_study", play)
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     given = ("--store", tmp_path / "my store", "--address", "auto")
     code = {"finished": 0, "interrupted": 130, "failed": 1}[outcome]
     assert call(monkeypatch, "run", SPEC, *given) == code
@@ -397,7 +396,7 @@ def row(family: str, num: int, score: float, validation: float | None = None) ->
 def test_a_leaderboard_says_how_sure_it_is(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     scores = {
         "red": {1: 0.6, 2: 0.61, 3: 0.62, 4: 0.6},
         "blue": {1: 0.5, 2: 0.53, 3: 0.5},
@@ -414,7 +413,7 @@ def test_a_leaderboard_says_how_sure_it_is(
         front=[FrontTrial(family="blue", trial=3, validation=0.6, size=8)],
         comparisons=compare(scores, resolution=1e-3),
     )
-    cli._show_leaderboard(board)
+    cli.tables.show_leaderboard(board)
     shown = capfd.readouterr().out
     assert re.search(r"^ red \* +0\.7000 +0\.6075 ± 0\.010 +4 +2\+0\+0", shown, re.MULTILINE), shown
     assert re.search(r"^ blue +0\.6000 +0\.5100 ± 0\.010 +3 +2\+0\+0", shown, re.MULTILINE), shown
@@ -424,7 +423,7 @@ def test_a_leaderboard_says_how_sure_it_is(
     assert "  red better than untrained: +0.0975 [+0.0669, +0.1281] p 0.002, 4 seeds\n" in shown
     assert "adjusted for all 3 pairs (Holm)" in shown
     assert "hold for all 3 pairs at once with 95% (Bonferroni)" in shown
-    cli._show_leaderboard(board.model_copy(update={"front": [], "comparisons": board.comparisons[:1]}))
+    cli.tables.show_leaderboard(board.model_copy(update={"front": [], "comparisons": board.comparisons[:1]}))
     shown = capfd.readouterr().out
     assert "paired by seed over 3 seeds:" in shown
     assert "embedding_dim" not in shown
@@ -433,7 +432,7 @@ def test_a_leaderboard_says_how_sure_it_is(
 def test_the_families_with_their_papers_and_parameters(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     assert call(monkeypatch, "families") == 0
     shown = capfd.readouterr().out
     for path in SPEC.parents[1].glob("*.yaml"):
@@ -449,7 +448,7 @@ def test_the_families_with_their_papers_and_parameters(
 def test_one_family_with_its_space(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     assert call(monkeypatch, "families", "graph_consistency") == 0
     shown = capfd.readouterr().out
     assert "CGML" in shown
@@ -464,7 +463,7 @@ def test_one_family_with_its_space(
 def test_a_study_file_for_a_folder_is_written_and_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     for label in range(8):
         (tmp_path / "pics" / str(label)).mkdir(parents=True)
         for number in range(3):
@@ -525,7 +524,7 @@ def test_what_selfcheck_finds_is_valid_json(
 
 def test_each_command_that_tells_facts_tells_them_as_json_too() -> None:
     lasting = {"run", "resume", "logs", "serve", "ui"}  # they print as long as they last
-    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    commands = get_command(cli.app.app).commands  # type: ignore[attr-defined]
     assert {
         name for name, command in commands.items() if "json" not in {p.name for p in command.params}
     } <= lasting
@@ -542,7 +541,7 @@ def test_progress_is_shown_while_validate_measures(
 
 
 def test_every_key_is_listed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=cli.WIDTH))
+    monkeypatch.setattr(cli.tables.console, "width", cli.tables.WIDTH)
     assert call(monkeypatch, "options", "training") == 0
     shown = capfd.readouterr().out
     assert re.search(r"^ training\.lr \* +number > 0 +1e-05 +learning rate *$", shown, re.MULTILINE), shown
@@ -556,4 +555,4 @@ def test_every_key_is_listed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 
 def test_the_home_folder_in_a_store_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cli._store(Path("~/store")).root == tmp_path / "store"
+    assert cli.app.store_at(Path("~/store")).root == tmp_path / "store"

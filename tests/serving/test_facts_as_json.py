@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from dmlstudy.cli import app
+from dmlstudy.cli.app import app
 
 
 def said(*arguments: object) -> dict[str, Any]:

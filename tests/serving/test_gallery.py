@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dmlstudy import data, embedders, hashing, online
-from dmlstudy.cli import app
+from dmlstudy.cli.app import app
 from dmlstudy.models import saved
 from dmlstudy.serving import gallery as galleries
 from dmlstudy.serving.contact_sheet import Shown, write_sheet

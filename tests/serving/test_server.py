@@ -153,10 +153,10 @@ def test_a_registered_model_is_called_by_its_version(
 
     found = types.SimpleNamespace(name="digits-embedder", version=7)
     monkeypatch.setattr("dmlstudy.registry.models.resolve", lambda store, reference: found)
-    monkeypatch.setattr(cli, "_model", fetched)
+    monkeypatch.setattr(cli.models, "model_at", fetched)
     monkeypatch.setattr("dmlstudy.serving.server.serve", lambda service, *_, **__: served.append(service))
     done = CliRunner().invoke(
-        cli.app, ["serve", "digits-embedder@champion", "--port", "0", "--device", "cpu"]
+        cli.app.app, ["serve", "digits-embedder@champion", "--port", "0", "--device", "cpu"]
     )
     assert done.exit_code == 0, done.output
     assert asked == ["digits-embedder/7"]

@@ -1,0 +1,435 @@
+"""Commands of registered models, and those that use a model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dmlstudy.cli.app import (
+    DEFAULT_STORE,
+    AddressOption,
+    JsonOption,
+    ServerOption,
+    StoreOption,
+    app,
+    model_at,
+    store_at,
+)
+from dmlstudy.cli.tables import SCORES, console, show_json, show_table
+
+if TYPE_CHECKING:
+    from dmlstudy.registry.promotion import Decision
+
+
+@app.command(
+    epilog="Examples: `dmlstudy models` · `dmlstudy models digits-embedder`",
+)
+def models(
+    name: Annotated[
+        Optional[str], typer.Argument(help="Only this model, and what was decided on its versions.")
+    ] = None,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """The registered models, with two of their scores on the test classes or rows."""
+    from dmlstudy.registry import promotion
+    from dmlstudy.registry.models import versions
+
+    place = store_at(store, tracking_uri)
+    listed = [version for version in versions(place) if name in (None, version.name)]
+    if name is not None and not listed:
+        listing = place.command("models")
+        raise ValueError(f"no model {name!r} in the store {place.tracking_uri}; `{listing}` lists them")
+    if json:
+        decisions = promotion.history(place, name) if name is not None else []
+        versions_of = [version.model_dump(mode="json") for version in listed]
+        history = (
+            {"history": [_decision_facts(decision) for decision in decisions]} if name is not None else {}
+        )
+        show_json({"versions": versions_of, **history})
+        return
+    table = Table("model", "version", "alias", "study", "family", "test scores", box=None)
+    for version in listed:
+        shown = [metric for metric in SCORES if f"test_{metric}" in version.metrics][:2]
+        table.add_row(
+            version.name,
+            str(version.version),
+            ", ".join(version.aliases),
+            version.study,
+            version.family,
+            ", ".join(f"{metric} {version.metrics[f'test_{metric}']:.4f}" for metric in shown),
+        )
+    console.print(table, highlight=False)
+    for decision in promotion.history(place, name) if name is not None else []:
+        console.print(
+            escape(f"{decision.at}  {promotion.said(decision, name or '')}"), highlight=False, soft_wrap=True
+        )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy promote digits-embedder@challenger` ·"
+    " `dmlstudy promote digits-embedder/2 --anyway 'half the size'`",
+)
+def promote(
+    model: Annotated[str, typer.Argument(help="NAME@ALIAS or NAME/VERSION.")],
+    anyway: Annotated[
+        Optional[str], typer.Option("--anyway", help="Promote without a comparison, for this reason.")
+    ] = None,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put a version in use, if the paired comparison with the champion says better; else the champion stays."""
+    from dmlstudy.registry import promotion
+
+    decision = promotion.promote(store_at(store, tracking_uri), model, anyway)
+    _show_decision(decision, model.partition("@")[0].partition("/")[0], json)
+    if not decision.is_promoted:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: `dmlstudy rollback digits-embedder`")
+def rollback(
+    name: Annotated[str, typer.Argument(help="A registered model.")],
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put the version back in use that was before the present champion; again: the one before that."""
+    from dmlstudy.registry import promotion
+
+    decision = promotion.rollback(store_at(store, tracking_uri), name)
+    _show_decision(decision, name, json)
+
+
+@app.command(epilog="Example: `dmlstudy pull digits-embedder@champion --to model`")
+def pull(
+    model: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION.")],
+    to: Annotated[Path, typer.Option("--to", help="The folder to make.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model that is there, in one step; nothing but a model.")
+    ] = False,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Copy a registered model into a new folder, checked: every file's SHA-256, and what it computes."""
+    from dmlstudy.registry.models import pull as fetch
+
+    version = fetch(store_at(store, tracking_uri), model, to, replace=force)
+    if json:
+        show_json({"folder": str(to), **version.model_dump(mode="json")})
+        return
+    console.print(
+        f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced",
+        highlight=False,
+    )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy embed digits-embedder@champion images/ -o embeddings.parquet` ·"
+    " `dmlstudy embed model table.csv -o embeddings.parquet --workers 4`",
+)
+def embed(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    input: Annotated[
+        Path,
+        typer.Argument(
+            help="Image folder, image, .csv or .parquet table, .npy or .npz; vectors for models of these."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The Parquet file to write.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Items computed at once.")] = 256,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes, with a GPU each where there are GPUs; more than one run on Ray."
+        ),
+    ] = 1,
+    on_corrupt: Annotated[
+        str,
+        typer.Option(
+            help="A picture that cannot be decoded: error (it is named), or skip (left out and told)."
+        ),
+    ] = "error",
+    max_pixels: Annotated[
+        Optional[int],
+        typer.Option(min=1, help="Pixels that a picture of yours may have; default: 178,956,970."),
+    ] = None,
+    address: AddressOption = None,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Embed images or vectors into a Parquet file with the columns id, label and embedding.
+
+    Broken off, it goes on from its parts when it is called again; of files, also after one was removed or repaired.
+    What was left out stands in the Parquet file's metadata, under dmlstudy.left_out.
+    """
+    from rich.progress import track
+
+    from dmlstudy.serving.embed import Job, Runner, check_on_corrupt, embed_into, one_by_one, told
+
+    run: Runner = one_by_one
+    shown = Console(stderr=True)
+    quiet: AbstractContextManager[None] = nullcontext()
+    if workers > 1 or address:
+        from dmlstudy.engine.embed_on_ray import on_cluster, quiet_engine
+        from dmlstudy.engine.progress import terminal
+        from dmlstudy.records import ResourcesConfig
+
+        shown, quiet = Console(file=terminal(2)), quiet_engine()
+        run = on_cluster(address, ResourcesConfig(workers=workers), partial(print, file=shown.file))
+
+    def follow(parts: Iterable[int], number: int) -> Iterable[int]:
+        return track(
+            parts, description="embedding", total=number, console=shown, disable=not shown.is_terminal
+        )
+
+    with model_at(model, store, tracking_uri) as folder:
+        job = Job(
+            str(folder),
+            str(input.absolute()),
+            str(output.absolute()),
+            batch_size,
+            device,
+            check_on_corrupt(on_corrupt),
+            max_pixels,
+        )
+        with quiet:
+            made = embed_into(job, run, follow)
+        lines = told(job, made)
+    if json:
+        show_json({"file": str(output), **made._asdict()})
+        return
+    for line in lines:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(f"{made.num_items} embeddings of size {made.dim} in {output}", highlight=False)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy export digits-embedder@champion --format onnx` ·"
+    " `dmlstudy export model --format torch_export -o embedder.pt2`",
+)
+def export(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    format: Annotated[str, typer.Option("--format", help="onnx (needs dmlstudy[export]) or torch_export.")],
+    output: Annotated[
+        Optional[Path],
+        typer.Option("-o", "--output", help="The file to write; default: the model's name, here."),
+    ] = None,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Write a model as one file for other runtimes, with its preprocessing, checked against the model."""
+    from dmlstudy.serving import export as exports
+
+    path = output or exports.default_output(model, format)
+    with model_at(model, store, tracking_uri) as folder:
+        made = exports.export(folder, path, format)
+    if json:
+        show_json({"file": str(path), "difference": made.difference, **made.about})
+        return
+    entry = made.about["input"]
+    shape = ", ".join(map(str, entry["shape"]))
+    console.print(
+        f"{path}: {entry['name']} {entry['dtype']} ({shape}) to {', '.join(made.about['outputs'])};"
+        f" differs from the model by {made.difference:.1e} at most",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy index embeddings.parquet -o gallery` ·"
+    " `dmlstudy index embeddings.parquet -o gallery --kind ivf`",
+)
+def index(
+    embeddings: Annotated[Path, typer.Argument(help="A file that `dmlstudy embed` wrote.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make.")],
+    kind: Annotated[
+        str, typer.Option(help="flat (exact), ivf, ivf_pq (in a fraction of the memory) or hnsw.")
+    ] = "flat",
+    json: JsonOption = False,
+) -> None:
+    """Make a gallery of embeddings, to be searched by `dmlstudy retrieve` and `dmlstudy serve`."""
+    from dmlstudy.serving.gallery import build
+
+    gallery = build(embeddings, output, kind)  # type: ignore[arg-type]
+    if json:
+        dim = gallery.vectors_MD.shape[1]
+        show_json({"folder": str(output), "num_items": len(gallery), "dim": dim, "kind": kind})
+        return
+    console.print(
+        f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})", highlight=False
+    )
+
+
+@app.command(
+    epilog="Examples: `dmlstudy retrieve model gallery query.png -k 5` ·"
+    " `dmlstudy retrieve digits-embedder gallery queries/ --sheet found.html`",
+)
+def retrieve(
+    model: Annotated[
+        str, typer.Argument(help="The model the gallery was made with, registered or a folder.")
+    ],
+    gallery: Annotated[Path, typer.Argument(help="A folder that `dmlstudy index` made.")],
+    query: Annotated[Path, typer.Argument(help="An image, or anything else that `dmlstudy embed` takes.")],
+    k: Annotated[int, typer.Option("-k", "--k", min=1, help="Items for each query.")] = 10,
+    rerank: Annotated[
+        str, typer.Option(help="auto (what the model has a head for), none, structure or layers.")
+    ] = "auto",
+    among: Annotated[
+        int, typer.Option(min=1, help="Items of the index that are put in a better order.")
+    ] = 100,
+    sheet: Annotated[
+        Optional[Path], typer.Option("--sheet", help="Also write an HTML page of pictures.")
+    ] = None,
+    exclude_self: Annotated[
+        bool, typer.Option("--exclude-self", help="Leave out the query's own item, where the gallery has it.")
+    ] = False,
+    device: Annotated[
+        str,
+        typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
+    ] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="As JSON, one line for each item.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Find the nearest items of a gallery for each query; a smaller distance, in JSON a larger score, is nearer."""
+    from dmlstudy.serving.embed import opened
+    from dmlstudy.serving.gallery import open_gallery
+    from dmlstudy.serving.retrieve import own_items, write_contact_sheet
+    from dmlstudy.serving.retrieve import retrieve as find
+    from dmlstudy.serving.retriever import Searcher
+
+    with model_at(model, store, tracking_uri) as folder:
+        items = open_gallery(gallery, device=device)
+        if items.note:
+            print(f"note: {items.note}", file=sys.stderr)
+        searcher = Searcher(folder, items, rerank=rerank, among=among, device=device)
+        queries = opened(folder, query)
+        hits = find(searcher, queries, k, is_own=own_items(items, query, queries) if exclude_self else None)
+        if sheet is not None:
+            write_contact_sheet(sheet, folder, searcher, queries, hits)
+    if json:
+        for hit in (hit for own in hits for hit in own):
+            print(hit.model_dump_json())
+        return
+    rows = [
+        (hit.query, str(hit.rank), hit.id, hit.label or "", f"{hit.distance:.4f}")
+        for own in hits
+        for hit in own
+    ]
+    show_table(("query", "rank", "item", "label", "distance"), rows)
+
+
+@app.command(
+    epilog="Examples: `dmlstudy serve digits-embedder --gallery gallery` ·"
+    " `DMLSTUDY_TOKEN=... dmlstudy serve model --host 0.0.0.0`",
+)
+def serve(
+    model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
+    gallery: Annotated[
+        Optional[Path],
+        typer.Option("--gallery", help="A folder that `dmlstudy index` made, to retrieve from."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; beyond loopback a token is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port.")] = 8080,
+    token_file: Annotated[
+        Optional[Path],
+        typer.Option("--token-file", help="Its first line is the token (or DMLSTUDY_TOKEN is)."),
+    ] = None,
+    rerank: Annotated[
+        str, typer.Option(help="auto (what the model has a head for), none, structure or layers.")
+    ] = "auto",
+    among: Annotated[
+        int, typer.Option(min=1, help="Items of the index that are put in a better order.")
+    ] = 100,
+    device: Annotated[
+        str,
+        typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
+    ] = "auto",
+    name: Annotated[
+        Optional[str],
+        typer.Option(help="What answers call the model; default: NAME/VERSION, of a folder its name."),
+    ] = None,
+    allowed_host: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--allowed-host",
+            help="A further name to be asked under; on loopback only its own are. Repeatable.",
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        Optional[list[str]],
+        typer.Option("--cors-origin", help="Web pages that may ask, as https://example.org. Repeatable."),
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="A line on standard error for each request.")
+    ] = True,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+) -> None:
+    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs tells the bodies."""
+    from dmlstudy.models import saved
+    from dmlstudy.serving import guards, server
+
+    token = os.environ.get("DMLSTUDY_TOKEN") or None
+    if token_file is not None:
+        token = guards.read_token(token_file)
+    access = guards.Access.of(host, token, allowed_host or (), cors_origin or ())
+    with ExitStack() as held:
+        place = held.enter_context(server.bound(host, port))
+        if not saved.is_model(model):
+            from dmlstudy.registry.models import resolve
+
+            found = resolve(store_at(store, tracking_uri), model)  # what an alias means may change meanwhile
+            model = f"{found.name}/{found.version}"
+            name = name or model
+        folder = held.enter_context(model_at(model, store, tracking_uri))
+        service = server.Service(
+            folder,
+            gallery,
+            guards.Limits(),
+            name=name,
+            rerank=rerank,
+            among=among,
+            device=device,
+        )
+        if service.note:
+            print(f"note: {service.note}", file=sys.stderr)
+        console.print(
+            f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)",
+            highlight=False,
+            soft_wrap=True,
+        )
+        server.serve(service, place, access, is_logged=access_log)
+
+
+def _decision_facts(decision: Decision) -> dict[str, Any]:
+    return {**decision.model_dump(mode="json"), "is_promoted": decision.is_promoted}
+
+
+def _show_decision(decision: Decision, name: str, json: bool) -> None:
+    from dmlstudy.registry import promotion
+
+    if json:
+        show_json({"model": name, **_decision_facts(decision)})
+    else:
+        console.print(escape(promotion.said(decision, name)), highlight=False, soft_wrap=True)
