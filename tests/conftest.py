@@ -1,15 +1,62 @@
-"""A server of the S3 protocol on loopback and a browser without a window, for the tests of any folder."""
+"""How two processes share the tests; a server of the S3 protocol on loopback and a browser without a window."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
+
+WITH_RAYS = ("tests/end_to_end/", "tests/faults/")
+"""Folders whose tests run studies on both cores, share some of them, and kill processes at set moments."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands each file to one process, so that what its tests share is made once, and all WITH_RAYS to one process.
+
+    So no two of the studies that tests start run at the same time, as in a run with a single process.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "rays" if nodeid.startswith(WITH_RAYS) else str(super()._split_scope(nodeid))
+
+    config.option.loadscopereorder = False  # in the order below, and not by the number of tests
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the tests, the longest piece begins first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(WITH_RAYS))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The fault table: what each fault cost, as the reports tell it, which also come from other processes."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    rows = [
+        value
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+        if name == "fault"
+    ]
+    if rows:
+        terminalreporter.write_sep("=", "faults")
+        terminalreporter.write_line("| fault | trials lost | seconds to recover |")
+        terminalreporter.write_line("|---|---:|---:|")
+    for fault, num_lost, seconds in rows:
+        terminalreporter.write_line(f"| {fault} | {num_lost} | {seconds:.1f} |")
 
 
 class S3Server:
@@ -68,12 +115,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The program of a browser; installed by apt where this is root."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None and os.getuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "update", "-qq"], check=False, timeout=120)
-        subprocess.run(["apt-get", "install", "-y", "-qq", "chromium"], check=False, timeout=600)
+    """The program of a browser; installed by apt where this is root, by one process at a time."""
+    with FileLock(Path(tempfile.gettempdir()) / f"dmlstudy-tests-{os.getuid()}.lock"):
         found = next(filter(None, map(shutil.which, BROWSERS)), None)
+        if found is None and os.getuid() == 0 and shutil.which("apt-get"):
+            subprocess.run(["apt-get", "update", "-qq"], check=False, timeout=120)
+            subprocess.run(["apt-get", "install", "-y", "-qq", "chromium"], check=False, timeout=600)
+            found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.fail("Chromium is not installed: apt-get install chromium")
     return found

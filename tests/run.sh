@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What must hold: installs the test extra into .venv, then lint, types and tests.
-# Arguments go to pytest: bash tests/run.sh tests/losses; bash tests/run.sh -m '' runs the long ones too.
+# Without arguments two processes share the tests, each with one thread. Arguments go to pytest instead, which
+# is then one process: bash tests/run.sh tests/losses; bash tests/run.sh -m '' runs the long ones too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,4 +9,9 @@ source jobs/environment.sh "[test]"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
+if (($# == 0)); then
+    set -- --numprocesses=2
+    # Threads of two processes would wait for each other in loops on the same cores; what tests threads sets them.
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+fi
 .venv/bin/python -m pytest "$@"

@@ -187,7 +187,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout: float = 60) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout: float = 240) -> None:
     end = time.monotonic() + timeout
     while True:
         try:

@@ -26,7 +26,7 @@ name: gangs
 data: {name: digits}
 embedder: {dim: 8, width: 4}
 batch: {classes: all, images_per_class: 4, per_epoch: 4}
-training: {epochs: 20, head_lr_mult: 1, lr: 1.0e-3}
+training: {epochs: 5, head_lr_mult: 1, lr: 1.0e-3}
 families:
   red: {space: multi_similarity}
   blue: {space: triplet_weighting}

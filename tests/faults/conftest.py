@@ -1,4 +1,4 @@
-"""The fault table: what each fault cost, printed when the tests end."""
+"""Rows of the fault table, and what a study shows, stores and leaves while things are killed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,12 @@ import pytest
 
 Record = Callable[[str, int, float], None]
 DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
-ROWS = pytest.StashKey[list[tuple[str, int, float]]]()
 
 
 @pytest.fixture
-def record_fault(pytestconfig: pytest.Config) -> Record:
-    """Note a fault, the trials lost to it, and the seconds until the study went on."""
-    rows = pytestconfig.stash.setdefault(ROWS, [])
-    return lambda fault, num_lost, seconds: rows.append((fault, num_lost, seconds))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(ROWS, [])
-    if rows:
-        terminalreporter.write_sep("=", "faults")
-        terminalreporter.write_line("| fault | trials lost | seconds to recover |")
-        terminalreporter.write_line("|---|---:|---:|")
-    for fault, num_lost, seconds in rows:
-        terminalreporter.write_line(f"| {fault} | {num_lost} | {seconds:.1f} |")
+def record_fault(record_property: Callable[[str, object], None]) -> Record:
+    """Note a fault, the trials lost to it, and the seconds until the study went on: a row of the fault table."""
+    return lambda fault, num_lost, seconds: record_property("fault", (fault, num_lost, seconds))
 
 
 def seconds_until_training(

@@ -184,7 +184,7 @@ def rank_of(pid: int) -> int:
         (signal.SIGKILL, 1, "a worker of the trial was lost: rank {rank}: .*died", True),
     ],
 )
-def test_nothing_is_left_of_a_gang_within_two_seconds(
+def test_nothing_is_left_of_a_killed_gang(
     mark: str, tmp_path: Path, sent: signal.Signals, rank: int, reason: str, blameless: bool
 ) -> None:
     gang = Gang(ResourcesConfig(), str(tmp_path), f"gang-{uuid.uuid4().hex}")
@@ -200,11 +200,11 @@ def test_nothing_is_left_of_a_gang_within_two_seconds(
     assert lost.value.blameless is blameless
     started = time.monotonic()
     gang.kill()
-    until(lambda: not marked(mark, "RayTrainWorker"), "the end of the workers", 5)
-    until(lambda: not placement_groups(), "the release of their places", 5)
-    assert time.monotonic() - started < 2
-    until(lambda: not marked(mark, "TrainController"), "the end of their controller", 10)
-    until(lambda: not marked(mark, "ray::Mailbox"), "the end of their mailbox", 10)
+    until(lambda: not marked(mark, "RayTrainWorker"), "the end of the workers", 10)
+    until(lambda: not placement_groups(), "the release of their places", 10)
+    assert time.monotonic() - started < 10, "they end at once, and not when Ray looks, after 15 s and more"
+    until(lambda: not marked(mark, "TrainController"), "the end of their controller", 60)
+    until(lambda: not marked(mark, "ray::Mailbox"), "the end of their mailbox", 60)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -229,9 +229,10 @@ def test_a_killed_vault_is_started_again_and_takes_files(mark: str, when: str) -
 
 
 class PlayedMailbox:
-    """Answers as Ray's handle of a Mailbox does, from a loop that begins ``late_s`` after it was asked for."""
+    """Answers as Ray's handle of a Mailbox does, from a loop that begins when ``up`` is set."""
 
-    late_s = 0.0
+    up = threading.Event()
+    up.set()
     places: ClassVar[list[Any]] = []
 
     def __init__(self) -> None:
@@ -247,7 +248,7 @@ class PlayedMailbox:
         return SimpleNamespace(remote=cls)
 
     def _run(self) -> None:
-        time.sleep(self.late_s)
+        self.up.wait()
         self._loop.run_forever()
 
     def __getattr__(self, name: str) -> SimpleNamespace:
@@ -303,11 +304,11 @@ def test_the_first_word_to_a_mailbox_that_comes_up_late_is_waited_for(
 ) -> None:
     """Its process takes longer than any call may: as long as starting may take is the limit, and not a call's."""
     monkeypatch.setattr(gangs, "CALL_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(PlayedMailbox, "late_s", 1.5)
+    up = threading.Event()
+    monkeypatch.setattr(PlayedMailbox, "up", up)
     gang = gang_of(lambda mailbox, trial: said(mailbox, trial, Reply("begun"), epoch(1)))
-    started = time.monotonic()
-    gang.hand_over(Command("t", {}, ""))
-    assert time.monotonic() - started < 1, "handing over waits"
+    gang.hand_over(Command("t", {}, ""))  # does not wait: it is not up before this has returned
+    threading.Timer(0.5, up.set).start()
     assert gang.next_reply("t") == epoch(1)
     assert gang.kill()
 

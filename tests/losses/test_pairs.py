@@ -273,7 +273,7 @@ class Meeting:
     """Ranks as threads of one process: what one sees of the others keeps its graph."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.barrier, self.said = threading.Barrier(num_ranks, timeout=10), [torch.zeros(())] * num_ranks
+        self.barrier, self.said = threading.Barrier(num_ranks, timeout=100), [torch.zeros(())] * num_ranks
 
     def all_of(self, rank: int, x: Tensor) -> list[Tensor]:
         self.said[rank] = x

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -204,10 +203,10 @@ def test_a_store_that_does_not_take_the_page(
 
 
 @pytest.mark.parametrize("width", [360, 390, 1280])
-def test_no_page_scrolls_sideways_and_every_plot_is_drawn(page: Path, tmp_path: Path, width: int) -> None:
+def test_no_page_scrolls_sideways_and_every_plot_is_drawn(
+    page: Path, tmp_path: Path, width: int, chromium: str
+) -> None:
     """Measured by Chromium, in a frame of the width, for its windows are never narrower than 500 pixels."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert chromium, "this test needs Chromium: apt-get install chromium"
     frame = tmp_path / "frame.html"
     frame.write_text(
         f"""<!doctype html><iframe src="{page.as_uri()}" style="border:0;width:{width}px;height:3000px"></iframe>

@@ -22,7 +22,7 @@ class Slow:
     def __call__(self, items_N: np.ndarray) -> Outputs:
         self.sizes.append(len(items_N))
         self.begun.release()
-        assert self.allowed.acquire(timeout=20)
+        assert self.allowed.acquire(timeout=120)
         if (items_N < 0).any():
             raise ValueError("negative")
         return 2 * items_N, None
@@ -54,7 +54,7 @@ def result(future: Future[Outputs]) -> list[float]:
 
 def test_what_waits_is_computed_together(slow: Slow, batches: Batches) -> None:
     first = batches.submit(np.array([1.0]))
-    assert slow.begun.acquire(timeout=20)
+    assert slow.begun.acquire(timeout=120)
     others = [batches.submit(np.arange(n, dtype=float)) for n in (2, 3, 1)]
     slow.allow(2)
     assert result(first) == [2]
@@ -64,7 +64,7 @@ def test_what_waits_is_computed_together(slow: Slow, batches: Batches) -> None:
 
 def test_a_large_call_lets_others_have_their_turn(slow: Slow, batches: Batches) -> None:
     first = batches.submit(np.zeros(1))
-    assert slow.begun.acquire(timeout=20)
+    assert slow.begun.acquire(timeout=120)
     large = batches.submit(np.arange(20.0))
     small = batches.submit(np.array([7.0]))
     slow.allow(3)  # the first, 8 of the large one, the small one with 7 of it
@@ -90,10 +90,10 @@ def test_only_whose_items_are_bad_is_told(slow: Slow, batches: Batches) -> None:
 def test_what_nobody_waits_for_is_left_out(slow: Slow, batches: Batches) -> None:
     is_gone = threading.Event()
     first = batches.submit(np.zeros(1))
-    assert slow.begun.acquire(timeout=20)
+    assert slow.begun.acquire(timeout=120)
     unwanted = batches.submit(np.arange(30.0), is_gone.is_set)
     slow.allow(1)
-    assert slow.begun.acquire(timeout=20)
+    assert slow.begun.acquire(timeout=120)
     is_gone.set()
     slow.allow(10)
     with pytest.raises(Gone):
@@ -104,7 +104,7 @@ def test_what_nobody_waits_for_is_left_out(slow: Slow, batches: Batches) -> None
 
 def test_items_of_another_shape_wait_for_their_own_batch(slow: Slow, batches: Batches) -> None:
     first = batches.submit(np.zeros(1))
-    assert slow.begun.acquire(timeout=20)
+    assert slow.begun.acquire(timeout=120)
     flat, square = batches.submit(np.ones(2)), batches.submit(np.ones((1, 2)))
     slow.allow(3)
     assert result(flat) == [2, 2]

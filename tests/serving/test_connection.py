@@ -239,11 +239,15 @@ def test_the_work_for_a_client_that_is_gone_ends(
     with running(service) as port:
         with sent(port, posted(port, body)):
             assert begun.wait(PATIENCE)
-        time.sleep(1)
         assert healthy(port)
-        count = len(decoded)
-        time.sleep(1)
-        assert len(decoded) == count < 50
+
+        def has_ended() -> bool:
+            count = len(decoded)
+            time.sleep(1)
+            return len(decoded) == count
+
+        assert waits(has_ended)
+        assert len(decoded) < 50
 
 
 def test_requests_that_wait_are_embedded_together(

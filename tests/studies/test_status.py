@@ -406,7 +406,7 @@ def test_stop_signals_the_holder_of_the_lock_alone(before: stores.State, tmp_pat
             assert holder.stdout.readline() == "held\n"
             assert (store.read_state("s")["pid"] == holder.pid) is (before == "running")
             assert stop.stop(store, "s") == "study s is stopped; `dmlstudy resume s` goes on with it"
-            assert holder.wait(timeout=20) == -signal.SIGINT
+            assert holder.wait(timeout=100) == -signal.SIGINT
             assert stranger.poll() is None
         finally:
             holder.kill()

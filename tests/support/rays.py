@@ -37,7 +37,7 @@ def ray_head(temp_dir: Path) -> Iterator[Head]:
             [RAY, "start", "--head", "--block", *options], stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while not _listens(dashboard):
             assert process.poll() is None, Path(log.name).read_text()
             assert time.monotonic() < end, Path(log.name).read_text()

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,7 +213,11 @@ def test_training_draws_nothing_from_global_generators() -> None:
         assert random.getstate() == before[2], name
 
 
-def test_nothing_is_written_without_a_folder_or_before_its_time(tmp_path: Path) -> None:
+def test_nothing_is_written_without_a_folder_or_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now[0]))
     written: list[dict[str, Any]] = []
 
     def tensors() -> dict[str, torch.Tensor]:
@@ -223,7 +228,7 @@ def test_nothing_is_written_without_a_folder_or_before_its_time(tmp_path: Path) 
     kept = Checkpoint(tmp_path, "a", min_seconds_between=0.2)
     kept.offer(0, 1, [], tensors)
     assert written == []
-    time.sleep(0.25)
+    now[0] = 0.25
     kept.offer(0, 2, [], tensors)
     kept.offer(0, 3, [], tensors)
     assert len(written) == 1
