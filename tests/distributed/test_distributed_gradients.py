@@ -20,6 +20,7 @@ from dmlstudy import distributed
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum
 from dmlstudy.training import exactness
+from dmlstudy.training.learner import Step
 
 Gather = Callable[[Embeddings], Embeddings]
 Result = tuple[float, dict[str, NDArray[np.float64]]]
@@ -39,15 +40,15 @@ def global_batch(number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, ids
 
 
-def run_step(step: exactness.Step, module: torch.nn.Module, rows: slice) -> LossSum:
+def run_step(step: Step, module: torch.nn.Module, rows: slice) -> LossSum:
     """The measured step, after another batch that fills the memory where there is one."""
-    if step.memory:
+    if step.memory[0] is not None:
         with torch.no_grad():
             step(*(part[rows] for part in global_batch(1)))
     return LossSum(*module(*(part[rows] for part in global_batch())))
 
 
-def gradients_of(step: exactness.Step) -> dict[str, NDArray[np.float64]]:
+def gradients_of(step: Step) -> dict[str, NDArray[np.float64]]:
     return {name: p.grad.numpy() for name, p in step.named_parameters() if p.grad is not None}
 
 
@@ -55,7 +56,7 @@ def local_step(name: str, split: tuple[int, ...], gather: Gather) -> Result:
     """What one rank ends up with: the logged mean, and the gradients that data parallel left on it."""
     start = sum(split[: distributed.rank()])
     rows = slice(start, start + split[distributed.rank()])
-    step = exactness.Step(exactness.CASES[name], gather, distributed.world()).double()
+    step = exactness.step_of(exactness.CASES[name], gather).double()
     parallel = distributed.data_parallel(step)
     objective, mean = distributed.scaled_for_mean(run_step(step, parallel, rows))
     objective.backward()
@@ -80,7 +81,7 @@ def step_without_gradient_through_the_gather(name: str, split: tuple[int, ...]) 
 
 def one_process(name: str) -> Result:
     """The truth, by the loss alone: no process group, no gather, no scaling."""
-    step = exactness.Step(exactness.CASES[name], lambda anchors: anchors, ALONE).double()
+    step = exactness.step_of(exactness.CASES[name], lambda anchors: anchors, ALONE).double()
     total, count = run_step(step, step, slice(None))
     assert count > 0
     mean = total / count

@@ -273,7 +273,7 @@ def test_queries_and_gallery_of_their_own_are_kept_apart(
     split = data.ZeroShotData(
         "digits", whole.development, whole.test, np.arange(0, 896, 2), np.arange(1, 896, 2)
     )
-    monkeypatch.setattr(examples.loaded, "zero_shot", lambda _: split)
+    monkeypatch.setattr(examples.dataset_cache, "zero_shot", lambda _: split)
     own = examples.test_items(small.config("alpha"), None, None)
     assert own.query.tolist() == list(range(0, 896, 2))
     assert own.gallery.tolist() == list(range(1, 896, 2))

@@ -118,10 +118,8 @@ def test_a_cluster_without_room_costs_no_trial() -> None:
 
 
 def unstarted(search: StudySearch, trial_id: str) -> None:
-    assert isinstance(search.suggest(trial_id), dict)
-    search.on_trial_complete(
-        trial_id, {"failure": "node 10.0.0.3 is broken", "unstarted": True, "done": True}
-    )
+    assert search.suggest(trial_id) is not None
+    search.end(trial_id, {}, failure="node 10.0.0.3 is broken", is_unstarted=True)
     search.commit(trial_id)
 
 
@@ -138,9 +136,9 @@ def test_a_place_whose_workers_never_start_is_given_up_and_the_others_go_on() ->
         " and after a stop and `resume` with all again"
     )
     assert search.suggest("bad 3") is None
-    search.on_trial_complete("good", {f"metrics/{search.metric}": 0.5, "done": True})
+    search.end("good", {search.metric: 0.5})
     search.commit("good")
-    assert isinstance(search.suggest("next"), dict)
+    assert search.suggest("next") is not None
     assert search.suggest("bad 4") is None
     assert search.counts()["red"]["failed"] == 0
 
@@ -157,7 +155,7 @@ def test_a_place_whose_workers_start_at_last_is_kept() -> None:
     search.commit("slow")
     unstarted(search, "bad 2")
     assert search.take_notes() == []
-    assert isinstance(search.suggest("again"), dict)
+    assert search.suggest("again") is not None
 
 
 def test_pruned_are_those_below_the_best_of_earlier_generations(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ class Embedder(nn.Module):
             return None
         return self.head.sizes, self.head.alpha_L.cpu().numpy()
 
+    @property
+    def has_layers(self) -> bool:
+        """Whether its head has several depths, each of which a loss over layers may weigh."""
+        return self.architecture.head_depth > 0
+
     def weigh_layers(self, alpha_L: Tensor) -> None:
         """Take over the weights of the layers of a head of several depths (``heads.DepthHead``).
 

@@ -22,6 +22,7 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import Scalar
+from dmlstudy.training.learner import Step
 
 NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
 TOLERANCE = 1e-9
@@ -113,47 +114,53 @@ class Finding:
         return self.value_error <= TOLERANCE and self.error <= TOLERANCE
 
 
-class Step(nn.Module):
-    """A small encoder with a structure head, and the loss, wrapped together as in training."""
+class SmallEncoder(nn.Module):
+    """Two layers and, where asked for, a structure head, with random weights: what a step of the check trains."""
 
-    def __init__(self, case: Case, gather: Callable[[Embeddings], Embeddings], world: World) -> None:
+    has_layers = False
+
+    def __init__(self, *, has_structure: bool) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.encoder = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, DIM))
-        has_structure = case.regularizer is not None and case.regularizer[0] == "structure"
         self.structure = nn.Linear(6, DIM) if has_structure else None
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        self.loss = catalogue.build(
-            case.loss,
-            case.params,
-            regularizer=case.regularizer,
-            memory=case.memory_size > 0,
-            num_classes=NUM_CLASSES,
-            dim=DIM,
-            num_layers=NUM_LAYERS,
-        )
-        self.gather = gather
-        self.world = world
-        # Hidden from data parallel, which would send it to the other ranks before every step.
-        self.memory = (CrossBatchMemory(case.memory_size, DIM),) if case.memory_size else ()
 
-    def forward(self, x: Tensor, y: Tensor, ids: Tensor) -> LossSum:
-        omega = None if self.structure is None else 0.5 + torch.sigmoid(self.structure(x))
-        anchors = Embeddings(functional.normalize(self.encoder(x)), y, ids, omega)
-        references = self.gather(anchors)
-        for memory in self.memory:
-            references = memory.references(references)
-        return self.loss(anchors, references, self.world)
+    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
+        omega_ND = None if self.structure is None else 0.5 + torch.sigmoid(self.structure(images_NHWC))
+        return functional.normalize(self.encoder(images_NHWC)), omega_ND
+
+    def weigh_layers(self, alpha_L: Tensor) -> None:
+        raise AssertionError("it has no layers to weigh")
+
+
+def step_of(
+    case: Case, gather: Callable[[Embeddings], Embeddings] | None = None, world: World | None = None
+) -> Step:
+    """The very step that trains, over a small encoder and the case's loss; of the process group, unless given."""
+    has_structure = case.regularizer is not None and case.regularizer[0] == "structure"
+    encoder = SmallEncoder(has_structure=has_structure)
+    loss = catalogue.build(
+        case.loss,
+        case.params,
+        regularizer=case.regularizer,
+        memory=case.memory_size > 0,
+        num_classes=NUM_CLASSES,
+        dim=DIM,
+        num_layers=NUM_LAYERS,
+    )
+    memory = CrossBatchMemory(case.memory_size, DIM) if case.memory_size else None
+    return Step(encoder, loss, memory, gather=gather, world=world)
 
 
 def check(case: Case, device: torch.device | str = "cpu") -> Finding:
     """Compare the ranks' step with one process's; every rank must call this, and gets the same answer."""
-    truth = _step(case, [slice(None)], Step(case, lambda batch: batch, ALONE), device, alone=True)
+    truth = _step(case, [slice(None)], step_of(case, lambda batch: batch, ALONE), device, alone=True)
     worst = Finding(case.name, truth.value, 0.0, 1.0, 1.0, 0.0)
     for share in (_equal_share(), _ragged_share()):
-        step = Step(case, distributed.gather, distributed.world())
+        step = step_of(case)
         worst = _worse(worst, _step(case, [share], step, device, alone=False), truth)
     return worst
 

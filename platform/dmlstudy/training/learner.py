@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, P
 from dmlstudy.data.images import Indices, Inputs, Labels
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
 
@@ -39,22 +39,38 @@ class TrialFailed(RuntimeError):
     """A trial that cannot go on, with the reason; raised on every rank at once."""
 
 
+class Encoder(Protocol):
+    """What a step trains: unit embeddings of images and, from a structure head, weights of their dimensions."""
+
+    @property
+    def has_layers(self) -> bool: ...
+
+    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]: ...
+
+    def weigh_layers(self, alpha_L: Tensor) -> None: ...
+
+
 class Step(nn.Module):
     """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare.
 
-    The embedder runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
+    The embedder, a module, runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
+    ``gather`` and ``world`` are those of the process group, unless given.
     """
 
     def __init__(
         self,
-        embedder: embedders.Embedder,
+        embedder: Encoder,
         loss: Loss,
         memory: CrossBatchMemory | None,
-        precision: str,
-        is_compiled: bool,
+        precision: str = "float32",
+        is_compiled: bool = False,
+        *,
+        gather: Callable[[Embeddings], Embeddings] | None = None,
+        world: World | None = None,
     ) -> None:
         super().__init__()
         self.embedder = embedder
+        self.gather, self.world = gather, world
         self.loss = loss
         self.dtype = PRECISIONS[precision]
         self.embed = (
@@ -67,13 +83,13 @@ class Step(nn.Module):
         with torch.autocast(images_NHWC.device.type, self.dtype, enabled=self.dtype is not torch.float32):
             z_ND, structure_ND = self.embed(images_NHWC)
         anchors = Embeddings(z_ND, y_N, id_N, structure_ND)
-        references = distributed.gather(anchors)
+        references = (self.gather or distributed.gather)(anchors)
         (memory,) = self.memory
         if memory is not None:
             references = memory.references(references)
-        total, count = self.loss(anchors, references, distributed.world())
+        total, count = self.loss(anchors, references, self.world or distributed.world())
         layer_weights = self.loss.layer_weights
-        if layer_weights is not None and self.embedder.architecture.head_depth:
+        if layer_weights is not None and self.embedder.has_layers:
             self.embedder.weigh_layers(layer_weights)
         return total, count
 
