@@ -23,7 +23,7 @@ PRESETS: Mapping[str, str] = {
 
 
 class StructureHead(nn.Module):
-    """omega = a(W2 . + b2) of features_NF, positive weights of mean about 1 for each image (METHODS A-N1).
+    """omega = a(W2 . + b2) of features_NF, positive weights of mean about 1 for each image.
 
     'official', as in the authors' code: linear to 512, batch norm, linear to D, batch norm, 0.5 + sigmoid, so
     in (0.5, 1.5). 'paper': linear to 512, batch norm, ReLU, linear to D, and D times the softmax, so that the

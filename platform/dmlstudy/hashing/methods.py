@@ -1,4 +1,4 @@
-"""Four methods that learn binary codes of frozen features without labels (METHODS 6).
+"""Four methods that learn binary codes of frozen features without labels.
 
 Each has one linear or two-layer encoder to logits h_ND; a bit is +1 where its logit is above 0, else -1, in
 training as in use. Where a paper's objective is a sum, it is divided by the number of numbers it runs over, so

@@ -13,7 +13,7 @@ from dmlstudy.losses.parameters import above
 
 
 class PointRanking(nn.Module):
-    """Neighbours by features come in the same order by weighted bits (NASA Eq. 7-9, METHODS 4.3).
+    """Neighbours by features come in the same order by weighted bits (NASA Eq. 7-9).
 
     n_1..n_K are the rows of the batch nearest to row i by cosine of the features, nearest first, ties by place, row
     i itself left out; s(i, n) = (sum_d omega_i^(d) - 2 d(i, n)) / D = (1/D) sum_d omega_i^(d) z_i^(d) z_n^(d)

@@ -1,7 +1,7 @@
 """Mining: which of an anchor's pairs take part.
 
 A rule looks at all candidates of a tile, its positive and its negative side, and says which it keeps. Rules
-combine by '+': a pair stays if every rule keeps it, each asked about the full candidate sets (METHODS A-G7).
+combine by '+': a pair stays if every rule keeps it, each asked about the full candidate sets (``losses/README.md``).
 An anchor's smallest and largest distances are taken over its candidates.
 """
 
@@ -62,7 +62,7 @@ class SimilarityRule:
 
 
 def batch_hard(positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
-    """The farthest positive and the nearest negative (GPW Eq. 22, corrected as in METHODS A-G5).
+    """The farthest positive and the nearest negative (GPW Eq. 22, whose second max must be a min: Hermans et al. 2017).
 
     Of equally far ones the first by (label, id).
     """

@@ -41,7 +41,7 @@ class PairWeighting(RowLoss):
     'threshold+margin' keeps of them what the multi-similarity rule with epsilon keeps (Eq. 24-25),
     'threshold+batch_hard' an anchor's farthest positive and nearest negative, and names may be joined further
     by '+'. With squared distances the margins are squared ones (Eq. 38). ``detach_weights=False`` lets the
-    gradient through the weights too (METHODS A-G2). The count is the number of anchors; an empty set gives
+    gradient through the weights too (``losses/README.md``). The count is the number of anchors; an empty set gives
     0. Raises ValueError unless 0 <= m1 <= m2 and p, q, alpha, beta, epsilon >= 0, and for unknown names.
     """
 

@@ -77,7 +77,7 @@ class ProxyNCA(_ProxyLoss):
 
 
 class ProxyNCAPlusPlus(_ProxyLoss):
-    """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6; METHODS 6).
+    """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6).
 
     L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``. With one class L_i = 0.
     References are not looked at. The count is the number of anchors. Raises ValueError unless T > 0,
@@ -95,7 +95,7 @@ class ProxyNCAPlusPlus(_ProxyLoss):
 
 
 class ProxyAnchor(_ProxyLoss):
-    """Proxy-Anchor: each proxy pulls its images and pushes all others (Kim et al. 2020, Eq. 4; METHODS 6).
+    """Proxy-Anchor: each proxy pulls its images and pushes all others (Kim et al. 2020, Eq. 4).
 
     L = (1/|C+|) sum_{c in C+} log(1 + sum_{y_j = c} e^{-alpha (S_cj - delta)})
       + (1/C) sum_c log(1 + sum_{y_j != c} e^{alpha (S_cj + delta)}), S_cj = p_c.z_j, C+ the classes with an
@@ -127,7 +127,7 @@ class ProxyAnchor(_ProxyLoss):
 
 
 class SoftTriple(_ProxyLoss):
-    """SoftTriple: classification with several centres per class (Qian et al. 2019, Eq. 7-9; METHODS 6).
+    """SoftTriple: classification with several centres per class (Qian et al. 2019, Eq. 7-9).
 
     S_ic = sum_k softmax_k(z_i.w_ck / gamma) z_i.w_ck, K = ``centers``;
     L_i = -log( e^{scale (S_iy - margin)} / (e^{scale (S_iy - margin)} + sum_{c != y} e^{scale S_ic}) )

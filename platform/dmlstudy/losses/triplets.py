@@ -17,7 +17,7 @@ from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
 
 
 class Triplet(RowLoss):
-    """Triplet loss, a mean over the triplets (GPW Eq. 14; METHODS 3.1, 4.6).
+    """Triplet loss, a mean over the triplets (GPW Eq. 14).
 
     [D_ij - D_ik + m]_+ over j in pos(i), k in neg(i), m = ``margin``. Mining 'all' takes all triplets,
     'semi_hard' those with D_ij < D_ik (Schroff et al. 2015), 'batch_hard' each anchor's farthest positive with

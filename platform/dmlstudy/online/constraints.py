@@ -200,7 +200,7 @@ def stream_of(
 
 
 def one_pass_triplets(labels: Iterable[Hashable]) -> Iterator[tuple[int, int, int]]:
-    """OPML's triplets (anchor, positive, negative) of rows, one for a row at most, as labels come (METHODS 6).
+    """OPML's triplets (anchor, positive, negative) of rows, one for a row at most, as labels come.
 
     Of each class its newest row is kept. A row of a class seen before, when there are two classes at least, is an
     anchor. If the row before it has its class, that row is the positive, and the negative is the newest row of the

@@ -88,7 +88,7 @@ class LEGO(LinearLearner):
     and the pair's new distance is ybar, between yhat and y. Kept is the factor G of A = G^T G, which the same step
     takes to (I - d w w^T) G, w = G z, d = (1 - sqrt(ybar / yhat)) / yhat: so A is positive definite, rounding and
     all, and x G^T embeds. Distances are squared. ``prepare`` takes u and l from the quantiles of the squared distances
-    of 10,000 random pairs of points (METHODS 11); ``limit`` sets them by hand. Raises ValueError unless
+    of 10,000 random pairs of points (``online/README.md``); ``limit`` sets them by hand. Raises ValueError unless
     0 <= similar_quantile < dissimilar_quantile <= 1 and eta > 0, and for constraints before there are limits.
     """
 
@@ -338,7 +338,7 @@ class OPML(LinearLearner):
     by Sherman, Morrison and Woodbury. That is a minimum only while I + U is positive definite, and all its
     eigenvalues but two are 1, those two 1 + (alpha - beta)/2 +- sqrt((alpha + beta)^2/4 - gamma^2). Where the lower
     is not above 0 (by 1e-12 of 1 + alpha + beta, which is rounding) the triplet is not learned from, and counted in
-    ``num_ill_posed``. This is the exact condition; METHODS' lambda |b|^2 < 1 is sufficient for it, and would pass
+    ``num_ill_posed``. This is the exact condition; the simpler lambda |b|^2 < 1 is sufficient for it, and would pass
     over more. ``step_size`` is lambda. Raises ValueError unless it is above 0.
     """
 

@@ -1,4 +1,4 @@
-"""OAHU: a network of many depths whose weights a stream of triplets moves (Gao et al. 2019; METHODS 5).
+"""OAHU: a network of many depths whose weights a stream of triplets moves (Gao et al. 2019).
 
 A step changes every weight, yet reads the large input layer only once per block of triplets: inside a block
 M_t = M - eta sum_{s<t} G_s^T X_s, so X_t M_t^T = X_t M^T - eta sum_{s<t} (X_t X_s^T) G_s needs one product of the

@@ -1,4 +1,4 @@
-"""Retrieval metrics: pure functions of ranked labels, one value per query; METHODS.md section 8.
+"""Retrieval metrics: pure functions of ranked labels, one value per query.
 
 rel_q(k) = 1 if the k-th result has the query's label; R_q = number of relevant items in the gallery;
 P_q(k) = (1/k) sum_{i<=k} rel_q(i). A query with R_q = 0 counts as 0. The reported metric is the mean over

@@ -32,7 +32,7 @@ _CELLS_PER_CHUNK = 1 << 22  # coordinates gathered at once
 def by_structure(query_QD: Floats, omega_QD: Floats, gallery_MD: Floats, index_QK: Ints, n: int) -> Ints:
     """Order the first n by d_ij^2 = sum_d omega_i^(d) (z_i^(d) - z_j^(d))^2, omega the query's (NASA Eq. 3).
 
-    The distance is not symmetric, and the gallery's omega is never used (METHODS 4.4).
+    The distance is not symmetric, and the gallery's omega is never used.
     Raises ValueError for n < 1, an omega that is negative or no number, unequal shapes, and results with a negative
     place other than -1 at the end of a row.
     """
