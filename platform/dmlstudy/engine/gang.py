@@ -11,10 +11,13 @@ a ``Mailbox`` actor, since ``ray.train.report`` blocks to one report in two seco
 A trial that fails on every rank alike (its loss is no longer finite) leaves the gang in good order. After any
 other error, and after a silence longer than ``resources.silence_limit_s``, the gang is killed and the next
 trial gets a fresh one, so nothing broken is inherited; reports are signs of life, and so are the batches of a long
-epoch. A trial that lost a worker through no fault of its own goes on with a fresh gang itself: as often as it has made
-progress in between, and else ``resources.retries`` times in a row. A gang is recycled, ended in good order and started
-afresh, after ``resources.recycle_after`` trials (after each one with ``isolation: process``) and when its memory
-has grown by ``resources.recycle_growth_mib``.
+epoch.
+
+A trial that lost a worker through no fault of its own goes on with a fresh gang itself: as often as it has made
+progress in between, and else ``resources.retries`` times in a row.
+
+A gang is recycled, ended in good order and started afresh, after ``resources.recycle_after`` trials (after each one
+with ``isolation: process``) and when its memory has grown by ``resources.recycle_growth_mib``.
 """
 
 from __future__ import annotations

@@ -108,11 +108,12 @@ class BinomialDeviance(RowLoss):
     """Binomial deviance in cosine, means over all positive and all negative pairs (CGML Eq. 7).
 
     L = mean_{(i,j) positive} log(1 + e^{-alpha (S_ij - beta)})
-      + mean_{(i,k) negative} log(1 + e^{eta alpha (S_ik - beta)}), eta = ``negative_weight``. The means run over
-    the pairs of all ranks, whose numbers follow from labels and ids. So that total / count is L, the total is
-    (sum_pos / number_pos + sum_neg / number_neg) times the number of all ranks' anchors, and the count the
-    number of own anchors; it is a sum over anchors for given numbers of pairs only. Without pairs of a
-    sign its mean is 0. Raises ValueError unless alpha, negative_weight > 0 and beta >= -1.
+      + mean_{(i,k) negative} log(1 + e^{eta alpha (S_ik - beta)}), eta = ``negative_weight``.
+
+    The means run over the pairs of all ranks, whose numbers follow from labels and ids. So that total / count is L,
+    the total is (sum_pos / number_pos + sum_neg / number_neg) times the number of all ranks' anchors, and the count
+    the number of own anchors; it is a sum over anchors for given numbers of pairs only. Without pairs of a sign its
+    mean is 0. Raises ValueError unless alpha, negative_weight > 0 and beta >= -1.
     """
 
     def __init__(self, alpha: float = 2.0, beta: float = 0.5, negative_weight: float = 25.0) -> None:
@@ -150,9 +151,10 @@ class Margin(RowLoss):
     parameter that starts at ``beta``. Mining 'all' takes all pairs; 'distance_weighted' all positive pairs,
     and for each one negative drawn with probability ~ 1/q(D) (``mining.distance_weighted``). ``nu`` adds nu
     sum_{(i,j) positive} beta_{y_i}, once per positive pair as in the authors' and
-    pytorch-metric-learning's sum over triplets. The count is the number of terms above 0; where no rank has
-    any, the sum is 0. Raises ValueError unless alpha, beta, nu >= 0 and labels lie in 0..C-1, and for
-    unknown mining.
+    pytorch-metric-learning's sum over triplets.
+
+    The count is the number of terms above 0; where no rank has any, the sum is 0. Raises ValueError unless alpha,
+    beta, nu >= 0 and labels lie in 0..C-1, and for unknown mining.
     """
 
     def __init__(
@@ -213,9 +215,11 @@ class RankedList(PairWeighting):
 
     L_i = (1 - imbalance) mean_{P_i} (D_ij - (alpha - margin)) + imbalance mean_{N_i} (alpha - D_ik), means with
     weights e^{Tp (D - (alpha - margin))} and e^{Tn (alpha - D)} through which the gradient flows, Tp and Tn the
-    temperatures. P_i: D_ij > alpha - margin, N_i: D_ik < alpha. With imbalance 0.5 it is half of GPW's
-    exponential pair form with undetached weights. The count is the number of anchors; an empty set gives 0.
-    Raises ValueError unless 0 <= margin <= alpha, temperatures >= 0 and 0 <= imbalance <= 1.
+    temperatures. P_i: D_ij > alpha - margin, N_i: D_ik < alpha.
+
+    With imbalance 0.5 it is half of GPW's exponential pair form with undetached weights. The count is the number of
+    anchors; an empty set gives 0. Raises ValueError unless 0 <= margin <= alpha, temperatures >= 0 and 0 <= imbalance
+    <= 1.
     """
 
     def __init__(
@@ -298,10 +302,12 @@ class NPair(RowLoss):
     positive ('nearest', of equally near ones the first by label and id), or the mean of the logarithms over all
     positives ('all'), against all negatives of the batch. With 'one_per_class' (Sohn's own form) only the first
     two images of a class, by id, take part: the first is the anchor, the second its positive and the negative of
-    all other classes' anchors. ``scale`` multiplies products: features times 10, as CGML's author released them
-    with ECAML, are a scale of 100. ``l2`` holds the norms of embeddings that are not normalised. The count is the
-    number of anchors; without a positive or a negative the logarithm is 0. Raises ValueError unless scale > 0,
-    l2 >= 0, and for an unknown ``positive``.
+    all other classes' anchors.
+
+    ``scale`` multiplies products: features times 10, as CGML's author released them with ECAML, are a scale of 100.
+    ``l2`` holds the norms of embeddings that are not normalised. The count is the number of anchors; without a
+    positive or a negative the logarithm is 0. Raises ValueError unless scale > 0, l2 >= 0, and for an unknown
+    ``positive``.
     """
 
     def __init__(self, scale: float = 100.0, l2: float = 0.0005, positive: str = "nearest") -> None:

@@ -276,9 +276,10 @@ class EmbeddingIndex(Index):
     An inner product ranks unit vectors only, as L2 would; others are refused. ``device='auto'`` takes the first GPU,
     'auto:1' the second, for all that has a form there, and the CPU for the rest or where there is none; 'gpu' or
     'gpu:1' insists, with a ValueError that says what has none: 'hnsw', more than 2048 probes, and some sizes of
-    ``code_bytes``. Above 48 of them a GPU looks distances up in float16, which ends at 65504: scale embeddings of
-    large norm down, or take 'cpu'.
-    ``.device`` says where the index is.
+    ``code_bytes``.
+
+    Above 48 of them a GPU looks distances up in float16, which ends at 65504: scale embeddings of large norm down, or
+    take 'cpu'. ``.device`` says where the index is.
     """
 
     def __init__(

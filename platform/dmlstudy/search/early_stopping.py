@@ -3,10 +3,13 @@
 ``halving``: asynchronous successive halving in the variant that stops, as Ray's and Optuna's schedulers do (in
 algorithm 2 of ASHA, Li et al. 2020, trials are paused and promoted later): at rungs r, r*eta, r*eta^2, ... a trial
 goes on if its score is among the best floor(n/eta) of the n that have been there, itself included.
+
 ``hyperband``: brackets s = 0, 1, ... of halving whose first rungs are r*eta^s, the last of which stops nobody;
 a trial's bracket is its place in the search modulo their number (Li et al. 2018, with equal numbers of trials).
+
 ``median``: a trial is stopped at any step from r on where its best score is below the median of its peers'
 running averages there (Golovin et al. 2017, section 3.2.1).
+
 ``none``: every trial runs to its end.
 
 r is the epochs of one fold divided by eta, at least 1. Peers are the trials with a score at that step: of the same

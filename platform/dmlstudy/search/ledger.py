@@ -3,6 +3,7 @@
 The storage is read once, when a sitting begins, and only written to from then on, so that the time for a trial does
 not grow with their number. Trials of the search are those with a ``generation`` among their user attributes; beside
 it they have ``family``, once they have ended ``reason``, and ``warm_start`` where they come from an earlier study.
+
 What others put into the study (``enqueue_trial``, Optuna's dashboard) is taken in when a sitting begins, if it lies
 in the space of a family, and else failed with a reason.
 """

@@ -3,6 +3,7 @@
 One file, ``trial.safetensors``, holds everything: nothing is pickled, and nothing in it is executed. Rank 0
 writes it, whole or not at all, so a kill at any moment leaves the old file or the new one. Every rank reads it:
 the folder lies where all of them see it, on a shared file system or in an object store (``data.state_file``).
+
 There is no generator's state in it, because training draws nothing from global generators: batches are a function
 of (seed, epoch, number), and initial parameters and random losses have their own seeds.
 """
