@@ -1,4 +1,4 @@
-"""Where studies live: one folder with one MLflow database, one Optuna database and the artifacts.
+"""The store, in which studies live: one folder with an MLflow database, an Optuna database and the artifacts.
 
 <store>/mlflow.db          runs and registered models (or a tracking server instead)
 <store>/optuna.db          the searches, one Optuna study per study; optuna-dashboard opens it
@@ -53,7 +53,7 @@ LOCK_PATIENCE_S = 0.5
 
 
 class StoreError(ValueError):
-    """A store that is not there, cannot be written or has no such study or model; one line with the mend."""
+    """A store that is not there, cannot be written or has no such study or model; one line with the fix."""
 
 
 class Driver(NamedTuple):
@@ -180,7 +180,7 @@ class Store:
     def write_state(self, name: str, state: State, **details: Any) -> None:
         """Record what the study is doing and which process does it, atomically.
 
-        A new ``started`` begins a sitting; the seconds of the sittings before it add up in ``spent``.
+        A new ``started`` begins a session; the seconds of the sessions before it add up in ``spent``.
         """
         folder = self.study_folder(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ class Store:
         os.replace(draft, path)
 
     def _last_sign(self, name: str) -> float:
-        """When a driver last wrote of its study (engines write into their log before a sitting begins)."""
+        """When a driver last wrote of its study (engines write into their log before a session begins)."""
         files = ("study.json", "running.json", "progress.log")
         paths = [self.study_folder(name) / file for file in files]
         return max(path.stat().st_mtime for path in paths if path.exists())
@@ -234,7 +234,7 @@ def spec_of(store: Store, name: str, state: Mapping[str, Any]) -> dict[str, Any]
 
 
 def seconds_spent(state: Mapping[str, Any]) -> float:
-    """Seconds that a study has run, over all its sittings, from what ``read_state`` says."""
+    """Seconds that a study has run, over all its sessions, from what ``read_state`` says."""
     if "started" not in state:
         return 0.0
     end = time.time() if state["state"] == "running" else state["updated"]

@@ -212,7 +212,7 @@ def keep_in_vault(vault: str, trial_id: str, files: dict[str, bytes]) -> None:
 
 
 def checkpoint_name(config: dict[str, Any]) -> str:
-    """The name of a trial's checkpoint: the same in every sitting, another for every configuration."""
+    """The name of a trial's checkpoint: the same in every session, another for every configuration."""
     trial = TrialConfig.model_validate(config)
     return f"{trial.family}-{trial.phase}-{trial.seed}-{trial.fingerprint()}"
 
@@ -355,7 +355,7 @@ class Gang:
             return math.inf
 
     def _loss(self, heard: str) -> GangLost:
-        """Why workers are gone, as Ray Train knows it, which finds it out within a moment."""
+        """The reason why workers are gone, which Ray Train finds out within a moment."""
         self._thread.join(2.0)
         if self._is_up:
             return GangLost(f"a worker of the trial was lost: {_cause(self._error, heard)}", blameless=True)

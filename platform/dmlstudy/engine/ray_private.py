@@ -136,7 +136,7 @@ def _use_loopback() -> None:
 
 
 def free_of_each_node() -> list[dict[str, float]]:
-    """What each node of the connected cluster has free now."""
+    """Free resources of each node of the connected cluster."""
     return list(ray._private.state.available_resources_per_node().values())  # type: ignore[no-untyped-call]
 
 

@@ -71,7 +71,7 @@ def fit(
 
 
 def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
-    """What Ray Train is to place for one trial."""
+    """Workers and resources that Ray Train places for one trial."""
     per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
     if resources.gpus_per_worker:
         per_worker["GPU"] = resources.gpus_per_worker
@@ -85,7 +85,7 @@ def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
 
 
 def process_group(resources: ResourcesConfig, *, is_loopback: bool) -> TorchConfig:
-    """How a trial's workers speak to each other.
+    """The backend through which a trial's workers communicate.
 
     NCCL refuses two ranks on one GPU, so workers that have a part of one use gloo, which copies through the
     CPU. An operation that hangs is given up later than the trial is (``silence_limit_s``): the reason is then always

@@ -1,4 +1,4 @@
-"""How good codes are: average precision of Hamming ranking, and after re-ranking by structure.
+"""Scores of codes: average precision of a Hamming ranking, before and after re-ranking by structure.
 
 Shapes: Q queries, M database items, F features, D bits, L concepts.
 """

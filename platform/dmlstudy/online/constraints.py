@@ -1,4 +1,4 @@
-"""Where a stream of constraints comes from: labels, transitive closure, one pass over labels, an iterator.
+"""Sources of a stream of constraints: labels, transitive closure, one pass over labels, an iterator.
 
 Constraints name rows of a feature matrix until their vectors are needed. A triplet is (anchor, positive, negative), a
 pair (first, second) with a flag whether the two are similar; a pair is the same either way round. All draws are

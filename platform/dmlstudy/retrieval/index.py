@@ -479,7 +479,7 @@ def _gpu(device: str, kind: str, tuning: Tuning) -> int | None:
 
 
 def _why_not_on_gpu(kind: str, tuning: Tuning) -> str:
-    """What keeps an index off a GPU, and the mend; empty where nothing does."""
+    """What keeps an index off a GPU, and the fix; empty where nothing does."""
     if kind == "hnsw":
         return "hnsw has no GPU form: take device cpu"
     if kind.startswith("ivf") and tuning.num_probes > _MOST_ON_GPU:

@@ -1,4 +1,4 @@
-"""Which trials are stopped early, by name, each by what its peers have scored so far.
+"""Early stopping by name: a trial is judged by what its peers have scored so far.
 
 ``halving``: asynchronous successive halving in the variant that stops, as Ray's and Optuna's schedulers do (in
 algorithm 2 of ASHA, Li et al. 2020, trials are paused and promoted later): at rungs r, r*eta, r*eta^2, ... a trial
@@ -33,7 +33,7 @@ Key: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Curve:
-    """What is known of a trial: whose peer it is, its place among them, its length, its finite scores by step."""
+    """A trial as its peers see it: its group, its place in the search, its length, its finite scores by step."""
 
     group: str
     turn: int
@@ -78,7 +78,7 @@ class EarlyStopping:
         return max(1, trial.epochs // self.eta)
 
     def _standards(self, trial: Curve) -> Iterator[tuple[int, float]]:
-        """What a trial sets for its peers: steps and scores."""
+        """The steps and scores by which a trial judges its peers."""
         return iter(())
 
     def _judges(self, trial: Curve, step: int) -> bool:

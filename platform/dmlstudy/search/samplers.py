@@ -1,4 +1,4 @@
-"""Which point of a space is tried next: Optuna's samplers by name, each a function of ended trials and a seed.
+"""Optuna's samplers by name, which choose the next point; each is a function of ended trials and a seed.
 
 A sampler is made anew for every trial, from a seed of its own, and sees what it is given: trials that have ended,
 and the points of others as running. What a sampler keeps between trials (the state of CMA-ES, the generation of
@@ -104,7 +104,7 @@ def sampler_for(
 
 
 def directions_of(search: SearchConfig) -> list[StudyDirection]:
-    """What becomes of each objective: the metric is maximised, a second objective minimised."""
+    """Each objective's direction: the metric is maximised, a second objective minimised."""
     return [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 2 if search.second_objective else 1]
 
 
@@ -236,7 +236,7 @@ def draw(
     number: int,
     sample: Callable[[Suggester], object],
 ) -> FrozenTrial:
-    """What the sampler draws when ``sample`` (a function of an Optuna trial) asks it, given these trials."""
+    """The sampler's answers to ``sample`` (a function of an Optuna trial), given these trials."""
     storage = History(trials)
     study = optuna.create_study(storage=storage, sampler=sampler, directions=list(directions))
     trial_id = storage.create_new_trial(study._study_id)

@@ -39,7 +39,7 @@ MAX_SHARE = 0.05
 
 
 class Progress(NamedTuple):
-    """How far a trial has come: ``epoch`` epochs of fold ``fold`` are done, what is needed to go on, and what it has
+    """A trial's progress: ``epoch`` epochs of fold ``fold`` are done, what is needed to go on, and what it has
     reported."""
 
     fold: int = 0
@@ -63,7 +63,7 @@ class Checkpoint:
         self._has_warned = False
 
     def load(self) -> Progress:
-        """What was kept, or the start; the same on every rank, each of which must call this.
+        """The kept state, or the start; the same on every rank, each of which must call this.
 
         A file that is damaged, of another version of this package or of torch (the digits would not be those of
         an unbroken trial), or not seen by all ranks, is ignored with a RuntimeWarning. Raises ValueError,
