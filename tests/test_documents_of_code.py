@@ -50,6 +50,9 @@ WRITTEN = {"card.md"}
 MOST_WORDS = 90
 """In a paragraph of a docstring."""
 
+MOST_WORDS_THERE = {"spec": 60, "search": 60, "studies": 60}
+"""In folders that have been gone through."""
+
 DOCUMENT = re.compile(r"[\w./-]+\.(?:md|rst|pdf)\b")
 
 SECTION = re.compile(
@@ -123,7 +126,8 @@ def test_no_paragraph_of_a_docstring_is_long(path: Path) -> None:
         for line, text in docstrings(path.read_text(encoding="utf-8"))
         for paragraph in re.split(r"\n\s*\n", text)
     ]
-    assert [each for each in paragraphs if each[1] > MOST_WORDS] == []
+    most = MOST_WORDS_THERE.get(path.parent.name, MOST_WORDS)
+    assert [each for each in paragraphs if each[1] > most] == []
 
 
 def test_floors_and_doors_of_the_readme_are_those_that_hold() -> None:

@@ -3,9 +3,9 @@
 <store>/mlflow.db          runs and registered models (or a tracking server instead)
 <store>/optuna.db          the searches, one Optuna study per study; optuna-dashboard opens it
 <store>/artifacts/         what runs and models keep
-<store>/store.id           what tells this store from others that use the same tracking server
+<store>/store.id           tells this store from others that use the same tracking server
 <store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files, and the
-                           lock: its driver holds it, and has written into it who that is
+                           lock, which the driver holds and has signed
 """
 
 from __future__ import annotations
@@ -138,12 +138,12 @@ class Store:
         return sorted(path.parent.name for path in self.root.glob("studies/*/study.json"))
 
     def read_state(self, name: str) -> dict[str, Any]:
-        """What ``write_state`` wrote; raises StoreError where there is no such study.
+        """Read what ``write_state`` wrote; raises StoreError if there is no such study.
 
-        Where the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and
-        ``updated`` is its last sign of life; ``stopped`` says of an interrupted one that it was asked to end, and so
-        not ``crashed``, also where it had no time to record that. Where another one has taken the study over, ``pid``
-        and ``host`` are its.
+        If the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and ``updated``
+        is its last sign of life. ``stopped`` says that an interrupted study was asked to end, and so has not
+        ``crashed``, even if it had no time to record that. If another driver has taken the study over, ``pid`` and
+        ``host`` are its.
         """
         path = self.study_folder(name) / "study.json"
         try:

@@ -4,7 +4,7 @@
 <store>/studies/<name>/trials.jsonl     a line per trial that was handed out: its number and Tune's id
 <store>/studies/<name>/wishes/<number>  another shell wishes that this trial ends
 
-The driver looks twice a second. A wish that is gone has been answered; how, the storages tell.
+The driver looks twice a second. It removes a request once it has answered it; the storages tell how.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ def fit(
 ) -> None:
     """Run the loop once, on the workers of one trial; nothing is tried again. Raises what Ray Train raises.
 
-    The helper that frees the workers' placement group when their controller is gone asks Ray's State API, and that
-    asks whichever cluster it finds on the machine first. Where there are several, another than ours: which does not
-    know the controller, so that the helper takes it for dead and takes the workers' places away as they train.
+    A helper of Ray Train frees the workers' placement group when their controller is gone. It asks Ray's State API,
+    which asks the first cluster it finds on the machine. Of several that may be another than ours, which
+    does not know the controller: the helper would take it for dead and free the places of working trials.
+
     So each of the run's processes is told which cluster is its own; this one forgets it when the run is over.
     """
     address = ray.get_runtime_context().gcs_address

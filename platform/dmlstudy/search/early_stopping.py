@@ -13,9 +13,10 @@ running averages there (Golovin et al. 2017, section 3.2.1).
 ``none``: every trial runs to its end.
 
 r is the epochs of one fold divided by eta, at least 1. Peers are the trials with a score at that step: of the same
-family, where families have equal budgets, and of the same bracket; whether only those that have ended or those that
-run as well is for the search to say. It takes eta peers to judge. Nobody is stopped at the last step, where nothing
-is left to save, nor at one whose score is not finite.
+bracket and, where families have equal budgets, of the same family. The search decides whether running trials count
+as well as ended ones. It takes eta peers to judge.
+
+No trial is stopped at its last step, where nothing is left to save, or where its score is not finite.
 """
 
 from __future__ import annotations

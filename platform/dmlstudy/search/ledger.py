@@ -1,11 +1,11 @@
 """Optuna's storage of a search, written through, and an index of it.
 
 The storage is read once, when a session begins, and only written to from then on, so that the time for a trial does
-not grow with their number. Trials of the search are those with a ``generation`` among their user attributes; beside
-it they have ``family``, once they have ended ``reason``, and ``warm_start`` where they come from an earlier study.
+not grow with their number.
 
-What others put into the study (``enqueue_trial``, Optuna's dashboard) is taken in when a session begins, if it lies
-in the space of a family, and else failed with a reason.
+Trials of the search have ``generation`` and ``family`` among their user attributes, once they have ended ``reason``,
+and ``warm_start`` if they come from an earlier study. Trials that others have enqueued (``enqueue_trial``, Optuna's
+dashboard) are taken in when a session begins; one outside each family's space fails with a reason.
 """
 
 from __future__ import annotations

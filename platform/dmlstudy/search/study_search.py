@@ -3,18 +3,18 @@
 The Optuna study in the storage is the truth about the search: every step is reported to it, a trial stopped
 early is PRUNED there, a failed one is FAIL with its reason, and this object rebuilds itself from it (``ledger``).
 
-Trials are asked for in generations: ``search.generation_size`` of each family, one by default. A generation
-starts when the one before has ended, and both the sampler and the early stopping look at ended generations
-only. So neither the number of trials at once nor the order in which they finish changes what is tried or what
-it scores, nor does an interruption: a trial that was unfinished is judged again by what it has reported, and goes
-on. A budget in time is looked at between generations.
+Trials are asked for in generations: ``search.generation_size`` of each family, one by default. A generation starts
+when the one before has ended, and sampling and early stopping look at ended generations only. So neither the number
+of trials at once nor the order in which they finish changes what is tried or what it scores.
 
-With ``search.deterministic: false`` there is one generation without an end: a trial is asked for as soon as there
-is room, the sampler knows all that has ended and what runs, the early stopping all that was reported.
+An interruption changes nothing either: an unfinished trial is judged again by what it has reported, and continues. A
+budget in time is looked at between generations.
 
-What the study's user attributes keep: ``spent`` (seconds of the time budgets, over all sessions), ``exhausted``
-(lanes without a configuration that was not tried) and ``warm_start`` (points of earlier studies, as they were
-when this one began).
+With ``search.deterministic: false`` there is one endless generation. A trial is asked for as soon as there is room;
+the sampler knows all that has ended and what runs, the early stopping all that was reported.
+
+The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (lanes
+without an untried configuration) and ``warm_start`` (points of earlier studies, as they were when this one began).
 """
 
 from __future__ import annotations

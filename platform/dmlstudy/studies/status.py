@@ -1,9 +1,10 @@
 """The state of studies, looked at from another shell.
 
 What a study has done stands in Optuna's and MLflow's storages, what runs now in the study's folder
-(``engine.stop_requests``), and whether its driver lives in the lock it holds: so all of it is known while the study
-runs, after its end and after a crash, without Ray. MLflow and Optuna take seconds to import, so what does not need
-them does not wait for them.
+(``engine.stop_requests``). The lock tells whether its driver lives. So all of it is known while the study runs, after
+its end and after a crash, without Ray.
+
+MLflow and Optuna take seconds to import, so they are imported where they are used.
 """
 
 from __future__ import annotations
