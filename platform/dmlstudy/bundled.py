@@ -1,4 +1,4 @@
-"""Where the search-space and job files lie: beside the package in a checkout, inside it once installed."""
+"""Location of the search-space and job files: beside the package in a checkout, inside it once installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the description in a model's folder says, read strictly: each field of its type and within its bounds.
+"""The description in a model's folder, read strictly: each field of its type and within its bounds.
 
 Folders are copied between people: a description may have been changed by anyone, and must not take a machine's memory.
 """

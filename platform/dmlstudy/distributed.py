@@ -79,7 +79,7 @@ def agree(flag: bool) -> bool:
 
 
 def computed_once(compute: Callable[[], Result]) -> Result:
-    """What rank 0 computes, on every rank; the others wait. Where it raises, every rank does: the others a RuntimeError
+    """Rank 0's result on every rank; the others wait. Where it raises, every rank does: the others a RuntimeError
     of the same words."""
     if world_size() == 1:
         return compute()
@@ -105,12 +105,12 @@ def own_slice(n: int) -> slice:
 
 
 def world() -> World:
-    """What a loss may ask of the ranks that share its batch."""
+    """The ranks that share a batch, as a loss may ask them."""
     return ALONE if world_size() == 1 else _AllRanks()
 
 
 def scaled_for_mean(loss: LossSum) -> tuple[Tensor, float]:
-    """What this rank must backpropagate, and the global mean loss for the log.
+    """The objective that this rank must backpropagate, and the global mean loss for the log.
 
     The objective is (W/Z) * total with Z = max(1, sum over ranks of the count): data parallel averages
     gradients over ranks, so the result is the gradient of one process on the global batch.

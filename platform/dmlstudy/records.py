@@ -65,7 +65,7 @@ class Grown(Record):
 
 
 class DataConfig(Grown):
-    """Which images, and how they are cut into development and test classes."""
+    """The images, and their division into development and test classes."""
 
     LATER = ("orientation", "background", "max_pixels")
 
@@ -226,7 +226,7 @@ class BatchConfig(Record):
 
 
 def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | None:
-    """What is wrong, in one line, where graph consistency and the sampler of batches differ about the two draws."""
+    """A line on what is wrong if graph consistency and the sampler of batches differ about the two draws, else None."""
     if regularizer is None or regularizer.name != "graph_consistency":
         return None
     draw = regularizer.params.get("draw", "split")
@@ -290,7 +290,7 @@ class TrainingConfig(Grown):
 
 
 class RetrievalConfig(Record):
-    """How embeddings are searched when they are judged: by distance, and the first results once more."""
+    """Retrieval when embeddings are judged: by distance, and a second look at the first results."""
 
     rerank: Annotated[
         Literal["none", "structure", "k_reciprocal"],
@@ -316,7 +316,7 @@ def _whole_or_a_part(gpus: float) -> float:
 
 
 class ResourcesConfig(Record):
-    """What one trial takes, and how many run at once (default: as many as the cluster holds)."""
+    """Resources of one trial, and how many trials run at once (default: as many as the cluster holds)."""
 
     workers: Annotated[
         PositiveInt, Field(le=10_000, description="processes that train one trial together, by DDP")
@@ -512,7 +512,7 @@ class OnlineConfig(Record):
 
 
 class MetricsConfig(Record):
-    """What is measured of every ranking, beside MAP@R and R-precision; means over queries."""
+    """Metrics of every ranking beside MAP@R and R-precision; means over queries."""
 
     recall_at: Annotated[
         tuple[Annotated[PositiveInt, Field(le=MANY)], ...],
@@ -572,7 +572,7 @@ class TrialConfig(MetricsConfig):
 
     @property
     def untrained_by(self) -> tuple[object, ...]:
-        """What the model is before training: equal for families that share an untrained row."""
+        """The model before training, as a key: equal for families that share an untrained row."""
         codes, stream = self.hashing, self.online
         if stream is not None:
             structure = {key: value for key, value in self.loss.params.items() if key in OF_STRUCTURE}
@@ -589,21 +589,21 @@ class TrialConfig(MetricsConfig):
 
 
 class TrialReport(Record):
-    """What a trial says after each epoch: ``step`` counts epochs over all folds, from 1."""
+    """A trial's report after an epoch: ``step`` counts epochs over all folds, from 1."""
 
     step: int
     metrics: dict[str, float]
 
 
 class TrialResult(Record):
-    """What a trial leaves when it ends by itself."""
+    """The result of a trial that ends by itself."""
 
     metrics: dict[str, float]
     embedder_folder: Annotated[str | None, Field(description="where the trained embedder was saved")] = None
 
 
 class RecordedEnd(NamedTuple):
-    """How a run of a search trial ended; ``values`` are the trial's objectives, where it finished."""
+    """The end of a search trial's run; ``values`` are the trial's objectives if it finished."""
 
     run_id: str
     status: str

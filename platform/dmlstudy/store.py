@@ -1,11 +1,11 @@
-"""Where studies live: one folder with one MLflow database, one Optuna database and the artifacts.
+"""The store, in which studies live: one folder with an MLflow database, an Optuna database and the artifacts.
 
 <store>/mlflow.db          runs and registered models (or a tracking server instead)
 <store>/optuna.db          the searches, one Optuna study per study; optuna-dashboard opens it
 <store>/artifacts/         what runs and models keep
-<store>/store.id           what tells this store from others that use the same tracking server
+<store>/store.id           tells this store from others that use the same tracking server
 <store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files, and the
-                           lock: its driver holds it, and has written into it who that is
+                           lock, which the driver holds and has signed
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOCK_PATIENCE_S = 0.5
 
 
 class StoreError(ValueError):
-    """A store that is not there, cannot be written or has no such study or model; one line with the mend."""
+    """A store that is not there, cannot be written or has no such study or model; one line with the fix."""
 
 
 class Driver(NamedTuple):
@@ -138,12 +138,12 @@ class Store:
         return sorted(path.parent.name for path in self.root.glob("studies/*/study.json"))
 
     def read_state(self, name: str) -> dict[str, Any]:
-        """What ``write_state`` wrote; raises StoreError where there is no such study.
+        """Read what ``write_state`` wrote; raises StoreError if there is no such study.
 
-        Where the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and
-        ``updated`` is its last sign of life; ``stopped`` says of an interrupted one that it was asked to end, and so
-        not ``crashed``, also where it had no time to record that. Where another one has taken the study over, ``pid``
-        and ``host`` are its.
+        If the study's driver is gone without a word, ``state`` is "interrupted", ``crashed`` is true, and ``updated``
+        is its last sign of life. ``stopped`` says that an interrupted study was asked to end, and so has not
+        ``crashed``, even if it had no time to record that. If another driver has taken the study over, ``pid`` and
+        ``host`` are its.
         """
         path = self.study_folder(name) / "study.json"
         try:
@@ -180,7 +180,7 @@ class Store:
     def write_state(self, name: str, state: State, **details: Any) -> None:
         """Record what the study is doing and which process does it, atomically.
 
-        A new ``started`` begins a sitting; the seconds of the sittings before it add up in ``spent``.
+        A new ``started`` begins a session; the seconds of the sessions before it add up in ``spent``.
         """
         folder = self.study_folder(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ class Store:
         os.replace(draft, path)
 
     def _last_sign(self, name: str) -> float:
-        """When a driver last wrote of its study (engines write into their log before a sitting begins)."""
+        """When a driver last wrote of its study (engines write into their log before a session begins)."""
         files = ("study.json", "running.json", "progress.log")
         paths = [self.study_folder(name) / file for file in files]
         return max(path.stat().st_mtime for path in paths if path.exists())
@@ -234,7 +234,7 @@ def spec_of(store: Store, name: str, state: Mapping[str, Any]) -> dict[str, Any]
 
 
 def seconds_spent(state: Mapping[str, Any]) -> float:
-    """Seconds that a study has run, over all its sittings, from what ``read_state`` says."""
+    """Seconds that a study has run, over all its sessions, from what ``read_state`` says."""
     if "started" not in state:
         return 0.0
     end = time.time() if state["state"] == "running" else state["updated"]

@@ -262,7 +262,7 @@ emnist           training        47 112800   test      47  18800
 flickr25k        concepts        24  25000
 nuswide21        concepts        21 195834
 """
-"""METHODS.md section 7, where a set is there, else what its authors publish; see ``EXPECTED`` of NUS-WIDE."""
+"""The table of data/README.md, where a set is there, else what its authors publish; see ``EXPECTED`` of NUS-WIDE."""
 
 
 @pytest.mark.parametrize(("table", "expected"), [(PUBLISHED, EXPECTED), (PUBLISHED_CLOSED, EXPECTED_CLOSED)])

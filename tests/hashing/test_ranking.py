@@ -1,4 +1,4 @@
-"""The point-wise ranking loss against the paper's sums, its laws, and METHODS 4.3's bound on the margin."""
+"""The point-wise ranking loss against the paper's sums, its laws, and the bound on the margin (hashing/README.md)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_gradient_is_the_slope_of_the_value() -> None:
 
 
 def test_similarity_is_that_of_differing_bits() -> None:
-    """METHODS 4.3: s = (sum omega - 2 sum omega [z != n]) / D, the XOR form."""
+    """NASA Eq. 8: s = (sum omega - 2 sum omega [z != n]) / D, the XOR form."""
     _, z_BD, omega_BD = batch(2)
     differ_D = z_BD[0] != z_BD[1]
     s = (omega_BD[0].sum() - 2 * omega_BD[0][differ_D].sum()) / 8

@@ -1,4 +1,4 @@
-"""The neighbourhood structure loss against the paper's sums, both presets, and what METHODS 4.2 found."""
+"""The neighbourhood structure loss against the paper's sums, both presets, and what losses/README.md says of them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_statistics(num_rows: int) -> None:
 def test_zeros_of_the_diagonal_lower_the_near_centre(
     num_rows: int, theta: float, eta2: float, eta2_with_zeros: float
 ) -> None:
-    """METHODS 4.2's figures follow from one another, and the statistics of any batch are related likewise."""
+    """The figures of losses/README.md follow from one another, and the statistics of any batch are related likewise."""
 
     def with_zeros(theta: float) -> tuple[float, float]:
         """Mean and deviation with n zeros more, where they were 1 and theta over n (n-1) pairs."""
@@ -170,7 +170,7 @@ def test_float32_statistics_are_stable() -> None:
 
 @pytest.mark.parametrize(("d", "slope"), [(0.7, 1.18), (0.9, -1.18), (0.8, 0.0), (1.0, -0.053)])
 def test_the_weight_is_not_detached(d: float, slope: float) -> None:
-    """METHODS 4.2, far = 1, near = .6: slope 1.18 at .7 (.76 detached), and reversed near a centre."""
+    """At far = 1 and near = .6: slope 1.18 at .7 (.76 detached), and reversed near a centre."""
     x = torch.tensor(d, dtype=torch.float64, requires_grad=True)
     far, near = torch.tensor([1.0, 0.6], dtype=torch.float64)
     (got,) = torch.autograd.grad(to_centres(x, far, near, 10.0), x)

@@ -216,7 +216,7 @@ def test_draws_are_uniform(kind: str) -> None:
 
 
 def test_five_thousand_seeds_imply_what_the_methods_note() -> None:
-    """METHODS 5.6: on 35,000 points of 10 classes some 60,400 further triplets, 5,000 of them mirrors."""
+    """5,000 seeds imply, on 35,000 points of 10 classes some 60,400 further triplets, 5,000 of them mirrors."""
     counts = []
     for seed in range(6):
         rng = generator(seed)
@@ -230,7 +230,7 @@ def test_five_thousand_seeds_imply_what_the_methods_note() -> None:
 
 
 def slow_one_pass(labels: list[str]) -> list[Triplet]:
-    """METHODS 6, word by word, with all that came before at hand."""
+    """The rule of online/README.md, word by word, with all that came before at hand."""
     found = []
     for x in range(1, len(labels)):
         seen = labels[:x]

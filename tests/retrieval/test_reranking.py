@@ -92,7 +92,7 @@ def test_weighted_hamming_orders_the_first_n(bits: int) -> None:
     np.testing.assert_array_equal(
         retrieval.by_weighted_hamming(codes, np.ones_like(omega), codes, index, 20), index
     )
-    # METHODS 4.3: s = (sum omega - 2 d) / D = omega . (zbar o nbar) orders alike
+    # NASA Eq. 8: s = (sum omega - 2 d) / D = omega . (zbar o nbar) orders alike
     scores = (omega[0] * signs[0] * signs[index[0, :20]]).sum(axis=1)
     np.testing.assert_array_equal(index[0, np.argsort(-scores, kind="stable")], again[0, :20])
 

@@ -33,7 +33,7 @@ def timeless(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def by_loops(z: np.ndarray, omega: np.ndarray, labels: np.ndarray, first: int) -> dict[str, float]:
-    """Recall@1 and MAP@R after re-ranking, from the definitions (METHODS 4.4, 8)."""
+    """Recall@1 and MAP@R after re-ranking, from the definitions (retrieval/README.md)."""
     recalls, precisions = [], []
     for q in range(len(z)):
         others = np.array([j for j in range(len(z)) if j != q])

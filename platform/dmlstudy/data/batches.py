@@ -110,8 +110,10 @@ class RandomBatches:
     All epochs' batches, one after the other, are one row of passes, each an order of all N images drawn from
     (seed, its number). Where a batch takes the end of a pass and the beginning of the next, that one begins with
     images which are not in this end, so that no batch holds an image twice; otherwise an order is uniform. So a batch
-    is a function of (seed, batches per epoch, epoch, its number) only. ``batches_per_epoch`` defaults to
-    max(1, N // batch_size). Raises ValueError if there are fewer images than a batch takes.
+    is a function of (seed, batches per epoch, epoch, its number) only.
+
+    ``batches_per_epoch`` defaults to max(1, N // batch_size). Raises ValueError if there are fewer images than a
+    batch takes.
     """
 
     def __init__(

@@ -171,12 +171,14 @@ class ZeroShotData:
     """Development and test images whose classes are disjoint.
 
     Test images are both queries and gallery, unless ``test_query`` and ``test_gallery`` say which are which: indices
-    of test images, sorted; an image that is both is left out of its own ranking. ``damaged`` has the pictures that
-    could not be decoded and were left out: their numbers among the development and then the test pictures there were,
-    sorted. Readers of one source, on whatever machine, have equal data if these are equal. ``places`` names an image by
-    its number among development's and then test's.
-    Raises ValueError if a class name is on both sides, a side has fewer than 2 classes, the sizes differ, or no
-    query has another image of its class in the gallery.
+    of test images, sorted; an image that is both is left out of its own ranking.
+
+    ``damaged`` has the pictures that could not be decoded and were left out: their numbers among the development and
+    then the test pictures there were, sorted. Readers of one source, on whatever machine, have equal data if these
+    are equal. ``places`` names an image by its number among development's and then test's.
+
+    Raises ValueError if a class name is on both sides, a side has fewer than 2 classes, the sizes differ, or no query
+    has another image of its class in the gallery.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a model is to be used on: images or vectors of any origin, read a part at a time.
+"""Inputs of a finished model: images or vectors of any origin, read a part at a time.
 
 Shapes: N items, B items of a part, F features.
 """

@@ -1,7 +1,7 @@
 """The folders retrieval data sets come in: what each layout says of its pictures, and how many there have to be.
 
 A layout is one function ``(folder, expected) -> Parts``. Several are known of most data sets; the first whose files
-are there is taken. Counts: METHODS.md section 7, and Brown et al. 2020 (Smooth-AP) for iNaturalist 2018.
+are there is taken. Counts: as published (``data/README.md``), and Brown et al. 2020 (Smooth-AP) for iNaturalist 2018.
 """
 
 from __future__ import annotations

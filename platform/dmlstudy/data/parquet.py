@@ -41,9 +41,10 @@ class PictureTable:
     The files are read a row group at a time. Pictures stay encoded: of small files in memory, else in an Arrow file
     under ``$XDG_CACHE_HOME/dmlstudy`` (default ``~/.cache``), which is named by the files' paths, sizes and
     times, written whole or not at all by one process while others wait (also those of hosts that share the folder),
-    mapped into memory, and may be deleted when no study runs. Class names come from the files' metadata, else they
-    are the label's digits.
-    Raises ValueError naming the file for a broken file, a missing column or a null.
+    mapped into memory, and may be deleted when no study runs.
+
+    Class names come from the files' metadata, else they are the label's digits. Raises ValueError naming the file for
+    a broken file, a missing column or a null.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

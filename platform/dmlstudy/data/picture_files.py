@@ -1,4 +1,4 @@
-"""Which files of a folder are pictures that are read, and which are left out, by their kinds."""
+"""The pictures among a folder's files, and the files that are left out, by their kinds."""
 
 from __future__ import annotations
 

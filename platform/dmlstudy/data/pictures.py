@@ -141,9 +141,10 @@ def class_disjoint(place: str, train: Listing, test: Listing) -> tuple[Listing, 
 
     Classes are the same where their names are, and names are the class ids where a source has no others. Splits
     without a common class are zero-shot already and stay as they are. Splits of the same set of classes, as are made
-    for classification, are put together and halved by class, in the order of training's class ids. Raises ValueError,
-    which begins with ``place``, where only some classes are in both: which side such a class is for is not known, and
-    ids alone may well mean other classes on the other side.
+    for classification, are put together and halved by class, in the order of training's class ids.
+
+    Raises ValueError, which begins with ``place``, where only some classes are in both: which side such a class is
+    for is not known, and ids alone may well mean other classes on the other side.
     """
     of_train, of_test = set(train.class_names), set(test.class_names)
     shared = [name for name in train.class_names if name in of_test]

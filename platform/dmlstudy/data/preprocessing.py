@@ -1,4 +1,4 @@
-"""What a model's pictures go through before it sees them, as it is kept with the model, told in words, and as code.
+"""A model's preprocessing of pictures: as it is kept with the model, in words, and as code.
 
 The description is JSON under ``preprocessing`` in ``embedder.json``. ``words`` and ``code`` are made of it alone, so
 that the card, an exported file and the folder say the same: ``code`` is a function of Pillow and NumPy whose pixels are

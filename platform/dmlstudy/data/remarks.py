@@ -1,4 +1,4 @@
-"""What people are told of their data before a study begins: what was left out, and what cannot be right as it is.
+"""Remarks on the data before a study begins: what was left out, and what cannot be right as it is.
 
 Shapes: N images, C classes.
 """

@@ -1,4 +1,4 @@
-"""Closed sets: training and test rows of the same classes, as hashing of frozen features is judged on (METHODS 7).
+"""Closed sets: training and test rows of the same classes, as hashing of frozen features is judged on.
 
 Adding a data set is a branch of ``_sides``. Shapes: N rows, F features.
 """
@@ -35,7 +35,7 @@ CONCEPTS: Mapping[str, tuple[Callable[[Path], Concepts], int]] = {
     "flickr25k": (layouts.flickr25k, 2000),
     "nuswide21": (layouts.nuswide21, 2100),
 }
-"""Pictures with several concepts each: their layout, and how many of them are queries (METHODS 7)."""
+"""Pictures with several concepts each: their layout, and how many of them are queries (``data/README.md``)."""
 
 CLOSED = ("digits", "image_folder", "hf_parquet", *datasets.TORCHVISION, *CONCEPTS, FEATURES)
 """Data sets with training and test rows of the same classes."""

@@ -3,8 +3,9 @@
 A folder is named by a path, or by a URI that pyarrow reads (``s3://bucket/folder?region=...``, ``gs://``,
 ``hdfs://``, ``abfss://``); ``file:///folder`` is the path. Whatever a filesystem refuses is an OSError. Writing
 leaves the old file or the new one, whole, whenever it is killed: S3 and GCS show an object once all of it is
-there; elsewhere a draft beside it takes its place, at once, but on HDFS, where the old one is removed first. Only
-files of this name and their drafts are ever removed, and folders that hold nothing else.
+there; elsewhere a draft beside it takes its place, at once, but on HDFS, where the old one is removed first.
+
+Only files of this name and their drafts are ever removed, and folders that hold nothing else.
 """
 
 from __future__ import annotations

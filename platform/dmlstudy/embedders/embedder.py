@@ -186,11 +186,14 @@ def build(
 
     ``image_size`` is a side, or (height, width), in pixels, or () for vectors of ``in_channels`` features;
     ``weights`` is None, 'default' or a file; ``structure`` is 'none', or 'official' or 'paper' for a structure head,
-    which leaves the initial parameters of the rest as they are without. ``fusion`` and ``pooling`` say which
-    stages' features the head gets (``levels``), ``head_norm`` puts a layer norm before it, and ``code`` 'tanh' or
-    'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the size of the whole embedding, also
-    with several heads; ``head_depth`` hidden layers of ``head_width`` units make a head of several depths. Raises
-    ValueError for an unknown backbone, structure or code, weights that do not fit, or images of channels other
+    which leaves the initial parameters of the rest as they are without.
+
+    ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
+    before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the
+    size of the whole embedding, also with several heads; ``head_depth`` hidden layers of ``head_width`` units make a
+    head of several depths.
+
+    Raises ValueError for an unknown backbone, structure or code, weights that do not fit, or images of channels other
     than 1 and 3.
     """
     if image_size != () and in_channels not in (1, 3):

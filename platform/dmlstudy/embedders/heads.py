@@ -1,4 +1,4 @@
-"""What turns features into an embedding: linear heads, one or one for each level, and codes of K bits.
+"""Heads that turn features into an embedding: one linear head, one for each level, and codes of K bits.
 
 Shapes: N images, F features, D embedding size (of a code: bits).
 """

@@ -1,4 +1,4 @@
-"""How float32 is computed where hardware has a shortcut: TensorFloat-32 rounds the operands of products to 10 bits.
+"""Full float32 on hardware that has a shortcut: TensorFloat-32 rounds the operands of products to 10 bits.
 
 An embedding computed with it differs from a CPU's in the third digit. So whatever is scored, saved or searched is
 computed in full float32 (``full_float32``), and so are losses (``full_products``). Convolutions in training may take

@@ -1,4 +1,4 @@
-"""Feature maps of a network's stages, pooled and put side by side (GPW, multi-level features; METHODS 2.4).
+"""Feature maps of a network's stages, pooled and put side by side (GPW, multi-level features).
 
 Shapes: N images, C channels, H height, W width, F features.
 """

@@ -23,14 +23,15 @@ PRESETS: Mapping[str, str] = {
 
 
 class StructureHead(nn.Module):
-    """omega = a(W2 . + b2) of features_NF, positive weights of mean about 1 for each image (METHODS A-N1).
+    """omega = a(W2 . + b2) of features_NF, positive weights of mean about 1 for each image.
 
     'official', as in the authors' code: linear to 512, batch norm, linear to D, batch norm, 0.5 + sigmoid, so
     in (0.5, 1.5). 'paper': linear to 512, batch norm, ReLU, linear to D, and D times the softmax, so that the
-    mean is exactly 1 (raw softmax weights would shrink each distance by sqrt(D)). Batch norm keeps its initial
-    statistics in training too, as in the authors' code, and is an affine map: statistics of a rank's part
-    of the batch would make training depend on the number of ranks. Float32 out. Raises ValueError for
-    another preset.
+    mean is exactly 1 (raw softmax weights would shrink each distance by sqrt(D)).
+
+    Batch norm keeps its initial statistics in training too, as in the authors' code, and is an affine map: statistics
+    of a rank's part of the batch would make training depend on the number of ranks. Float32 out. Raises ValueError
+    for another preset.
     """
 
     def __init__(self, features: int, dim: int, preset: str) -> None:

@@ -26,7 +26,7 @@ WITHOUT_LIMIT = 1000
 
 
 class ClusterError(ValueError):
-    """No Ray at the address, or too little in it for a single trial; one line with the mend."""
+    """No Ray at the address, or too little in it for a single trial; one line with the fix."""
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _set_variables(values: Mapping[str, str | None]) -> None:
 
 
 def unreachable(address: str, error: Exception) -> ClusterError:
-    """What to say where Ray at the address did not take us."""
+    """The message for a Ray at the address that did not accept us."""
     if isinstance(error, ray.exceptions.AuthenticationError) or "authentication token" in str(error).lower():
         return ClusterError(
             f"the Ray cluster at {address} asks for a token, and yours is missing or another:"
@@ -149,7 +149,7 @@ def _knock(address: str) -> None:
 
 
 def concurrency(resources: ResourcesConfig) -> int:
-    """How many trials run at once: as many as the cluster can hold, or fewer if the study says so.
+    """Number of trials that run at once: as many as the cluster can hold, or fewer if the study says so.
 
     Tune reserves nothing for the workers of a trial, so this bound is what keeps trials from waiting for
     each other's placement groups. A cluster that scales counts at its largest, or it would never scale.
@@ -159,14 +159,14 @@ def concurrency(resources: ResourcesConfig) -> int:
 
 
 def num_trials_held(resources: ResourcesConfig, nodes: list[Node]) -> int:
-    """How many trials fit on nodes with these resources at once; one of ``strict_pack`` never spans two nodes."""
+    """Number of trials that fit on nodes with these resources at once; one of ``strict_pack`` never spans two nodes."""
     if resources.placement == "strict_pack":
         return sum(_num_held(resources, node) // resources.workers for node in nodes)
     return num_workers_held(resources, nodes) // resources.workers
 
 
 def num_workers_held(resources: ResourcesConfig, nodes: list[Node]) -> int:
-    """How many workers fit on nodes with these resources.
+    """Number of workers that fit on nodes with these resources.
 
     A worker never spans two nodes, and one that takes a part of a GPU never two GPUs.
     """
@@ -221,7 +221,7 @@ def check_room(resources: ResourcesConfig, nodes: list[Node]) -> None:
 
 
 def this_machine() -> Node:
-    """What Ray would find here, a container's limit included; no Ray is started to find out."""
+    """This machine's resources as Ray would count them, a container's limit included; no Ray is started for it."""
     num_gpus, kind = ray_private.gpus_of_this_machine()
     here: Node = {"CPU": ray_private.cpus_of_this_machine(), "GPU": float(num_gpus)}
     if num_gpus:
@@ -230,7 +230,7 @@ def this_machine() -> Node:
 
 
 def busy(resources: ResourcesConfig) -> str:
-    """What to tell people where the cluster's free places hold no trial at this moment, or nothing."""
+    """A note for people if the cluster's free places hold no trial at this moment, else empty."""
     free = ray_private.free_of_each_node()
     if num_trials_held(resources, free):
         return ""
@@ -242,7 +242,7 @@ def busy(resources: ResourcesConfig) -> str:
 
 
 def idle_gpus(resources: ResourcesConfig) -> str:
-    """What to tell people whose cluster has GPUs that their trials do not use, or nothing."""
+    """A note for people whose cluster has GPUs that their trials do not use, else empty."""
     gpus = _sum(_nodes_at_most(resources), "GPU")
     if resources.gpus_per_worker or not gpus:
         return ""
@@ -304,7 +304,7 @@ def _room(there: float, each: float) -> int:
 
 
 def described_nodes() -> list[dict[str, Any]]:
-    """The cluster's nodes as a sitting finds them; none where Ray is not connected."""
+    """The cluster's nodes as a session finds them; none where Ray is not connected."""
     if not ray.is_initialized():
         return []
     return [

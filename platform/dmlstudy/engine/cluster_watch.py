@@ -1,4 +1,4 @@
-"""Whether the Ray under a study still lives: what is left of a dead one neither answers nor fails."""
+"""A watch on the Ray under a study, since what is left of a dead one neither answers nor fails."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ClusterWatch:
         return True
 
     def why_gone(self) -> str:
-        """What has died, in one line; nothing while Ray lives."""
+        """One line on what has died; empty while Ray lives."""
         now = time.monotonic()
         if self._dead and now - self._last_sign > DEAD_S:
             return f"{self._where} has died: {self._dead}"

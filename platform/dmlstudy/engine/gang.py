@@ -1,20 +1,23 @@
 """A gang: Ray Train workers that are started once and then serve one trial after another.
 
-Starting a TorchTrainer costs 13 to 25 s on 2 cores, most of it processes and imports. So a Tune actor
-(``GangTrainable``) starts one TorchTrainer whose workers wait for configurations, and Tune reuses the
-actor for the next trial: a switch costs milliseconds, for trials stopped early too. Metrics travel through
-a ``Mailbox`` actor, since ``ray.train.report`` blocks to one report in two seconds.
+Starting a TorchTrainer takes 13 to 25 s on 2 cores, most of it for processes and imports. So a Tune actor
+(``GangTrainable``) starts one TorchTrainer whose workers wait for configurations, and Tune reuses the actor for the
+next trial. A switch takes milliseconds, also after a trial that was stopped early.
+
+Metrics travel through a ``Mailbox`` actor, since ``ray.train.report`` allows one report in two seconds.
 
     Tune driver -- step() --> GangTrainable -- next_reply --> Mailbox <-- reply -- rank 0
                                             -- post ------->         -- command -> every rank
 
-A trial that fails on every rank alike (its loss is no longer finite) leaves the gang in good order. After any
-other error, and after a silence longer than ``resources.silence_limit_s``, the gang is killed and the next
-trial gets a fresh one, so nothing broken is inherited; reports are signs of life, and so are the batches of a long
-epoch. A trial that lost a worker through no fault of its own goes on with a fresh gang itself: as often as it has made
-progress in between, and else ``resources.retries`` times in a row. A gang is recycled, ended in good order and started
-afresh, after ``resources.recycle_after`` trials (after each one with ``isolation: process``) and when its memory
-has grown by ``resources.recycle_growth_mib``.
+A trial that fails on every rank alike (its loss is no longer finite) leaves the gang in good order. After any other
+error the gang is killed and the next trial gets a fresh one, so nothing broken is inherited. The same holds after a
+silence longer than ``resources.silence_limit_s``; reports and batches are signs of life.
+
+A trial that lost a worker through no fault of its own continues with a fresh gang: as often as it has made progress in
+between, and otherwise ``resources.retries`` times in a row.
+
+A gang is recycled, ended in good order and started afresh, after ``resources.recycle_after`` trials (after each one
+with ``isolation: process``) and when its memory has grown by ``resources.recycle_growth_mib``.
 """
 
 from __future__ import annotations
@@ -209,7 +212,7 @@ def keep_in_vault(vault: str, trial_id: str, files: dict[str, bytes]) -> None:
 
 
 def checkpoint_name(config: dict[str, Any]) -> str:
-    """The name of a trial's checkpoint: the same in every sitting, another for every configuration."""
+    """The name of a trial's checkpoint: the same in every session, another for every configuration."""
     trial = TrialConfig.model_validate(config)
     return f"{trial.family}-{trial.phase}-{trial.seed}-{trial.fingerprint()}"
 
@@ -352,7 +355,7 @@ class Gang:
             return math.inf
 
     def _loss(self, heard: str) -> GangLost:
-        """Why workers are gone, as Ray Train knows it, which finds it out within a moment."""
+        """The reason why workers are gone, which Ray Train finds out within a moment."""
         self._thread.join(2.0)
         if self._is_up:
             return GangLost(f"a worker of the trial was lost: {_cause(self._error, heard)}", blameless=True)

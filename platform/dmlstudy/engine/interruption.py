@@ -1,4 +1,4 @@
-"""Hears who wishes that a running study ends."""
+"""Interruption of a running study: Ctrl-C, SIGTERM, or another shell."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ class StudyInterrupted(Exception):
 
 
 class Interruption:
-    """Hears, in its block, who wishes that the study ends: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
+    """Requests to end the study that arrive in its block: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
 
-    While the wish is ``looked_at`` it is only noted at first, so that Tune ends its trials in good order. A second
-    one, and any at another time, is a KeyboardInterrupt. In a thread other than the main one nothing is heard. The
-    first is noted in the file ``noted_in``, for who asks may not wait until the study has recorded its end.
+    Where requests are ``looked_at`` the first one is only noted, so that Tune ends its trials in good order. A second
+    one, and any at another time, is a KeyboardInterrupt. Only the main thread hears them.
+
+    The first is also noted in the file ``noted_in``, for whoever asks may not wait until the end is recorded.
     """
 
     def __init__(self, noted_in: Path | None = None) -> None:

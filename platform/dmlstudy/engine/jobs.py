@@ -138,7 +138,7 @@ class Job(Record):
 
     @property
     def seconds(self) -> float | None:
-        """How long it has run."""
+        """Seconds that it has run."""
         return None if self.started is None else (self.ended or time.time()) - self.started
 
 
@@ -171,7 +171,7 @@ def _job(details: JobDetails) -> Job:
 
 
 def known_job(job: str, address: str | None) -> JobDetails:
-    """What the cluster knows of a job; raises ClusterError where it knows none."""
+    """The cluster's record of a job; raises ClusterError if it has none."""
     try:
         return client(address).get_job_info(job)
     except RuntimeError:

@@ -15,7 +15,7 @@ REPORTS_AHEAD = 1
 
 
 class Command(NamedTuple):
-    """What the workers are told: run this trial, going on from its checkpoint if there is one, or go home
+    """An order to the workers: run this trial, from its checkpoint if there is one, or go home
     (``config`` is None)."""
 
     trial: str = ""
@@ -27,7 +27,7 @@ GO_HOME = Command()
 
 
 class Reply(NamedTuple):
-    """What comes back: that the trial has begun, an epoch's report, the result with the files it left, or the
+    """An answer of the workers: that the trial has begun, an epoch's report, the result with its files, or the
     reason of a failure.
 
     After ``failed`` every rank has left the trial in good order; after ``broken``, the trial's own error, ``lost``,

@@ -1,4 +1,4 @@
-"""What a worker looks at before a trial: whether its node has the driver's package, the data, the weights and a device.
+"""A worker's checks before a trial: the driver's package, the data, the weights and a device on its node.
 
 What is missing is the node's fault and not the configuration's, so no trial fails for it: the study ends with one line
 that names the node, and goes on when that is put right.
@@ -26,7 +26,7 @@ MEND = "give both the same files"
 
 
 def expectations(origin: Mapping[str, str]) -> dict[str, str]:
-    """What the driver knows and each worker is to find, from the study's ``origin`` and ``data.files_digest``."""
+    """Facts that each worker is to find on its node, from the study's ``origin`` and ``data.files_digest``."""
     counts = {name: origin[name] for name in COUNTS if name in origin}
     node = ray.get_runtime_context().get_node_id()
     files = {FILES: origin[FILES]} if FILES in origin else {}
@@ -34,7 +34,7 @@ def expectations(origin: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong_with_node(gpus: float, expected: Mapping[str, str]) -> str:
-    """What this node lacks for any trial, with the node's name and the fix; nothing where it is fit."""
+    """A line on what this node lacks for any trial, with its name and the fix; empty if it is fit."""
     if gpus and not torch.cuda.is_available():
         return (
             f"{here()}: a GPU was asked for, and torch {torch.__version__} (CUDA {torch.version.cuda}) finds no usable"
@@ -52,7 +52,7 @@ def wrong_with_node(gpus: float, expected: Mapping[str, str]) -> str:
 
 
 def missing_file(config: TrialConfig) -> str:
-    """What this node lacks of the files that a trial names, with the node's name and the fix."""
+    """A line on a file that a trial names and this node lacks, with the node's name and the fix."""
     for key, path in _files(config).items():
         if not Path(path).exists():
             return f"{here()} has no {path} ({key}); see that it is mounted there"

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: a line per trial, and none of the engines' noise."""
+"""Progress for the person who runs a study: a line per trial, and none of the engines' noise."""
 
 from __future__ import annotations
 

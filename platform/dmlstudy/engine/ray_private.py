@@ -1,8 +1,9 @@
 """Every call of Ray that is not part of its public interface, as it is in Ray 2.60: the file to look at with a new Ray.
 
-Three kinds: what Tune does otherwise than a study of gangs needs, put right for as long as the study runs; what Ray
-knows of its cluster and has no public function for; and how a Ray of this machine alone is started and killed. Tune
-and Train take seconds to import, so what does not need them does not wait for them.
+There are three kinds. Some change what Tune does for as long as a study of gangs runs. Some ask what Ray knows of its
+cluster and has no public function for. Some start and kill a Ray of this machine alone.
+
+Tune and Train take seconds to import, so they are imported where they are used.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _use_loopback() -> None:
 
 
 def free_of_each_node() -> list[dict[str, float]]:
-    """What each node of the connected cluster has free now."""
+    """Free resources of each node of the connected cluster."""
     return list(ray._private.state.available_resources_per_node().values())  # type: ignore[no-untyped-call]
 
 

@@ -1,10 +1,10 @@
-"""Where a running study and other shells meet: files in the study's folder, so no network and no Ray is needed.
+"""Files through which another shell watches a running study and asks it to stop a trial; no network, no Ray.
 
 <store>/studies/<name>/running.json     the driver says which trials run now, and how far they are
 <store>/studies/<name>/trials.jsonl     a line per trial that was handed out: its number and Tune's id
 <store>/studies/<name>/wishes/<number>  another shell wishes that this trial ends
 
-The driver looks twice a second. A wish that is gone has been answered; how, the storages tell.
+The driver looks twice a second. It removes a request once it has answered it; the storages tell how.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RunningTrial(Record):
 
     @property
     def place(self) -> str:
-        """How far it is, in words."""
+        """Its progress in words."""
         of = "fold" if self.phase == "search" else "model"
         return str(Place(self.fold, self.num_folds, self.epoch, self.num_epochs, of))
 
@@ -57,7 +57,7 @@ class Desk:
     """The driver's side: shows what runs, and ends the trials that are wished away."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin a sitting in the study's folder; what an earlier one left unanswered is void."""
+        """Begin a session in the study's folder; what an earlier one left unanswered is void."""
         self._folder = folder
         self._wishes = folder / "wishes"
         self._wishes.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class Desk:
 
 
 def running_trials(folder: Path) -> list[RunningTrial]:
-    """What the driver of a study showed last, oldest first; true only while the driver lives.
+    """Running trials as the study's driver showed them last, oldest first; valid only while the driver lives.
 
     A driver that has just taken the study has shown nothing yet, whatever one before it left there.
     """
@@ -131,7 +131,7 @@ def running_trials(folder: Path) -> list[RunningTrial]:
 
 
 def tune_ids(folder: Path, number: int) -> list[str]:
-    """The ids under which Tune has known a trial: one for each sitting that began it."""
+    """The ids under which Tune has known a trial: one for each session that began it."""
     path = folder / "trials.jsonl"
     if not path.is_file():
         return []

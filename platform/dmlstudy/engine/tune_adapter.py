@@ -1,4 +1,4 @@
-"""What Tune asks, answered by the study's search, which knows no Tune: what runs next, and what is stopped early."""
+"""Adapters between Ray Tune and the study's search, which knows no Tune: what runs next, what is stopped early."""
 
 from __future__ import annotations
 

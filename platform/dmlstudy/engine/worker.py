@@ -1,4 +1,4 @@
-"""What a worker of a gang does: one trial after another, until it is sent home.
+"""The loop of a gang's worker: one trial after another, until it is sent home.
 
 This module is imported by every worker before its first trial, so it imports little.
 """
@@ -33,7 +33,7 @@ class NodeUnfit(RuntimeError):
 
 
 def serve(loop_config: dict[str, Any]) -> None:
-    """What each worker of a gang does until it is sent home."""
+    """Run the trials that this worker of a gang is given, until it is sent home."""
     import torch
     from ray.train.torch import get_device
 
@@ -134,7 +134,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def resident_mib() -> float:
-    """What this process holds of the machine's memory, in MiB; where there is no /proc, the most it has held."""
+    """Resident memory of this process in MiB; without /proc the most it has held."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -35,9 +35,10 @@ def fit(
 ) -> None:
     """Run the loop once, on the workers of one trial; nothing is tried again. Raises what Ray Train raises.
 
-    The helper that frees the workers' placement group when their controller is gone asks Ray's State API, and that
-    asks whichever cluster it finds on the machine first. Where there are several, another than ours: which does not
-    know the controller, so that the helper takes it for dead and takes the workers' places away as they train.
+    A helper of Ray Train frees the workers' placement group when their controller is gone. It asks Ray's State API,
+    which asks the first cluster it finds on the machine. Of several that may be another than ours, which
+    does not know the controller: the helper would take it for dead and free the places of working trials.
+
     So each of the run's processes is told which cluster is its own; this one forgets it when the run is over.
     """
     address = ray.get_runtime_context().gcs_address
@@ -71,7 +72,7 @@ def fit(
 
 
 def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
-    """What Ray Train is to place for one trial."""
+    """Workers and resources that Ray Train places for one trial."""
     per_worker: dict[str, float] = {"CPU": resources.cpus_per_worker}
     if resources.gpus_per_worker:
         per_worker["GPU"] = resources.gpus_per_worker
@@ -85,7 +86,7 @@ def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
 
 
 def process_group(resources: ResourcesConfig, *, is_loopback: bool) -> TorchConfig:
-    """How a trial's workers speak to each other.
+    """The backend through which a trial's workers communicate.
 
     NCCL refuses two ranks on one GPU, so workers that have a part of one use gloo, which copies through the
     CPU. An operation that hangs is given up later than the trial is (``silence_limit_s``): the reason is then always

@@ -1,4 +1,4 @@
-"""How good codes are: average precision of Hamming ranking, and after re-ranking by structure (METHODS 4.4, 8).
+"""Scores of codes: average precision of a Hamming ranking, before and after re-ranking by structure.
 
 Shapes: Q queries, M database items, F features, D bits, L concepts.
 """
@@ -65,10 +65,13 @@ def evaluate_codes(
     Labels are integers (relevant: equal), or booleans of shape (rows, L) (relevant: a concept in common). Gives
     ``map``, the full mean average precision, whose denominator is the number R_q of relevant items; for each K of
     ``at`` ``map_at_K_of_found``, ``_of_relevant`` and ``_of_reachable`` (``retrieval.map_at_k``); MAP@R and
-    R-precision. A query without a hit counts as 0; items at one distance stand in ``retrieval.tie_order``. With the
-    queries' structure embeddings these are of the ranking whose first ``rerank`` are put in the order of their distance
-    weighted by omega (NASA Eq. 7), and the same names with the prefix ``first_stage_`` of the one before. Raises
-    ValueError without queries or a database, and for K < 1 and, with omega, ``rerank`` < 1.
+    R-precision. A query without a hit counts as 0; items at one distance stand in ``retrieval.tie_order``.
+
+    With the queries' structure embeddings these are of the ranking whose first ``rerank`` are put in the order of
+    their distance weighted by omega (NASA Eq. 7), and the same names with the prefix ``first_stage_`` of the one
+    before.
+
+    Raises ValueError without queries or a database, and for K < 1 and, with omega, ``rerank`` < 1.
     """
     if not len(query_QD) or not len(database_MD):
         raise ValueError(f"{len(query_QD)} queries, {len(database_MD)} database items: needs some of both")

@@ -1,10 +1,11 @@
-"""Four methods that learn binary codes of frozen features without labels (METHODS 6).
+"""Four methods that learn binary codes of frozen features without labels.
 
 Each has one linear or two-layer encoder to logits h_ND; a bit is +1 where its logit is above 0, else -1, in
 training as in use. Where a paper's objective is a sum, it is divided by the number of numbers it runs over, so
 that the weight of a further term means the same for every batch size and number of features; Adam takes the
-same steps either way. Shapes: B rows of a batch, N rows, F features, D bits, H hidden units, C size of the
-continuous bottleneck.
+same steps either way.
+
+Shapes: B rows of a batch, N rows, F features, D bits, H hidden units, C size of the continuous bottleneck.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class SGH(HashMethod):
     h = x W + c, b = [h > 0], x^ = (b U) o |s| + m, and
     L = (1/BF) [ sum_i ||x_i - x^_i||^2 / 2 + alpha sum_id xent(h_id, b_id) + beta (||W||^2 + ||U||^2) / 2 ],
     xent(h, b) = log(1 + e^h) - b h, with gradient through b everywhere (its slope is sigma(h)(1 - sigma(h))).
+
     Starts as in the authors' code: W ~ N(0, 1/F), c ~ N(0, 1), U ~ N(0, 1/D), m and s the mean and the variance
     (at least 1e-7) of the training features; so features are best scaled to a variance near 1. The code's
     sum is divided by BF. Raises ValueError unless alpha, beta >= 0.
@@ -112,11 +114,14 @@ class SSDH(HashMethod):
 
     v = tanh(h), H_ij = v_i . v_j / D, L = (1/B^2) sum_ij |S_ij| (H_ij - S_ij)^2, the pairs i = j among them;
     S_ij = +1 where the cosine distance of the features is below mode - near sigma_l, -1 where it is above
-    mode + far sigma_r, else 0. The mode is the left edge of the fullest bin (of width 1/100) of all training
-    pairs' distances, sigma_l^2 and sigma_r^2 are the mean squared deviations from it on either side: the two half
-    Gaussians of the paper. Pairs are those of at most 5000 rows, evenly spaced. The code has tanh's slope. On
-    frozen features the encoder is F -> ``hidden`` -> D with ReLU, our choice: the paper fine-tunes a VGG-16 there.
-    Raises ValueError unless near, far >= 0 and hidden >= 1.
+    mode + far sigma_r, else 0.
+
+    The mode is the left edge of the fullest bin (of width 1/100) of all training pairs' distances, sigma_l^2 and
+    sigma_r^2 are the mean squared deviations from it on either side: the two half Gaussians of the paper. Pairs are
+    those of at most 5000 rows, evenly spaced.
+
+    The code has tanh's slope. On frozen features the encoder is F -> ``hidden`` -> D with ReLU, our choice: the paper
+    fine-tunes a VGG-16 there. Raises ValueError unless near, far >= 0 and hidden >= 1.
     """
 
     mode: Tensor
@@ -198,13 +203,16 @@ class TBH(HashMethod):
     """Twin-bottleneck hashing: codes whose Hamming graph smooths what the decoder sees (Shen et al. 2020).
 
     e = relu(x), b = [h(e) > 0], c = sigmoid(linear(e)); A_ij = (1 - hamming(b_i, b_j) / D)^1.4 and
-    y = sigmoid(Q^-1/2 A Q^-1/2 linear(c)), Q the rows' sums of A; x^ is decoded from y. With critics d_b, d_y that
-    tell random bits from b and uniform numbers from y (one linear layer each, ``t`` the sum of both cross-entropies),
-    the encoder and decoder minimise (1/F) [ sum_i ||x_i - x^_i||^2 / (2B) - adversarial t ], and the critics t.
-    Both happen in one step: the critics' input has its gradient reversed, and the loss has the former's value.
-    The authors' code sums the distortion over the batch, which amounts to adversarial = 1/B: the default is that
-    at a batch of 100, and at 1 the critics' random bits win over the data. Raises ValueError unless
-    adversarial >= 0 and hidden, continuous >= 1.
+    y = sigmoid(Q^-1/2 A Q^-1/2 linear(c)), Q the rows' sums of A; x^ is decoded from y.
+
+    With critics d_b, d_y that tell random bits from b and uniform numbers from y (one linear layer each, ``t`` the
+    sum of both cross-entropies), the encoder and decoder minimise (1/F) [ sum_i ||x_i - x^_i||^2 / (2B) - adversarial
+    t ], and the critics t. Both happen in one step: the critics' input has its gradient reversed, and the loss has
+    the former's value.
+
+    The authors' code sums the distortion over the batch, which amounts to adversarial = 1/B: the default is that at a
+    batch of 100, and at 1 the critics' random bits win over the data. Raises ValueError unless adversarial >= 0 and
+    hidden, continuous >= 1.
     """
 
     def __init__(

@@ -65,10 +65,12 @@ class AdaptiveBound(Loss):
     The embedding is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L] with unit vectors f^l (an embedder with ``head_depth``
     L makes it), D^l = ||f^l_i - f^l_j||. An anchor's term is sum_l alpha^l mean ABTL^l over all its triplets
     (i, j, k), j in pos(i), k in neg(i), and since ABTL = (L_attr(D_ij) + L_rep(D_ik)) / 2 that mean is
-    (mean_j L_attr + mean_k L_rep) / 2: no triplet is ever listed. d_sim, d_dis and alpha are constants in the
-    gradient. The count is the number of anchors with both positives and negatives. In training, with gradients
-    enabled, each call ends with ``hedged`` by the layers' means over all ranks' anchors; a batch without triplets
-    leaves alpha as it is. Raises ValueError as ``check_hedge``, and for embeddings of another size.
+    (mean_j L_attr + mean_k L_rep) / 2: no triplet is ever listed.
+
+    d_sim, d_dis and alpha are constants in the gradient. The count is the number of anchors with both positives and
+    negatives. In training, with gradients enabled, each call ends with ``hedged`` by the layers' means over all
+    ranks' anchors; a batch without triplets leaves alpha as it is. Raises ValueError as ``check_hedge``, and for
+    embeddings of another size.
     """
 
     alpha_L: Tensor

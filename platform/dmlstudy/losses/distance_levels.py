@@ -27,11 +27,14 @@ class DistanceLevels(Loss):
     L = 1/(M(M-1)) sum_{i != j} min_l | (d_ij - mu)/sigma - s_l |, d_ij = ||z_i - z_j||, mu and sigma running
     estimates of the mean and the standard deviation (unbiased) of the batch's d_ij, detached: those of
     the first batch, then mu <- momentum mu + (1 - momentum) mu_batch, and likewise sigma. They are over pairs
-    i != j, while copies of the authors' code count the zeros of i = j too. The levels s_l are learned from
-    (-3, 0, 3) on. The estimates, this batch included, move in training mode with gradients
-    enabled, and else stay; before any such batch those of the batch at hand are used. Labels and ids are
-    not looked at: only a row itself is no pair. A batch of one row gives 0 and moves nothing. Rows are
-    shared out among the ranks; the count is the number of rows. Raises ValueError unless 0 <= momentum < 1.
+    i != j, while copies of the authors' code count the zeros of i = j too.
+
+    The levels s_l are learned from (-3, 0, 3) on. The estimates, this batch included, move in training mode with
+    gradients enabled, and else stay; before any such batch those of the batch at hand are used. Labels and ids are
+    not looked at: only a row itself is no pair.
+
+    A batch of one row gives 0 and moves nothing. Rows are shared out among the ranks; the count is the number of
+    rows. Raises ValueError unless 0 <= momentum < 1.
     """
 
     running_mean: Tensor

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SQUARED_FLOOR = 1e-12
-"""Squared distances below this count as this, with gradient zero: sqrt has none at 0 (METHODS 0)."""
+"""Squared distances below this count as this, with gradient zero: sqrt has none at 0."""
 
 
 class Distance(ABC):
@@ -78,7 +78,7 @@ class SquaredEuclidean(Distance):
 
 
 class Euclidean(SquaredEuclidean):
-    """D_ij = sqrt(max(||z_i - z_j||^2, 1e-12)), with gradient zero at coinciding points (METHODS 0)."""
+    """D_ij = sqrt(max(||z_i - z_j||^2, 1e-12)), with gradient zero at coinciding points."""
 
     def of(self, product_TM: Tensor) -> Tensor:
         if product_TM.requires_grad:
@@ -92,7 +92,7 @@ class Euclidean(SquaredEuclidean):
 
 
 class Cosine(Distance):
-    """d_ij = 1 - z_i.z_j = D_ij^2 / 2, the cosine distance of unit vectors (METHODS 0)."""
+    """d_ij = 1 - z_i.z_j = D_ij^2 / 2, the cosine distance of unit vectors."""
 
     def left(self, z_ND: Tensor) -> Tensor:
         return z_ND

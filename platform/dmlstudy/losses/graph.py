@@ -34,10 +34,11 @@ class GraphConsistency(Loss):
 
     S_ij = exp(-||x_i - x_j||^2 / sigma), a row x_i per image, and the value is, by ``term``,
     'gc_bar': ||S'X' - S''X''||_F (CGML Eq. 3; 0 with gradient 0 where it is 0), 'gc_bar_squared': its
-    square, 'gc': ||S' - S''||_F^2 (Eq. 1). Gradients flow through S and X of both. ``sigma_mode='median'`` takes
-    for sigma the median of the squared distances of two different rows of one sub-batch, over both of
-    them, detached, the lower of two middle ones, of at most ``MEDIAN_ROWS`` evenly spaced rows of either;
-    ``sigma`` is then not looked at.
+    square, 'gc': ||S' - S''||_F^2 (Eq. 1).
+
+    Gradients flow through S and X of both. ``sigma_mode='median'`` takes for sigma the median of the squared
+    distances of two different rows of one sub-batch, over both of them, detached, the lower of two middle ones, of at
+    most ``MEDIAN_ROWS`` evenly spaced rows of either; ``sigma`` is then not looked at.
 
     ``draw='split'`` cuts a batch of any kind: from a class with n_c images in the global batch, n_c // 2 go into
     either sub-batch, disjoint random halves. An image drawn into the batch several times counts once, by its first

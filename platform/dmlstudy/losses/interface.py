@@ -16,7 +16,7 @@ class Embeddings(NamedTuple):
     """Embedded samples: the own batch, the gathered batch or a memory queue, one type for all.
 
     ``id_N`` names the image: two rows of one class with an equal id are one image (the row itself, or a
-    duplicate drawn with replacement) and are no positive pair (METHODS 2.4). ``structure_ND`` holds the
+    duplicate drawn with replacement) and are no positive pair (``losses/README.md``). ``structure_ND`` holds the
     structure embeddings omega where the embedder has such a head; references need none.
     """
 

@@ -1,7 +1,7 @@
 """Mining: which of an anchor's pairs take part.
 
 A rule looks at all candidates of a tile, its positive and its negative side, and says which it keeps. Rules
-combine by '+': a pair stays if every rule keeps it, each asked about the full candidate sets (METHODS A-G7).
+combine by '+': a pair stays if every rule keeps it, each asked about the full candidate sets (``losses/README.md``).
 An anchor's smallest and largest distances are taken over its candidates.
 """
 
@@ -62,7 +62,7 @@ class SimilarityRule:
 
 
 def batch_hard(positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
-    """The farthest positive and the nearest negative (GPW Eq. 22, corrected as in METHODS A-G5).
+    """The farthest positive and the nearest negative (GPW Eq. 22, whose second max must be a min: Hermans et al. 2017).
 
     Of equally far ones the first by (label, id).
     """
@@ -147,9 +147,10 @@ def distance_weighted(rows: Rows, seed: int, d_TM: Tensor) -> Draw:
     q is the density of distances of uniform points on the sphere, log 1/q(D) = (2-d) log D - (d-3)/2
     log(1 - D^2/4), d the embedding size; D below 0.5 counts as 0.5, and negatives with D >= 1.4 are left
     out, unless an anchor has no nearer one: then all of its negatives are equally likely. ``d_TM`` are Euclidean
-    distances, of unit vectors. The draw inverts the cumulated weights, in units of 2^-32 of the
-    anchor's largest, at ``uniforms``; so it depends on no rank, tile or order of the batch (but on that of
-    two copies of one image, which also draw the same).
+    distances, of unit vectors.
+
+    The draw inverts the cumulated weights, in units of 2^-32 of the anchor's largest, at ``uniforms``; so it depends
+    on no rank, tile or order of the batch (but on that of two copies of one image, which also draw the same).
     """
     chosen_TM = rows.negative.chosen
     place_TP, real_TP = positives_in_columns(rows.positive.chosen)

@@ -40,9 +40,11 @@ class PairWeighting(RowLoss):
     ('anchor') or not ('none'). P_i and N_i are the pairs beyond their thresholds (Eq. 18-19); mining
     'threshold+margin' keeps of them what the multi-similarity rule with epsilon keeps (Eq. 24-25),
     'threshold+batch_hard' an anchor's farthest positive and nearest negative, and names may be joined further
-    by '+'. With squared distances the margins are squared ones (Eq. 38). ``detach_weights=False`` lets the
-    gradient through the weights too (METHODS A-G2). The count is the number of anchors; an empty set gives
-    0. Raises ValueError unless 0 <= m1 <= m2 and p, q, alpha, beta, epsilon >= 0, and for unknown names.
+    by '+'.
+
+    With squared distances the margins are squared ones (Eq. 38). ``detach_weights=False`` lets the gradient through
+    the weights too (``losses/README.md``). The count is the number of anchors; an empty set gives 0. Raises
+    ValueError unless 0 <= m1 <= m2 and p, q, alpha, beta, epsilon >= 0, and for unknown names.
     """
 
     def __init__(
@@ -123,9 +125,11 @@ class TripletWeighting(RowLoss):
     from all pairs ('all'), from those the multi-similarity rule with epsilon keeps ('margin'), from the
     farthest positive and nearest negative ('batch_hard', Eq. 22), from those with D_ij >= ``positive_margin`` and
     D_ik <= ``negative_margin`` ('threshold'), or restricted to D_ij < D_ik ('semi_hard'); names may be joined by
-    '+'. ``detach_weights=False`` lets the gradient through the weights
-    too. The triplets of one positive per anchor live at a time. The count is the number of anchors; an
-    empty set gives 0. Raises ValueError unless margin, p, alpha, epsilon >= 0, and for unknown names.
+    '+'.
+
+    ``detach_weights=False`` lets the gradient through the weights too. The triplets of one positive per anchor live
+    at a time. The count is the number of anchors; an empty set gives 0. Raises ValueError unless margin, p, alpha,
+    epsilon >= 0, and for unknown names.
     """
 
     def __init__(

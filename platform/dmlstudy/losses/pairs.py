@@ -41,7 +41,7 @@ from dmlstudy.losses.tiles import (
 
 
 class MultiSimilarity(RowLoss):
-    """Multi-similarity in cosine, with its miner (Wang et al. 2019; GPW Eq. 17, METHODS 2.2).
+    """Multi-similarity in cosine, with its miner (Wang et al. 2019; GPW Eq. 17).
 
     L_i = (1/alpha) log(1 + sum_{P_i} e^{-alpha(S_ij-lambda)}) + (1/beta) log(1 + sum_{N_i}
     e^{beta(S_ik-lambda)}), S = z_i.z_j of unit vectors, lambda = ``threshold``; P_i: S_ij <= max_{neg(i)}
@@ -71,7 +71,7 @@ class MultiSimilarity(RowLoss):
 
 
 class MultiSimilarityDistance(RowLoss):
-    """Multi-similarity in Euclidean distance, with its miner (GPW Eq. 17, Sec. IV-B5; METHODS 2.2).
+    """Multi-similarity in Euclidean distance, with its miner (GPW Eq. 17, Sec. IV-B5).
 
     v1: L_i = (1/alpha) log(1 + sum_{P_i} e^{alpha(D_ij-m)}) + (1/beta) log(1 + sum_{N_i} e^{beta(m-D_ik)});
     v2: the same without the two "1 +". P_i: D_ij >= min_{neg(i)} D - epsilon, N_i: D_ik <= max_{pos(i)} D +
@@ -105,14 +105,15 @@ class MultiSimilarityDistance(RowLoss):
 
 
 class BinomialDeviance(RowLoss):
-    """Binomial deviance in cosine, means over all positive and all negative pairs (CGML Eq. 7, METHODS 3.1).
+    """Binomial deviance in cosine, means over all positive and all negative pairs (CGML Eq. 7).
 
     L = mean_{(i,j) positive} log(1 + e^{-alpha (S_ij - beta)})
-      + mean_{(i,k) negative} log(1 + e^{eta alpha (S_ik - beta)}), eta = ``negative_weight``. The means run over
-    the pairs of all ranks, whose numbers follow from labels and ids. So that total / count is L, the total is
-    (sum_pos / number_pos + sum_neg / number_neg) times the number of all ranks' anchors, and the count the
-    number of own anchors; it is a sum over anchors for given numbers of pairs only. Without pairs of a
-    sign its mean is 0. Raises ValueError unless alpha, negative_weight > 0 and beta >= -1.
+      + mean_{(i,k) negative} log(1 + e^{eta alpha (S_ik - beta)}), eta = ``negative_weight``.
+
+    The means run over the pairs of all ranks, whose numbers follow from labels and ids. So that total / count is L,
+    the total is (sum_pos / number_pos + sum_neg / number_neg) times the number of all ranks' anchors, and the count
+    the number of own anchors; it is a sum over anchors for given numbers of pairs only. Without pairs of a sign its
+    mean is 0. Raises ValueError unless alpha, negative_weight > 0 and beta >= -1.
     """
 
     def __init__(self, alpha: float = 2.0, beta: float = 0.5, negative_weight: float = 25.0) -> None:
@@ -144,15 +145,16 @@ class BinomialDeviance(RowLoss):
 
 
 class Margin(RowLoss):
-    """Margin loss with a learned boundary per class (Wu et al. 2017, Eq. 6-7; METHODS 6).
+    """Margin loss with a learned boundary per class (Wu et al. 2017, Eq. 6-7).
 
     [D_ij - beta_{y_i} + alpha]_+ for positives and [beta_{y_i} - D_ik + alpha]_+ for negatives, beta_C a
     parameter that starts at ``beta``. Mining 'all' takes all pairs; 'distance_weighted' all positive pairs,
     and for each one negative drawn with probability ~ 1/q(D) (``mining.distance_weighted``). ``nu`` adds nu
     sum_{(i,j) positive} beta_{y_i}, once per positive pair as in the authors' and
-    pytorch-metric-learning's sum over triplets. The count is the number of terms above 0; where no rank has
-    any, the sum is 0. Raises ValueError unless alpha, beta, nu >= 0 and labels lie in 0..C-1, and for
-    unknown mining.
+    pytorch-metric-learning's sum over triplets.
+
+    The count is the number of terms above 0; where no rank has any, the sum is 0. Raises ValueError unless alpha,
+    beta, nu >= 0 and labels lie in 0..C-1, and for unknown mining.
     """
 
     def __init__(
@@ -209,13 +211,15 @@ class Margin(RowLoss):
 
 
 class RankedList(PairWeighting):
-    """Ranked list: pairs beyond their margins, exponentially weighted (Wang et al. 2019, Eq. 3-9; METHODS 6).
+    """Ranked list: pairs beyond their margins, exponentially weighted (Wang et al. 2019, Eq. 3-9).
 
     L_i = (1 - imbalance) mean_{P_i} (D_ij - (alpha - margin)) + imbalance mean_{N_i} (alpha - D_ik), means with
     weights e^{Tp (D - (alpha - margin))} and e^{Tn (alpha - D)} through which the gradient flows, Tp and Tn the
-    temperatures. P_i: D_ij > alpha - margin, N_i: D_ik < alpha. With imbalance 0.5 it is half of GPW's
-    exponential pair form with undetached weights. The count is the number of anchors; an empty set gives 0.
-    Raises ValueError unless 0 <= margin <= alpha, temperatures >= 0 and 0 <= imbalance <= 1.
+    temperatures. P_i: D_ij > alpha - margin, N_i: D_ik < alpha.
+
+    With imbalance 0.5 it is half of GPW's exponential pair form with undetached weights. The count is the number of
+    anchors; an empty set gives 0. Raises ValueError unless 0 <= margin <= alpha, temperatures >= 0 and 0 <= imbalance
+    <= 1.
     """
 
     def __init__(
@@ -260,7 +264,7 @@ class RankedList(PairWeighting):
 
 
 class Circle(RowLoss):
-    """Circle loss in cosine (Sun et al. 2020, Eq. 4-8; METHODS 6).
+    """Circle loss in cosine (Sun et al. 2020, Eq. 4-8).
 
     L_i = log(1 + sum_{neg(i)} e^{gamma a_k (S_ik - m)} sum_{pos(i)} e^{-gamma a_j (S_ij - 1 + m)}), with
     detached a_k = [S_ik + m]_+ and a_j = [1 + m - S_ij]_+, m = ``margin``. The count is the number of anchors;
@@ -298,10 +302,12 @@ class NPair(RowLoss):
     positive ('nearest', of equally near ones the first by label and id), or the mean of the logarithms over all
     positives ('all'), against all negatives of the batch. With 'one_per_class' (Sohn's own form) only the first
     two images of a class, by id, take part: the first is the anchor, the second its positive and the negative of
-    all other classes' anchors. ``scale`` multiplies products: features times 10, as CGML's author released them
-    with ECAML, are a scale of 100. ``l2`` holds the norms of embeddings that are not normalised. The count is the
-    number of anchors; without a positive or a negative the logarithm is 0. Raises ValueError unless scale > 0,
-    l2 >= 0, and for an unknown ``positive``.
+    all other classes' anchors.
+
+    ``scale`` multiplies products: features times 10, as CGML's author released them with ECAML, are a scale of 100.
+    ``l2`` holds the norms of embeddings that are not normalised. The count is the number of anchors; without a
+    positive or a negative the logarithm is 0. Raises ValueError unless scale > 0, l2 >= 0, and for an unknown
+    ``positive``.
     """
 
     def __init__(self, scale: float = 100.0, l2: float = 0.0005, positive: str = "nearest") -> None:
@@ -363,7 +369,7 @@ class GeneralizedLiftedStructure(RowLoss):
 
 
 class LiftedStructure(TiledLoss):
-    """Lifted structure: a pair against the negatives of both its ends (Song et al. 2016, Eq. 4; METHODS 6).
+    """Lifted structure: a pair against the negatives of both its ends (Song et al. 2016, Eq. 4).
 
     L = 1/(2|P|) sum_{(i,j)} [D_ij + log(sum_{neg(i)} e^{m - D_ik} + sum_{neg(j)} e^{m - D_jl})]_+^2 over the
     ordered positive pairs, m = ``margin``. The second sum is asked of the rank that has j as an anchor; where
@@ -414,8 +420,8 @@ class LiftedStructureGPW(LiftedStructure):
     """Lifted structure as general pair weighting states it (GPW Eq. 16): two logarithms, no square.
 
     L = 1/|P| sum_{(i,j)} [D_ij + log sum_{neg(i)} e^{m - D_ik} + log sum_{neg(j)} e^{m - D_jl}]_+ over the ordered
-    positive pairs, m = ``margin``; another function than Song's (METHODS 6). The count is the number of ordered
-    pairs |P|; a pair without negatives on either side gives 0. Raises ValueError unless margin >= 0.
+    positive pairs, m = ``margin``; another function than Song's (``losses/README.md``). The count is the number of
+    ordered pairs |P|; a pair without negatives on either side gives 0. Raises ValueError unless margin >= 0.
     """
 
     def _term(self, d_TQ: Tensor, push_T1: Tensor, push_Q: Tensor) -> Tensor:

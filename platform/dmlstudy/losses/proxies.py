@@ -77,7 +77,7 @@ class ProxyNCA(_ProxyLoss):
 
 
 class ProxyNCAPlusPlus(_ProxyLoss):
-    """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6; METHODS 6).
+    """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6).
 
     L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``. With one class L_i = 0.
     References are not looked at. The count is the number of anchors. Raises ValueError unless T > 0,
@@ -95,14 +95,15 @@ class ProxyNCAPlusPlus(_ProxyLoss):
 
 
 class ProxyAnchor(_ProxyLoss):
-    """Proxy-Anchor: each proxy pulls its images and pushes all others (Kim et al. 2020, Eq. 4; METHODS 6).
+    """Proxy-Anchor: each proxy pulls its images and pushes all others (Kim et al. 2020, Eq. 4).
 
     L = (1/|C+|) sum_{c in C+} log(1 + sum_{y_j = c} e^{-alpha (S_cj - delta)})
       + (1/C) sum_c log(1 + sum_{y_j != c} e^{alpha (S_cj + delta)}), S_cj = p_c.z_j, C+ the classes with an
-    image among the references. It is a sum over proxies, not anchors: each rank takes its share of the
-    proxies against all references and counts that share, so all ranks together count 1. An empty set gives
-    log 1 = 0, an empty batch or share a zero. Raises ValueError unless alpha > 0, delta >= -1, labels lie
-    in 0..C-1 and z has size ``dim``.
+    image among the references.
+
+    It is a sum over proxies, not anchors: each rank takes its share of the proxies against all references and counts
+    that share, so all ranks together count 1. An empty set gives log 1 = 0, an empty batch or share a zero. Raises
+    ValueError unless alpha > 0, delta >= -1, labels lie in 0..C-1 and z has size ``dim``.
     """
 
     def __init__(
@@ -127,11 +128,12 @@ class ProxyAnchor(_ProxyLoss):
 
 
 class SoftTriple(_ProxyLoss):
-    """SoftTriple: classification with several centres per class (Qian et al. 2019, Eq. 7-9; METHODS 6).
+    """SoftTriple: classification with several centres per class (Qian et al. 2019, Eq. 7-9).
 
     S_ic = sum_k softmax_k(z_i.w_ck / gamma) z_i.w_ck, K = ``centers``;
     L_i = -log( e^{scale (S_iy - margin)} / (e^{scale (S_iy - margin)} + sum_{c != y} e^{scale S_ic}) )
         + tau / (C K (K-1)) sum_c sum_{t > s} sqrt(2 + 1e-5 - 2 w_cs.w_ct), as in the authors' code.
+
     The second part, 0 for K = 1, draws a class's centres together. It is the same in every anchor's term,
     so it enters the mean once at any number of ranks. With one class only it remains; without anchors the
     sum is 0. References are not looked at. The count is the number of anchors. Raises ValueError unless
@@ -202,12 +204,14 @@ class ArcFace(_ProxyLoss):
     """ArcFace: cross-entropy of scaled cosines, the own angle widened by a margin (Deng et al. 2019, Eq. 3).
 
     L_i = -log softmax_c(scale S'_ic) at c = y_i; S'_ic = cos(theta_ic) = z_i.p_c for c != y_i and
-    S'_iy = cos(theta_iy + m) = S cos m - sqrt(1 - S^2) sin m, m = ``margin`` in degrees. Where
-    theta_iy + m > 180 degrees, cos would rise again; there S'_iy = S - m sin m (m in radians), the usual
-    continuation: it goes on falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12;
-    below, its gradient is zero, not infinite. With one class L_i = 0. References are not looked at. The
-    count is the number of anchors. Raises ValueError unless 0 <= m <= 90 (beyond 133 the step would go
-    up), scale > 0, labels lie in 0..C-1 and z has size ``dim``.
+    S'_iy = cos(theta_iy + m) = S cos m - sqrt(1 - S^2) sin m, m = ``margin`` in degrees.
+
+    Where theta_iy + m > 180 degrees, cos would rise again; there S'_iy = S - m sin m (m in radians), the usual
+    continuation: it goes on falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12; below, its
+    gradient is zero, not infinite.
+
+    With one class L_i = 0. References are not looked at. The count is the number of anchors. Raises ValueError unless
+    0 <= m <= 90 (beyond 133 the step would go up), scale > 0, labels lie in 0..C-1 and z has size ``dim``.
     """
 
     def __init__(

@@ -23,19 +23,22 @@ EtaSource: TypeAlias = Literal["plain", "adaptive"]
 
 
 class Structure(Loss):
-    """Distances in each image's own metric, drawn to the nearer of two centres (NASA Eq. 10-12, METHODS 4.2).
+    """Distances in each image's own metric, drawn to the nearer of two centres (NASA Eq. 10-12).
 
     d_ij = sqrt( sum_d omega_i^(d) (z_i^(d) - z_j^(d))^2 ), with omega the structure embeddings,
     L = 1/(M(M-1)) sum_i sum_{j != i} [ c_ij |d_ij - eta1| + (1 - c_ij) |d_ij - eta2| ],
     c_ij = softmax_m(-alpha |d_ij - eta_m|) at m = 1, eta1 the mean of the batch's distances, theta their
     standard deviation (unbiased), eta2 = max(eta_floor eta1, eta1 - t theta); eta1 and theta are detached, c is
-    not, and gradients reach omega and z. ``preset='official'`` is the authors' code: statistics over all
-    M^2 pairs with the zeros of i = j among them, and z divided by the mean distance of two different rows,
-    with gradient through that mean. 'paper' has statistics over pairs i != j and z as it is. They are taken
-    of the plain distances ||z_i - z_j|| or of the 'adaptive' d_ij, by ``eta_source``. Distances have the
-    floor 1e-6, with gradient zero (METHODS 0). Labels and ids are not looked at: only a row itself is no pair. A
-    batch of one row gives 0. Rows are shared out among the ranks; the count is the number of rows. Raises
-    ValueError without structure embeddings, unless alpha > 0 and t, eta_floor >= 0, and for unknown names.
+    not, and gradients reach omega and z.
+
+    ``preset='official'`` is the authors' code: statistics over all M^2 pairs with the zeros of i = j among them, and
+    z divided by the mean distance of two different rows, with gradient through that mean. 'paper' has statistics over
+    pairs i != j and z as it is. They are taken of the plain distances ||z_i - z_j|| or of the 'adaptive' d_ij, by
+    ``eta_source``. Distances have the floor 1e-6, with gradient zero.
+
+    Labels and ids are not looked at: only a row itself is no pair. A batch of one row gives 0. Rows are shared out
+    among the ranks; the count is the number of rows. Raises ValueError without structure embeddings, unless alpha > 0
+    and t, eta_floor >= 0, and for unknown names.
     """
 
     def __init__(

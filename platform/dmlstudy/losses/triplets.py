@@ -17,14 +17,15 @@ from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
 
 
 class Triplet(RowLoss):
-    """Triplet loss, a mean over the triplets (GPW Eq. 14; METHODS 3.1, 4.6).
+    """Triplet loss, a mean over the triplets (GPW Eq. 14).
 
     [D_ij - D_ik + m]_+ over j in pos(i), k in neg(i), m = ``margin``. Mining 'all' takes all triplets,
     'semi_hard' those with D_ij < D_ik (Schroff et al. 2015), 'batch_hard' each anchor's farthest positive with
     its nearest negative (Hermans et al. 2017); their count is the number of terms above 0. 'distance_weighted'
     takes one negative for each positive pair, drawn with probability ~ 1/q(D) (``mining.distance_weighted``,
-    from ``seed``), and counts all of its triplets, as NASA does. Without triplets both sum and count are 0.
-    Raises ValueError unless margin >= 0, and for unknown names.
+    from ``seed``), and counts all of its triplets, as NASA does.
+
+    Without triplets both sum and count are 0. Raises ValueError unless margin >= 0, and for unknown names.
     """
 
     def __init__(

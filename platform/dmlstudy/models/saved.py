@@ -19,7 +19,7 @@ from dmlstudy.model_folder import Compute
 
 
 class Kind(NamedTuple):
-    """What a model is called, how its folder gets a program for torch alone, and what it computes."""
+    """A kind of model: its name, how its folder gets a program for torch alone, and what it computes."""
 
     name: str
     add_program: Callable[[Path], None]
@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 
 
 class Takes(NamedTuple):
-    """What a model is to be given: images of a size and channels, or vectors of so many features."""
+    """A model's inputs: images of a size and channels, or vectors of so many features."""
 
     image_size: int | None
     channels: int
@@ -113,7 +113,7 @@ def is_model(folder: str | Path) -> bool:
 
 
 def takes(folder: str | Path) -> Takes:
-    """What the model in a folder is to be given. Raises ValueError for a folder of none."""
+    """The inputs of the model in a folder. Raises ValueError for a folder of none."""
     from dmlstudy import description
 
     path = Path(folder) / _description(folder)
@@ -147,7 +147,7 @@ def verified(folder: str | Path, *, device: str = "cpu", batch_size: int = 256) 
 
 
 class Parts(NamedTuple):
-    """What search needs of a model: ``embed`` gives queries' embeddings and, with a structure head, omega beside them.
+    """The parts of a model that search needs: ``embed`` gives queries' embeddings and, with a structure head, omega.
 
     ``layers``, of an embedding that is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L], is the sizes and alpha.
     """
@@ -194,11 +194,11 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def extra(folder: str | Path) -> dict[str, Any]:
-    """What was noted with the model: its family, configuration and origin. Raises ValueError for a folder of none."""
+    """Notes kept with the model: its family, configuration and origin. Raises ValueError for a folder of none."""
     return model_folder.read_extra(Path(folder) / _description(folder))
 
 
 def preprocessing(folder: str | Path) -> dict[str, Any]:
-    """What a model says that it is to be given; empty of one that takes vectors and says no more."""
+    """A model's description of its preprocessing; empty if it takes vectors and says no more."""
     described = model_folder.read_json(Path(folder) / _description(folder)).get("preprocessing", {})
     return dict(described) if isinstance(described, Mapping) else {}

@@ -1,4 +1,4 @@
-"""What a learned metric is put to (OAHU, section 3.6): classification, comparison of pairs, retrieval.
+"""Applications of a learned metric (OAHU, section 3.6): classification, comparison of pairs, retrieval.
 
 Shapes: N and Q points and queries, M gallery items, D features, K neighbours, l = 0..L layers (one, of a linear
 metric), P pairs, C classes.

@@ -1,4 +1,4 @@
-"""Where a stream of constraints comes from: labels, transitive closure, one pass over labels, an iterator.
+"""Sources of a stream of constraints: labels, transitive closure, one pass over labels, an iterator.
 
 Constraints name rows of a feature matrix until their vectors are needed. A triplet is (anchor, positive, negative), a
 pair (first, second) with a flag whether the two are similar; a pair is the same either way round. All draws are
@@ -128,12 +128,14 @@ def close(
     Similar to similar is similar, similar to dissimilar is dissimilar: rows linked by similar pairs are a component,
     and a dissimilar pair marks its two components as dissimilar. Implied are the triplets (a, p, n) with a, p != a in
     one component and n in one marked against it; the pairs within a component as similar, those across marked ones as
-    dissimilar. Triplets are drawn uniformly. Of the pairs round(num similar_share) are similar, uniformly of either
-    kind and in random order; where a kind has too few, the other makes up for it: for few seeds on many rows hardly a
-    similar pair is implied, for many seeds hardly anything else than dissimilar ones (our choice). The implied are
-    never listed, only counted. ``exclude`` as in ``sample_triplets``.
-    Raises ValueError for ``num`` below 1, more than are implied, seeds that contradict each other, and if too few are
-    left by ``exclude``.
+    dissimilar. Triplets are drawn uniformly.
+
+    Of the pairs round(num similar_share) are similar, uniformly of either kind and in random order; where a kind has
+    too few, the other makes up for it: for few seeds on many rows hardly a similar pair is implied, for many seeds
+    hardly anything else than dissimilar ones (our choice). The implied are never listed, only counted.
+
+    ``exclude`` as in ``sample_triplets``. Raises ValueError for ``num`` below 1, more than are implied, seeds that
+    contradict each other, and if too few are left by ``exclude``.
     """
     _check_num(num)
     _check_share(similar_share)
@@ -173,8 +175,11 @@ def stream_of(
     Triplets for arity 3, pairs for arity 2; the defaults are the paper's, which takes 25,000 of each for retrieval.
     Seeds are drawn by ``sample_triplets`` or ``sample_pairs``, the implied ones by ``close``; with ``num_implied=0``
     there are only seeds. A constraint that holds a pair of ``exclude`` (K, 2), either way round and between any two of
-    its points, is discarded and drawn anew. Few pairs on many rows imply few others: 5,000 on 35,000 rows of ten
-    classes some 1,300, so that the defaults are an error for pairs there, and num_seeds=7500, num_implied=2500 is not.
+    its points, is discarded and drawn anew.
+
+    Few pairs on many rows imply few others: 5,000 on 35,000 rows of ten classes some 1,300, so that the defaults are
+    an error for pairs there, and num_seeds=7500, num_implied=2500 is not.
+
     Raises ValueError as the three functions do, and for excluded rows that labels do not have.
     """
     excluded, num_rows = pairs_to_avoid(exclude), np.size(labels_N)
@@ -200,13 +205,14 @@ def stream_of(
 
 
 def one_pass_triplets(labels: Iterable[Hashable]) -> Iterator[tuple[int, int, int]]:
-    """OPML's triplets (anchor, positive, negative) of rows, one for a row at most, as labels come (METHODS 6).
+    """OPML's triplets (anchor, positive, negative) of rows, one for a row at most, as labels come.
 
     Of each class its newest row is kept. A row of a class seen before, when there are two classes at least, is an
     anchor. If the row before it has its class, that row is the positive, and the negative is the newest row of the
     class that was seen first most recently, or of the one seen first before that if this is the anchor's own. Else the
-    row before is the negative, and the positive is the newest row of the anchor's class. Memory O(classes).
-    Raises ValueError at the end if there was no triplet.
+    row before is the negative, and the positive is the newest row of the anchor's class.
+
+    Memory O(classes). Raises ValueError at the end if there was no triplet.
     """
     newest: dict[Hashable, int] = {}
     created: list[Hashable] = []  # the last two classes

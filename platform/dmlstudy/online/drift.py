@@ -1,4 +1,4 @@
-"""What is done where a stream's world has changed: hear it in the losses, then let a fresh learner prove itself."""
+"""Drift: hear in the losses that a stream's world has changed, then let a fresh learner prove itself."""
 
 from __future__ import annotations
 

@@ -55,8 +55,10 @@ class Boxes:
 
     Box e holds what is made of the rows of one group and, if ``has_far``, one more row of those from row_M[far_E[e]]
     on, around the end. Its near parts, a row or with ``has_two`` two different ones, number width_E[e], the far rows
-    height_E[e]; rank = far width + near after all boxes before. Two rows a, b of a group of s have the number
-    near = ((b - a - 1) mod s) s + a: the first s (s - 1) / 2 are each unordered pair once, all s (s - 1) the ordered.
+    height_E[e]; rank = far width + near after all boxes before.
+
+    Two rows a, b of a group of s have the number near = ((b - a - 1) mod s) s + a: the first s (s - 1) / 2 are each
+    unordered pair once, all s (s - 1) the ordered.
     """
 
     row_M: Rows

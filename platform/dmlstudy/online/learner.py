@@ -1,4 +1,4 @@
-"""What learns a metric from a stream of constraints, one at a time.
+"""The interface of online learners: a metric from a stream of constraints, one at a time.
 
 Shapes: B constraints in the order they arrive, C points of a constraint, D features, N points, L + 1 layers
 (numbered from 0), E size of an embedding.

@@ -4,6 +4,7 @@ Each has one D x D matrix and changes it by a matrix of rank one or two, in plac
 needs more where it takes from its metric: some tens of products with it, or a Cholesky decomposition.
 A step larger than 1e100, or too small for float64, is not taken: parameters stay finite whatever arrives. A
 constraint counts as used where a step was taken; its loss is returned all the same.
+
 Shapes: N points, D features, C points of a constraint, K steps of a search for an eigenvector.
 """
 
@@ -87,9 +88,11 @@ class LEGO(LinearLearner):
 
     and the pair's new distance is ybar, between yhat and y. Kept is the factor G of A = G^T G, which the same step
     takes to (I - d w w^T) G, w = G z, d = (1 - sqrt(ybar / yhat)) / yhat: so A is positive definite, rounding and
-    all, and x G^T embeds. Distances are squared. ``prepare`` takes u and l from the quantiles of the squared distances
-    of 10,000 random pairs of points (METHODS 11); ``limit`` sets them by hand. Raises ValueError unless
-    0 <= similar_quantile < dissimilar_quantile <= 1 and eta > 0, and for constraints before there are limits.
+    all, and x G^T embeds.
+
+    Distances are squared. ``prepare`` takes u and l from the quantiles of the squared distances of 10,000 random
+    pairs of points (``online/README.md``); ``limit`` sets them by hand. Raises ValueError unless 0 <=
+    similar_quantile < dissimilar_quantile <= 1 and eta > 0, and for constraints before there are limits.
     """
 
     arity = 2
@@ -264,9 +267,12 @@ class OASIS(LinearLearner):
     after which the loss is 0 or the step was C = ``aggressiveness``. W is neither symmetric nor definite, so S is no
     distance. A query is embedded as [W^T q, 0] and a point of the gallery as [g, sqrt(R^2 - |g|^2)]: the squared
     distance is |W^T q|^2 + R^2 - 2 S(q, g), and falls with S. The points of a gallery must have one R, and none may
-    be longer (no embedding that is linear in g can do without such a bound). So that a gallery may be embedded in
-    parts, R is the learner's own: twice the length of the longest point it was given to learn from, used or not,
-    which is part of the state; 16 sqrt(D) before the first. R as small as that costs single precision two bits.
+    be longer (no embedding that is linear in g can do without such a bound).
+
+    So that a gallery may be embedded in parts, R is the learner's own: twice the length of the longest point it was
+    given to learn from, used or not, which is part of the state; 16 sqrt(D) before the first. R as small as that
+    costs single precision two bits.
+
     ``embed`` raises ValueError for a longer point of a gallery. Raises ValueError unless C > 0.
     """
 
@@ -338,8 +344,10 @@ class OPML(LinearLearner):
     by Sherman, Morrison and Woodbury. That is a minimum only while I + U is positive definite, and all its
     eigenvalues but two are 1, those two 1 + (alpha - beta)/2 +- sqrt((alpha + beta)^2/4 - gamma^2). Where the lower
     is not above 0 (by 1e-12 of 1 + alpha + beta, which is rounding) the triplet is not learned from, and counted in
-    ``num_ill_posed``. This is the exact condition; METHODS' lambda |b|^2 < 1 is sufficient for it, and would pass
-    over more. ``step_size`` is lambda. Raises ValueError unless it is above 0.
+    ``num_ill_posed``.
+
+    This is the exact condition; the simpler lambda |b|^2 < 1 is sufficient for it, and would pass over more.
+    ``step_size`` is lambda. Raises ValueError unless it is above 0.
     """
 
     arity = 3

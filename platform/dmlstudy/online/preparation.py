@@ -1,4 +1,4 @@
-"""How features are scaled before a learner sees them; what is needed for it is taken from training points alone.
+"""Scaling of features before a learner sees them; what it needs to know is taken from training points alone.
 
 Shapes: N points, D features.
 """

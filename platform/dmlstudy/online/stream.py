@@ -66,10 +66,11 @@ def learn(
 
     With ``on_drift="reopen"`` the losses are watched (``drift.Watch``, by ``sensitivity``). Where their mean has risen
     a fresh learner goes along for the next ``probation`` constraints, and takes the old one's place if in the second
-    half of these its losses are less (``drift.Race``); none other is begun meanwhile. In ``folder`` the state of all
-    this is kept, whole or not at all, every ``save_every`` constraints (rounded up to blocks) and at the end: a call
-    with the same learner, source and folder goes on from there, and ends with the same parameters as an unbroken one,
-    bit for bit. ``about`` is what else must be the same for that.
+    half of these its losses are less (``drift.Race``); none other is begun meanwhile.
+
+    In ``folder`` the state of all this is kept, whole or not at all, every ``save_every`` constraints (rounded up to
+    blocks) and at the end: a call with the same learner, source and folder goes on from there, and ends with the same
+    parameters as an unbroken one, bit for bit. ``about`` is what else must be the same for that.
 
     Raises ValueError for an empty stream, for a folder of something else, for ``reopen`` of a learner that cannot, for
     a probation below 2, and as ``partial_fit``; what was saved stays.

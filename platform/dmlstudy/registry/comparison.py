@@ -1,4 +1,4 @@
-"""Paired comparisons on equal seeds, corrected for how many there are (PROTOCOL, verdict).
+"""Paired comparisons on equal seeds, corrected for how many there are (``search/README.md``).
 
 Two statements stand beside each other. The outcome is Holm's test, the sharper one: over all pairs together the
 chance of one false difference or more is at most ALPHA. The intervals are Bonferroni's: they hold all at once with

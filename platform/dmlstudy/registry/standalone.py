@@ -3,6 +3,7 @@
 ``models.register`` ships this file with each model (``code/dmlstudy_model_1.py``), so it imports nothing of this
 package. Beside it lies the model's folder: a manifest with the SHA-256 of each file, a description, and the model as a
 program of ``torch.export``. Each file is checked before the program is read, and torch unpickles nothing but tensors.
+
 The number in the file's name is raised with any change that an earlier model could not be loaded by, for a process
 that loads two models imports the file of one.
 Shapes: N items, H height, W width, C channels, F features, D embedding size.

@@ -1,4 +1,4 @@
-"""What the winner does on test items: neighbours it finds, a map of its embeddings, distances of pairs.
+"""The winner on test items: neighbours it finds, a map of its embeddings, distances of pairs.
 
 These sections need the model and the data here; where one is missing, each says so in a line in its place.
 Shapes: N items, D embedding size, Q queries, K neighbours, P pairs.

@@ -208,7 +208,7 @@ def page(title: str, top: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def check_place(path: Path) -> None:
-    """Raise ValueError naming the mend where a page cannot be written, before it is made."""
+    """Raise ValueError naming the fix where a page cannot be written, before it is made."""
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent}: no such folder; make it or name another page with -o")
     if path.is_dir():
@@ -218,7 +218,7 @@ def check_place(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a page, whole or not at all. Raises ValueError naming the mend where it cannot be written."""
+    """Write a page, whole or not at all. Raises ValueError naming the fix where it cannot be written."""
     check_place(path)
     try:
         with written_whole(path, path.with_name(f".{path.name}.draft")) as file:

@@ -104,7 +104,7 @@ def _state(store: Store, study: str) -> Mapping[str, Any]:
 
 
 def _notice(board: Leaderboard, state: Mapping[str, Any]) -> str:
-    """What is to be known of a study that is not finished, with the mend."""
+    """What is to be known of a study that is not finished, with the fix."""
     now = state.get("state", board.status)
     if now == "finished":
         return ""

@@ -1,4 +1,4 @@
-"""What a study's leaderboard, times and texts say, in a sentence and in tables."""
+"""A study's leaderboard, times and texts in a sentence and in tables."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def comparison_table(board: Leaderboard) -> Html:
 
 
 def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Html]:
-    """Trials by state with the time they took, and what time passed in which none ran; ``seconds`` is all sittings'."""
+    """Trials by state with the time they took, and what time passed in which none ran; ``seconds`` is all sessions'."""
     rows = []
     for row in board.rows:
         own = [run for run in history.runs if run.family == row.family]

@@ -276,9 +276,10 @@ class EmbeddingIndex(Index):
     An inner product ranks unit vectors only, as L2 would; others are refused. ``device='auto'`` takes the first GPU,
     'auto:1' the second, for all that has a form there, and the CPU for the rest or where there is none; 'gpu' or
     'gpu:1' insists, with a ValueError that says what has none: 'hnsw', more than 2048 probes, and some sizes of
-    ``code_bytes``. Above 48 of them a GPU looks distances up in float16, which ends at 65504: scale embeddings of
-    large norm down, or take 'cpu'.
-    ``.device`` says where the index is.
+    ``code_bytes``.
+
+    Above 48 of them a GPU looks distances up in float16, which ends at 65504: scale embeddings of large norm down, or
+    take 'cpu'. ``.device`` says where the index is.
     """
 
     def __init__(
@@ -478,7 +479,7 @@ def _gpu(device: str, kind: str, tuning: Tuning) -> int | None:
 
 
 def _why_not_on_gpu(kind: str, tuning: Tuning) -> str:
-    """What keeps an index off a GPU, and the mend; empty where nothing does."""
+    """What keeps an index off a GPU, and the fix; empty where nothing does."""
     if kind == "hnsw":
         return "hnsw has no GPU form: take device cpu"
     if kind.startswith("ivf") and tuning.num_probes > _MOST_ON_GPU:

@@ -1,8 +1,9 @@
-"""Retrieval metrics: pure functions of ranked labels, one value per query; METHODS.md section 8.
+"""Retrieval metrics: pure functions of ranked labels, one value per query.
 
 rel_q(k) = 1 if the k-th result has the query's label; R_q = number of relevant items in the gallery;
 P_q(k) = (1/k) sum_{i<=k} rel_q(i). A query with R_q = 0 counts as 0. The reported metric is the mean over
 queries (micro), or where so named the unweighted mean over the classes of their queries' means (macro).
+
 Labels are int64, one per item; or label sets, packed by ``pack_labels`` to bytes, of which two are relevant to
 each other if they share a label. Shapes: Q queries, M gallery items, K ranks, N items of a set that is both query
 and gallery, D embedding size, L labels, P bytes of a packed label set (P absent: one label).

@@ -198,9 +198,11 @@ class _Product:
     """Tiles of p_QM = -||q - g||^2 / 2 by one matrix product, with a query's own place at -inf.
 
     With the gallery's mean taken off both, p = q.g - |q|^2/2 - |g|^2/2 = [q, |q|^2/2, 1] . [g, -1, -|g|^2/2].
+
     ``error`` times h = |q|^2/2 + |g|^2/2 bounds |p + d2 / 2| for d2 the direct kernel's squared distance: a float32
     sum of n products in any order is off by at most n u sum |products| (1 + O(n u)), u = 2^-24 (Higham 2002, Eq. 3.5),
     and the products of p sum to at most 2h, and so do those of d2 / 2 and of h.
+
     A query's floor is its ``rank``-th largest p over ``num_sampled`` columns, drawn with a fixed seed.
     Any number of threads may ask.
     """

@@ -2,9 +2,10 @@
 
 A reranker takes a query's results in their order and gives them in another; all sorts are stable, so that equal
 values keep the order of before. Results are places in the gallery (or in z); of an index, the ids it was given must
-be these places. A row may end in -1, where an index found fewer than K, and these stay where they are. Shapes:
-Q queries, M gallery items, N items, K results, n of them looked at again, D embedding size or bits, P bytes of a
-packed code.
+be these places. A row may end in -1, where an index found fewer than K, and these stay where they are.
+
+Shapes: Q queries, M gallery items, N items, K results, n of them looked at again, D embedding size or bits, P bytes
+of a packed code.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CELLS_PER_CHUNK = 1 << 22  # coordinates gathered at once
 def by_structure(query_QD: Floats, omega_QD: Floats, gallery_MD: Floats, index_QK: Ints, n: int) -> Ints:
     """Order the first n by d_ij^2 = sum_d omega_i^(d) (z_i^(d) - z_j^(d))^2, omega the query's (NASA Eq. 3).
 
-    The distance is not symmetric, and the gallery's omega is never used (METHODS 4.4).
+    The distance is not symmetric, and the gallery's omega is never used.
     Raises ValueError for n < 1, an omega that is negative or no number, unequal shapes, and results with a negative
     place other than -1 at the end of a row.
     """
@@ -71,11 +72,14 @@ class KReciprocal:
     """Orders the first n by (1 - weight) d_J + weight d, with k-reciprocal encodings (Zhong et al. 2017, Eq. 3-12).
 
     ``z_ND`` holds queries and gallery together.
-    d is the squared distance over the row's largest. With R(i, k) = the j that are among the k nearest of i (i the
-    first of them) and have i among theirs: R*(i) adds R(j, k1/2) of each j in R(i, k1) where more than two thirds
-    of it lie in R(i, k1). V_i is exp(-d_ij) on R*(i), scaled to sum 1, then the mean of V over the k2 first of i;
-    d_J = 1 - sum min(V_i, V_j) / sum max(V_i, V_j). The encodings are found when the first order is asked for.
-    Memory: O(N k1^2) at most, never N^2. Raises ValueError for k1 < 2, k2 < 1 and a weight outside [0, 1].
+    d is the squared distance over the row's largest.
+
+    With R(i, k) = the j that are among the k nearest of i (i the first of them) and have i among theirs: R*(i) adds
+    R(j, k1/2) of each j in R(i, k1) where more than two thirds of it lie in R(i, k1). V_i is exp(-d_ij) on R*(i),
+    scaled to sum 1, then the mean of V over the k2 first of i; d_J = 1 - sum min(V_i, V_j) / sum max(V_i, V_j).
+
+    The encodings are found when the first order is asked for. Memory: O(N k1^2) at most, never N^2. Raises ValueError
+    for k1 < 2, k2 < 1 and a weight outside [0, 1].
     """
 
     def __init__(self, z_ND: Floats, k1: int = 20, k2: int = 6, weight: float = 0.3) -> None:
@@ -145,10 +149,11 @@ def compare(
 
     ``query`` and ``gallery`` are places in z; without them each item is both. A query that is in the gallery is left
     out of its own ranking; equally near items stand in ``tie_order``. A reranker is given places in z as well.
-    ``ms_per_query`` is the wall time of the search for 'none', and what the reranker adds for the others. A ranking
-    holds max(n, largest R_q, recall_at, map_at) items, as far as there are; the whole gallery with ``full_map``, in
-    parts of bounded memory. Raises ValueError for a reranker called 'none' and one that gives other items than it was
-    given.
+    ``ms_per_query`` is the wall time of the search for 'none', and what the reranker adds for the others.
+
+    A ranking holds max(n, largest R_q, recall_at, map_at) items, as far as there are; the whole gallery with
+    ``full_map``, in parts of bounded memory. Raises ValueError for a reranker called 'none' and one that gives other
+    items than it was given.
     """
     if "none" in rerankers:
         raise ValueError("a reranker cannot be called 'none': that is the ranking without one")

@@ -1,18 +1,22 @@
-"""Which trials are stopped early, by name, each by what its peers have scored so far.
+"""Early stopping by name: a trial is judged by what its peers have scored so far.
 
 ``halving``: asynchronous successive halving in the variant that stops, as Ray's and Optuna's schedulers do (in
 algorithm 2 of ASHA, Li et al. 2020, trials are paused and promoted later): at rungs r, r*eta, r*eta^2, ... a trial
 goes on if its score is among the best floor(n/eta) of the n that have been there, itself included.
+
 ``hyperband``: brackets s = 0, 1, ... of halving whose first rungs are r*eta^s, the last of which stops nobody;
 a trial's bracket is its place in the search modulo their number (Li et al. 2018, with equal numbers of trials).
+
 ``median``: a trial is stopped at any step from r on where its best score is below the median of its peers'
 running averages there (Golovin et al. 2017, section 3.2.1).
+
 ``none``: every trial runs to its end.
 
 r is the epochs of one fold divided by eta, at least 1. Peers are the trials with a score at that step: of the same
-family, where families have equal budgets, and of the same bracket; whether only those that have ended or those that
-run as well is for the search to say. It takes eta peers to judge. Nobody is stopped at the last step, where nothing
-is left to save, nor at one whose score is not finite.
+bracket and, where families have equal budgets, of the same family. The search decides whether running trials count
+as well as ended ones. It takes eta peers to judge.
+
+No trial is stopped at its last step, where nothing is left to save, or where its score is not finite.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ Key: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Curve:
-    """What is known of a trial: whose peer it is, its place among them, its length, its finite scores by step."""
+    """A trial as its peers see it: its group, its place in the search, its length, its finite scores by step."""
 
     group: str
     turn: int
@@ -75,7 +79,7 @@ class EarlyStopping:
         return max(1, trial.epochs // self.eta)
 
     def _standards(self, trial: Curve) -> Iterator[tuple[int, float]]:
-        """What a trial sets for its peers: steps and scores."""
+        """The steps and scores by which a trial judges its peers."""
         return iter(())
 
     def _judges(self, trial: Curve, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a search has tried and found, for each family, in terms of its parameters; their importance is Optuna's."""
+"""The trials of a search by family, in terms of its parameters; importances are Optuna's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Parameter(Record):
     importance: float | None = None
 
     def place(self, value: Scalar | None) -> float:
-        """Where a value lies in the parameter's range, from 0 to 1: as on a log scale where it is one."""
+        """A value's place in the parameter's range, from 0 to 1, on the parameter's own scale."""
         if self.choices is not None:
             return self.choices.index(value) / max(len(self.choices) - 1, 1)
         assert value is not None
@@ -74,7 +74,7 @@ class Searched(Record):
 
 
 def searched(store: Store, study: str) -> dict[str, Searched]:
-    """What was tried of each family; a family without a trial that has ended is not there."""
+    """The ended trials of each family; families without one are left out."""
     of_family: dict[str, list[FrozenTrial]] = {}
     for trial in trials_of(store, study) if store.optuna_file.is_file() else []:
         if FAMILY in trial.user_attrs and trial.state.is_finished():

@@ -1,10 +1,11 @@
-"""What Optuna's storage knows of a search, and an index of it.
+"""Optuna's storage of a search, written through, and an index of it.
 
-The storage is read once, when a sitting begins, and only written to from then on, so that the time for a trial does
-not grow with their number. Trials of the search are those with a ``generation`` among their user attributes; beside
-it they have ``family``, once they have ended ``reason``, and ``warm_start`` where they come from an earlier study.
-What others put into the study (``enqueue_trial``, Optuna's dashboard) is taken in when a sitting begins, if it lies
-in the space of a family, and else failed with a reason.
+The storage is read once, when a session begins, and only written to from then on, so that the time for a trial does
+not grow with their number.
+
+Trials of the search have ``generation`` and ``family`` among their user attributes, once they have ended ``reason``,
+and ``warm_start`` if they come from an earlier study. Trials that others have enqueued (``enqueue_trial``, Optuna's
+dashboard) are taken in when a session begins; one outside each family's space fails with a reason.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Ledger:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self.study.set_metric_names(names)
 
-    # What earlier sittings and others have left
+    # What earlier sessions and others have left
 
     def stored(self) -> list[tuple[int, FrozenTrial]]:
         """(generation, trial) of the search's trials in the storage, in this order."""
@@ -110,7 +111,7 @@ class Ledger:
         return [(g, t if t.state.is_finished() else copy.deepcopy(t)) for g, t in found]
 
     def take_in(self, generation: int) -> Iterator[FrozenTrial]:
-        """What others have enqueued becomes part of a generation, or fails."""
+        """Make what others have enqueued part of a generation, or fail it."""
         enqueued = self._storage.get_all_trials(self.study._study_id, states=(TrialState.WAITING,))
         for waiting in enqueued:
             trial_id, given = waiting._trial_id, dict(waiting.system_attrs.get("fixed_params", {}))
@@ -215,7 +216,7 @@ class Ledger:
         return self._best[family].values[0], label(self._best[family])
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many trials of each family's search ended how."""
+        """Counts of each family's search trials by how they ended."""
         return {family: dict(own) for family, own in self._counts.items()}
 
     def best_numbers(self) -> dict[str, int]:
@@ -223,12 +224,12 @@ class Ledger:
         return {family: trial.number for family, trial in self._best.items()}
 
     def failure_reasons(self) -> list[str]:
-        """Why trials of the search failed, oldest first."""
+        """Reasons for which search trials failed, oldest first."""
         return [self._failed[number] for number in sorted(self._failed)]
 
 
 class Recorded(Protocol):
-    """What the runs of a study say of its search trials (``tracking.StudyTracker``)."""
+    """The view of a study's runs on its search trials (``tracking.StudyTracker``)."""
 
     def recorded_ends(self, number: int) -> Sequence[RecordedEnd]: ...
 
@@ -270,13 +271,13 @@ def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: 
 
 
 def _last_value(trial: FrozenTrial, num_objectives: int) -> list[float] | None:
-    """What Optuna takes a pruned trial for: its last score, where there is one objective."""
+    """Optuna's value of a pruned trial: its last score, if there is one objective."""
     last = trial.intermediate_values[trial.last_step] if trial.last_step is not None else math.nan
     return [last] if math.isfinite(last) and num_objectives == 1 else None
 
 
 def label(trial: FrozenTrial) -> str:
-    """What people call a trial of the search."""
+    """The name of a search trial in messages."""
     return f"{trial.user_attrs[FAMILY]} #{trial.number}"
 
 

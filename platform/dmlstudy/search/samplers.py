@@ -1,9 +1,8 @@
-"""Which point of a space is tried next: Optuna's samplers by name, each a function of ended trials and a seed.
+"""Optuna's samplers by name, which choose the next point; each is a function of ended trials and a seed.
 
-A sampler is made anew for every trial, from a seed of its own, and sees what it is given: trials that have ended,
-and the points of others as running. What a sampler keeps between trials (the state of CMA-ES, the generation of
-NSGA-II) it keeps in the trials' system attributes, so in the storage. Hence an interruption changes nothing, nor
-does the order in which the trials of a generation finish.
+A sampler is made anew for every trial, from a seed of its own. It sees the trials that it is given: ended ones, and
+the points of running ones. State between trials (of CMA-ES, of NSGA-II) lies in their system attributes, so in the
+storage. So neither an interruption nor the order in which a generation finishes changes anything.
 
 Spaces with parameters under choices: ``tpe`` models the groups of parameters that occur together (multivariate,
 grouped). ``gp``, ``cma`` and ``nsga2`` model the parameters that every trial has; ``qmc`` those of the default
@@ -104,7 +103,7 @@ def sampler_for(
 
 
 def directions_of(search: SearchConfig) -> list[StudyDirection]:
-    """What becomes of each objective: the metric is maximised, a second objective minimised."""
+    """Each objective's direction: the metric is maximised, a second objective minimised."""
     return [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 2 if search.second_objective else 1]
 
 
@@ -112,8 +111,8 @@ class Memory:
     """The ended trials of a space that a sampler looks back on, so that a draw costs the same after ten thousand.
 
     They are the newest, the best by each objective, ``MOST`` of each kind, and the front of several objectives.
-    This has in it what the samplers use most: the 25 trials that TPE takes for good ones, the newest generations
-    of CMA-ES, the elite of NSGA-II. It depends on which trials have ended, not on the order in which they have.
+    Among them is what samplers use most: the 25 trials that TPE takes for good ones, the newest generations of
+    CMA-ES, the elite of NSGA-II. The order in which trials have ended does not matter.
     """
 
     MOST = 250
@@ -236,7 +235,7 @@ def draw(
     number: int,
     sample: Callable[[Suggester], object],
 ) -> FrozenTrial:
-    """What the sampler draws when ``sample`` (a function of an Optuna trial) asks it, given these trials."""
+    """The sampler's answers to ``sample`` (a function of an Optuna trial), given these trials."""
     storage = History(trials)
     study = optuna.create_study(storage=storage, sampler=sampler, directions=list(directions))
     trial_id = storage.create_new_trial(study._study_id)

@@ -28,9 +28,10 @@ def open_storage(store: Store) -> optuna.storages.RDBStorage:
 
     In SQLite a commit goes to a write-ahead log that is synchronised with the disk at checkpoints only: what was
     committed outlives the death of any process; a loss of power may take reports since the last checkpoint, and
-    never the file's order. How a trial begins and ends is made durable (``to_disk``), as it is in MLflow. Such a log
-    is shared through memory, so it is for a local file system only, and on one that may be another machine's SQLite
-    keeps its rollback journal: it would not refuse, and lose what two machines write.
+    never the file's order. How a trial begins and ends is made durable (``to_disk``), as it is in MLflow.
+
+    Such a log is shared through memory, so it is for a local file system only, and on one that may be another
+    machine's SQLite keeps its rollback journal: it would not refuse, and lose what two machines write.
     """
     with _readable(store):
         make_whole(store, store.optuna_file, _make_database)

@@ -1,20 +1,20 @@
-"""What runs next: the search over all families, then the verdict on each family's best.
+"""The searcher: it decides what runs next, first the search over all families, then the verdict on each one's best.
 
 The Optuna study in the storage is the truth about the search: every step is reported to it, a trial stopped
 early is PRUNED there, a failed one is FAIL with its reason, and this object rebuilds itself from it (``ledger``).
 
-Trials are asked for in generations: ``search.generation_size`` of each family, one by default. A generation
-starts when the one before has ended, and both the sampler and the early stopping look at ended generations
-only. So neither the number of trials at once nor the order in which they finish changes what is tried or what
-it scores, nor does an interruption: a trial that was unfinished is judged again by what it has reported, and goes
-on. A budget in time is looked at between generations.
+Trials are asked for in generations: ``search.generation_size`` of each family, one by default. A generation starts
+when the one before has ended, and sampling and early stopping look at ended generations only. So neither the number
+of trials at once nor the order in which they finish changes what is tried or what it scores.
 
-With ``search.deterministic: false`` there is one generation without an end: a trial is asked for as soon as there
-is room, the sampler knows all that has ended and what runs, the early stopping all that was reported.
+An interruption changes nothing either: an unfinished trial is judged again by what it has reported, and continues. A
+budget in time is looked at between generations.
 
-What the study's user attributes keep: ``spent`` (seconds of the time budgets, over all sittings), ``exhausted``
-(lanes without a configuration that was not tried) and ``warm_start`` (points of earlier studies, as they were
-when this one began).
+With ``search.deterministic: false`` there is one endless generation. A trial is asked for as soon as there is room;
+the sampler knows all that has ended and what runs, the early stopping all that was reported.
+
+The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (lanes
+without an untried configuration) and ``warm_start`` (points of earlier studies, as they were when this one began).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StudySearch:
     It knows no engine: whoever runs trials calls ``suggest`` for a trial, ``observe`` with each of its reports, ``end``
     when it is over, and ``commit`` once all else of its end is written.
 
-    ``finished_verdicts`` are the (family, seed) pairs that an earlier sitting has already judged; ``clock`` is
+    ``finished_verdicts`` are the (family, seed) pairs that an earlier session has already judged; ``clock`` is
     that of the time budgets. Raises SpecError for a sampler that is not installed, and for a warm start from a
     study that is not there.
     """
@@ -147,7 +147,7 @@ class StudySearch:
             lane.is_exhausted = lane.name in attrs.get("exhausted", [])
 
     def _read_ledger(self) -> None:
-        """Take in what earlier sittings have left in the storage, and what others have enqueued there."""
+        """Take in what earlier sessions have left in the storage, and what others have enqueued there."""
         for generation, trial in self._ledger.stored():
             if generation > self._generation:
                 self._settle_all()
@@ -323,7 +323,7 @@ class StudySearch:
         self._settle_if_alone(entry.trial.number)
 
     def values_of(self, assignment: Assignment) -> list[float]:
-        """What a finished trial of the search has reached in each objective; nothing of any other one.
+        """A finished search trial's value of each objective; empty for any other trial.
 
         A trial that tells no latency counts as the slowest.
         """
@@ -445,7 +445,7 @@ class StudySearch:
 
     @property
     def _num_to_ask(self) -> int:
-        """How many trials of the search are still to be asked for."""
+        """Number of search trials still to be asked for."""
         if self._budget.spent() is None:
             return sum(lane.num_left for lane in self._lanes)
         if not self._in_generations or self._generation < 0:
@@ -501,7 +501,7 @@ class StudySearch:
         return self._ledger.best()
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many trials of each family's search ended how."""
+        """Counts of each family's search trials by how they ended."""
         return self._ledger.counts()
 
     def best_numbers(self) -> dict[str, int]:
@@ -509,11 +509,11 @@ class StudySearch:
         return self._ledger.best_numbers()
 
     def failure_reasons(self) -> list[str]:
-        """Why trials of the search failed, oldest first."""
+        """Reasons for which search trials failed, oldest first."""
         return self._ledger.failure_reasons()
 
     def verdict_configs(self) -> list[TrialConfig]:
-        """What is still to be retrained: each family's best, and its embedder untrained, with every seed."""
+        """Verdict trials still to run: each family's best, and its embedder untrained, with every seed."""
         return self._verdicts.left(self.best_configs())
 
     @property

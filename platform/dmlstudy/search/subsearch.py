@@ -1,4 +1,4 @@
-"""What shares a budget and a sampler: the trials of one family, or those of all where the sampler chooses it."""
+"""Trials that share a budget and a sampler: one family's, or all families' if the sampler chooses among them."""
 
 from __future__ import annotations
 
@@ -152,12 +152,12 @@ class Lane:
         return self._spec.trial_config(*drawn)
 
     def num_missing(self, generation: int) -> int:
-        """How many trials of a generation are still to be asked for."""
+        """Number of a generation's trials still to be asked for."""
         return max(0, min(self.width - self.num_of_generation.get(generation, 0), self.num_left))
 
     @property
     def num_left(self) -> int:
-        """How many trials are still to be asked for."""
+        """Number of trials still to be asked for."""
         return 0 if self.is_exhausted else max(0, self.budget - self.num_asked)
 
     def next_trial(self, number: int, generation: int) -> FrozenTrial | None:
@@ -176,7 +176,7 @@ class Lane:
         )
 
     def note(self, trial: FrozenTrial, config: TrialConfig, generation: int) -> int:
-        """Take a trial into account that was asked for, now or in an earlier sitting; returns its turn."""
+        """Take a trial into account that was asked for, now or in an earlier session; returns its turn."""
         self._tried.add(config.fingerprint())
         self.num_of_generation[generation] = self.num_of_generation.get(generation, 0) + 1
         self.num_asked += 1

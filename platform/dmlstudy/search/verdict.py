@@ -1,4 +1,4 @@
-"""What is judged on the test classes: each family's best, and its embedder untrained, with every seed."""
+"""Verdict trials: each family's best, and its embedder untrained, with every seed on the test classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Verdicts:
         self._queue: list[TrialConfig] | None = None
 
     def left(self, best: Mapping[str, TrialConfig]) -> list[TrialConfig]:
-        """What has not ended, by family and seed; ``best`` are the families' best configurations.
+        """Verdict trials that have not ended, by family and seed; ``best`` are the families' best configurations.
 
         Families whose bests have the same embedder share an untrained one.
         """
@@ -52,7 +52,7 @@ class Verdicts:
         ]
 
     def next(self, best: Mapping[str, TrialConfig]) -> TrialConfig | None:
-        """The next one to run in this sitting; None where all were handed out."""
+        """The next one to run in this session; None where all were handed out."""
         if self._queue is None:
             self._queue = self.left(best)
         return self._queue.pop(0) if self._queue else None

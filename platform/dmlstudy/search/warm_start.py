@@ -1,4 +1,4 @@
-"""Where a search begins besides its defaults: the best configurations of earlier studies in the same storage."""
+"""Starting points of a search besides its defaults: the best configurations of earlier studies in the storage."""
 
 from __future__ import annotations
 

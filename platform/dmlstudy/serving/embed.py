@@ -230,8 +230,9 @@ def embed_into(
     """Embed all items into ``job.output``.
 
     Parts that an earlier call of the same model has left are not made again where their items are still the same.
-    ``follow`` is given the numbers of parts as they come to be, and how many there will be, to show progress. Raises
-    ValueError naming what is missing, unreadable or of another kind, for an output that may not be written
+    ``follow`` is given the numbers of parts as they come to be, and how many there will be, to show progress.
+
+    Raises ValueError naming what is missing, unreadable or of another kind, for an output that may not be written
     (``files.check_output``), where another call is writing it, and where the parts of something else are in the way;
     the output is replaced when all is done, or not at all.
     """

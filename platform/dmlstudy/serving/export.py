@@ -2,9 +2,10 @@
 
 What a user could get wrong is inside: images go in as they are decoded, of the size that the model was built for,
 ``images`` uint8 (N, H, W, C) from 0 to 255, and vectors as the model takes them, ``vectors`` float32 (N, F). Out come
-``embedding`` (N, D), and of a model with a structure head ``structure`` (N, D); N is free. The file says so itself
-(``about``), with all that is done to a picture before: ONNX in its metadata, under ``dmlstudy``, a program in its extra
-file ``dmlstudy.json``.
+``embedding`` (N, D), and of a model with a structure head ``structure`` (N, D); N is free.
+
+The file says so itself (``about``), with all that is done to a picture before: ONNX in its metadata, under
+``dmlstudy``, a program in its extra file ``dmlstudy.json``.
 
 ``torch.export.load`` can unpickle what a program holds beside its graph, so load programs of people you trust alone;
 one that is written here has numbers and text in it, and nothing that needs pickle.

@@ -1,4 +1,4 @@
-"""What a search may cost in time: on the wall, and of its devices, over all sittings."""
+"""A search's budget in time, wall time and device hours, over all sessions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TimeBudget:
         self._seen = now
 
     def spent(self) -> str | None:
-        """Which budget is spent, for people; None while there is time."""
+        """The budget that is spent, in words; None while there is time."""
         if self._most_wall is not None and self.wall >= self._most_wall:
             return "wall_time"
         if self._most_device is not None and self.device >= self._most_device:

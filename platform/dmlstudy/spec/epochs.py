@@ -1,4 +1,4 @@
-"""How far a trial is, in epochs of folds: its reports are numbered through, over all models that it trains."""
+"""A trial's progress in epochs of folds; its reports are numbered through all models that it trains."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _default(value: object) -> str:
 
 
 def _values(schema: Mapping[str, Any]) -> str:
-    """What may stand there: names, or a type and its range."""
+    """The values a key takes: names, or a type and its range."""
     if "anyOf" in schema:
         parts = [_values(part) for part in schema["anyOf"]]
         return " or ".join(part for part in parts if part != "none")

@@ -116,7 +116,7 @@ class Choice:
         return shown
 
     def suffixes(self, option: Scalar, outer: Mapping[str, str]) -> Mapping[str, str]:
-        """What is appended to names under an option, ``outer`` being what is appended to them anyway.
+        """Suffixes of names under an option, ``outer`` being the suffix they have anyway.
 
         A name gets ``@option`` where it stands under other options too, with another domain.
         """

@@ -1,6 +1,6 @@
 """The study file: what is searched, on which data, with which budget and resources.
 
-Every error is a ``SpecError`` of one line that starts with the key's path and ends with the mend.
+Every error is a ``SpecError`` of one line that starts with the key's path and ends with the fix.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ MAX_POINTS = 20_000
 
 
 class SpecError(ValueError):
-    """A study file that cannot be run: the key, what is wrong with it, and the mend, in one line of bounded length."""
+    """A study file that cannot be run: the key, what is wrong with it, and the fix, in one line of bounded length."""
 
     def __init__(self, message: object) -> None:
         super().__init__(one_line(message))
@@ -163,7 +163,7 @@ class SearchConfig(Record):
 
 
 class ProtocolConfig(MetricsConfig):
-    """How trials are judged: folds over the development classes, seeds on the test classes."""
+    """Evaluation of trials: folds over the development classes, seeds on the test classes."""
 
     num_folds: Annotated[
         PositiveInt,
@@ -257,7 +257,7 @@ class Family:
 
     @property
     def kind(self) -> Kind:
-        """What its trials learn: its file has a section ``hashing`` or ``online``, or trains an embedder."""
+        """The kind of its trials: its file has a section ``hashing`` or ``online``, or trains an embedder."""
         return next((kind for kind in OTHER_KINDS if _section(self.space, kind)), "embedder")
 
     def _sections(self) -> dict[str, Space]:
@@ -301,7 +301,7 @@ class StudySpec:
 
     @property
     def kind(self) -> Kind:
-        """What the families' trials learn, all of them the same."""
+        """The kind of the families' trials, the same for all."""
         return next(iter(self.families.values())).kind
 
     @property
@@ -324,7 +324,7 @@ class StudySpec:
 
     @property
     def num_untrained(self) -> int:
-        """How many different embedders the families' bests have; at most, where the embedder is searched."""
+        """Number of different embedders among the families' bests; an upper bound if the embedder is searched."""
         fixed: set[tuple[object, ...]] = set()
         num_searched = 0
         for family in self.families.values():
@@ -609,7 +609,7 @@ def tree(space: Space) -> list[str]:
 
 
 def parameters(space: Space) -> list[str]:
-    """What a family's loss and regulariser have for parameters: a line for each name they can have."""
+    """Parameters of a family's loss and regulariser: a line for each name they can have."""
     lines: list[str] = []
     for section, sign in (("loss", ""), ("regularizer", "+ ")):
         within = _section(space, section)

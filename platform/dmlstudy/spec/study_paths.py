@@ -1,4 +1,4 @@
-"""Where the paths in a study file lead: absolute, for workers have other working folders and perhaps another home."""
+"""The paths in a study file made absolute, for workers have other working folders and perhaps another home."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Places:
         return self._led[key, path]
 
     def looked_in(self, key: str) -> str:
-        """What to add to a message that a relative path leads nowhere; nothing for an absolute one."""
+        """An addition to the message that a relative path leads nowhere; empty for an absolute one."""
         if key not in self.local or len(self.folders) < 2:
             return ""
         return f", nor {self.local[key]} in the current folder {self.folders[1]}; set {key}"

@@ -29,7 +29,7 @@ LEFT_OUT = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 
 
 class YamlError(ValueError):
-    """A file that cannot be read as YAML: its name, the line, what is wrong and the mend, in one line."""
+    """A file that cannot be read as YAML: its name, the line, what is wrong and the fix, in one line."""
 
 
 class Loader(yaml.SafeLoader):
@@ -117,7 +117,7 @@ def mapping(text: str, place: str) -> Mapping[str, Any]:
 
 
 def value(text: str, place: str) -> Any:
-    """What YAML text means; raises YamlError that begins with ``place``."""
+    """The value of YAML text; raises YamlError that begins with ``place``."""
     try:
         loader = Loader(text)
         try:

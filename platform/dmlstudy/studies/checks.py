@@ -75,7 +75,7 @@ TOO_LARGE = (MemoryError, OverflowError, RuntimeError)
 
 @contextmanager
 def _refused(key: str) -> Iterator[None]:
-    """What is wrong with a part that is built in the block, as a SpecError."""
+    """Turn what is wrong with a part that is built in the block into a SpecError."""
     try:
         yield
     except (ValueError, *TOO_LARGE) as error:
@@ -100,7 +100,7 @@ def _check_classes(dataset: data.ZeroShotData, num_folds: int) -> str:
 
 
 def check_class_counts(own: int, test: int, num_folds: int) -> str:
-    """How ``own + test`` classes are divided, in words; raises SpecError where they are too few for so many folds."""
+    """The division of ``own + test`` classes in words; raises SpecError if they are too few for so many folds."""
     counts = f"of {own + test} classes {test} are kept for the test and {own} are to learn from"
     if own < LEAST_CLASSES or test < 2:
         raise SpecError(

@@ -27,7 +27,7 @@ from dmlstudy.store import (
 
 
 class Extent(Record):
-    """What there is of a study: in MLflow, in Optuna, and in files."""
+    """Everything kept of a study: in MLflow, in Optuna, and in files."""
 
     study: str
     num_runs: int
@@ -47,7 +47,7 @@ class Leftover(Record):
 
 
 def extent(store: Store, name: str) -> Extent:
-    """What there is of a study; raises StoreError where there is nothing."""
+    """Find everything kept of a study; raises StoreError if there is nothing."""
     from dmlstudy.registry import deletion
 
     place = _served(store, name)

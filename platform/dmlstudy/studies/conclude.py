@@ -55,13 +55,13 @@ def conclude(
     publish_study(
         tracker.client, tracker.experiment_id, tracker.parent_id, with_winner, versions, _settings(spec)
     )
-    # Last of all, for a finished study is not gone on with.
+    # Last of all, for a finished study is not resumed.
     tracker.end_study("finished", {"winner": winner, "model": with_winner.model, "decision": decision.reason})
     return leaderboard(store, spec.name)
 
 
 def _settings(spec: StudySpec) -> dict[str, str]:
-    """What of the study's file its run in MLflow is found and compared by."""
+    """Settings of the study's file by which its run in MLflow is found and compared."""
     data, search, protocol = spec.data, spec.file.search, spec.file.protocol
     values = {
         "data": data.name,
@@ -81,7 +81,7 @@ def _settings(spec: StudySpec) -> dict[str, str]:
 def _registered(
     spec: StudySpec, store: Store, tracker: tracking.StudyTracker, board: Leaderboard, row: Row, run: Any
 ) -> models.RegisteredVersion:
-    """The version of a family's model of the run, registered now or by an earlier sitting."""
+    """The version of a family's model of the run, registered now or by an earlier session."""
     objective = spec.file.protocol.objective
     return models.register(
         store,

@@ -1,4 +1,4 @@
-"""How many trials a study has and about how long it will take."""
+"""The size of a study before it runs: its number of trials, and about how long they will take."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def describe(
 
 
 def device_of(spec: StudySpec) -> torch.device:
-    """What a little training is measured on: a GPU if the study's trials have one and there is one here."""
+    """The device that a little training is measured on: a GPU if the study's trials have one and there is one here."""
     has_gpu = spec.file.resources.gpus_per_worker > 0 and torch.cuda.is_available()
     return torch.device("cuda" if has_gpu else "cpu")
 
@@ -82,7 +82,7 @@ def _measured_on(spec: StudySpec) -> str:
 
 @contextlib.contextmanager
 def _noting() -> Iterator[list[str]]:
-    """What is warned of as people are told it, each once and in one line; what libraries warn of stays theirs."""
+    """Collect our own warnings, each once and in one line; those of libraries are passed on as they are."""
     noted: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -138,7 +138,7 @@ SMALL = 64
 
 
 def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
-    """What is allowed and may surprise."""
+    """Notes on settings that are allowed and may surprise."""
     notes = list(spec.notes)
     first, *_ = configs = [
         spec.trial_config(family, default_values(family)) for family in spec.families.values()
@@ -189,7 +189,7 @@ def _check_memory(spec: StudySpec, dataset: StudyData, name: str) -> None:
 
 
 def _why(error: Exception) -> str:
-    """What went wrong in a few batches, and what to change."""
+    """A line on what went wrong in a few batches, and what to change."""
     said = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
         return (
@@ -295,7 +295,7 @@ def _trial_of_stream(
 
 
 def first_reports(config: TrialConfig, device: torch.device) -> list[tuple[float, TrialReport]]:
-    """When a trial made its first reports, two at most, and what they were."""
+    """The times of a trial's first reports, two at most, and the reports."""
     reports: list[tuple[float, TrialReport]] = []
 
     def listen(report: TrialReport) -> None:

@@ -25,7 +25,7 @@ Budget: TypeAlias = Literal["quick", "standard", "thorough"]
 
 
 class Amounts(NamedTuple):
-    """What a budget stands for."""
+    """Numbers of trials, epochs and seeds that a budget stands for."""
 
     trials: int
     epochs: int
@@ -56,7 +56,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 
 
 class Folder(NamedTuple):
-    """What a folder of pictures holds: pictures of each class to learn from and of each that is kept for the test."""
+    """A folder's pictures: counts for each class to learn from and for each that is kept for the test."""
 
     own_C: list[int]
     test_C: list[int]

@@ -1,4 +1,4 @@
-"""What a study has said, and all that is known of one trial, written for another shell."""
+"""A study's log, and all that is known of one trial, written for another shell."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _write_from(path: Path, position: int, write: Write) -> int:
 
 
 def trial_log(store: Store, study: str | None, number: int) -> list[str]:
-    """What is known of a trial of the search: configuration, state, reason, curve, times, what engines said."""
+    """All that is known of a search trial: configuration, state, reason, curve, times, what engines said."""
     name = named(store, study)
     state = store.read_state(name)
     folder = store.study_folder(name)

@@ -1,4 +1,4 @@
-"""Where a study's numbers come from, as it is kept with its runs: its data, its folds, its cluster."""
+"""The provenance of a study's numbers, as it is kept with its runs: its data, its folds, its cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIDES = {
 
 
 def origin(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
-    """What must be the same in every sitting of a study, or its numbers would not belong together."""
+    """Facts that must be the same in every session of a study, or its numbers would not belong together."""
     search = spec.file.search
     return {
         "spec_fingerprint": spec.fingerprint(),
@@ -45,7 +45,7 @@ def origin(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
 
 
 def _features(spec: StudySpec) -> dict[str, str]:
-    """What the saved embedders are whose embeddings are the features of codes, where there are any."""
+    """A digest of the saved embedders whose embeddings are the features of codes, if there are any."""
     configs = (
         spec.trial_config(each, values) for each in spec.families.values() for values in spec.corners(each)
     )
@@ -62,7 +62,7 @@ def _damaged(dataset: StudyData) -> dict[str, str]:
 
 
 def check_data(name: str, known: Mapping[str, str], own: Mapping[str, str]) -> None:
-    """Raise StoreError where a study that is gone on with would see other images or labels than it has seen."""
+    """Raise StoreError where a study that is resumed would see other images or labels than it has seen."""
     changed = [side for key, side in SIDES.items() if key in own and known.get(key, own[key]) != own[key]]
     if changed:
         raise StoreError(
@@ -73,7 +73,7 @@ def check_data(name: str, known: Mapping[str, str], own: Mapping[str, str]) -> N
 
 
 def description(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
-    """What is kept once with the study's run: its file, the resolved spaces, the classes of its folds."""
+    """Texts kept once with the study's run: its file, the resolved spaces, the classes of its folds."""
     tree = {name: family.tree() for name, family in spec.families.items()}
     return {
         "study.yaml": yaml_file.dump(spec.raw),
@@ -104,7 +104,7 @@ def folds(spec: StudySpec, dataset: ZeroShotData) -> dict[str, list[list[str]]]:
 
 
 def surroundings(spec: StudySpec) -> str:
-    """What is kept of each sitting: code, packages, this machine, what a trial takes, the cluster's nodes, as JSON."""
+    """The environment of a session as JSON: code, packages, this machine, a trial's resources, the cluster's nodes."""
     return json.dumps(
         environment() | {"resources": spec.file.resources.model_dump(), "nodes": described_nodes()}, indent=1
     )

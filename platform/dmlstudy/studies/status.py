@@ -1,9 +1,10 @@
-"""What studies have done and do, looked at from another shell.
+"""The state of studies, looked at from another shell.
 
 What a study has done stands in Optuna's and MLflow's storages, what runs now in the study's folder
-(``engine.stop_requests``), and whether its driver lives in the lock it holds: so all of it is known while the study
-runs, after its end and after a crash, without Ray. MLflow and Optuna take seconds to import, so what does not need
-them does not wait for them.
+(``engine.stop_requests``). The lock tells whether its driver lives. So all of it is known while the study runs, after
+its end and after a crash, without Ray.
+
+MLflow and Optuna take seconds to import, so they are imported where they are used.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class FamilyStatus(Record):
 
 
 class StudyStatus(Record):
-    """What a study is doing, as its storages and its folder say.
+    """A study's state, as its storages and its folder say.
 
     ``reason`` is why it failed, ``notes`` what else to know or do about it.
     """
@@ -101,7 +102,7 @@ def _status_or_why_not(store: Store, name: str) -> StudyStatus:
 
 
 def study_status(store: Store, name: str) -> StudyStatus:
-    """What a study is doing, from Optuna, MLflow and the study's folder; no Ray is asked."""
+    """A study's state from Optuna, MLflow and the study's folder; Ray is not asked."""
     state = store.read_state(name)
     spec_of(store, name, state)
     is_running = state["state"] == "running"
@@ -142,7 +143,7 @@ def study_status(store: Store, name: str) -> StudyStatus:
 
 
 def status_row(status: StudyStatus) -> list[str]:
-    """Study, state, trials finished, stopped early, failed and left, best, time over all sittings."""
+    """Study, state, trials finished, stopped early, failed and left, best, time over all sessions."""
     best = status.best
     return [
         status.study,
@@ -230,7 +231,7 @@ def _family_rows(
 
 
 def mend(store: Store, name: str, state: Mapping[str, Any]) -> str:
-    """What to know and do about a study that does not run."""
+    """Advice about a study that does not run: what to know and do."""
     if state["state"] == "finished":
         return f"see `{store.command('leaderboard', name)}`"
     why = (

@@ -1,4 +1,4 @@
-"""How long a study takes on this machine, from the seconds of single trials: what ``validate`` says beforehand."""
+"""A study's duration on this machine, from the seconds of single trials: what ``validate`` says beforehand."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MANY = 10_000
 
 
 class Seconds(NamedTuple):
-    """What one trial of a family takes, alone, in the search and in the verdict."""
+    """Seconds of one trial of a family, alone, in the search and in the verdict."""
 
     search: float
     verdict: float
 
 
 class Machine(NamedTuple):
-    """What Ray would find here."""
+    """This machine's resources as Ray would count them."""
 
     node: cluster.Node
 

@@ -3,6 +3,7 @@
 One file, ``trial.safetensors``, holds everything: nothing is pickled, and nothing in it is executed. Rank 0
 writes it, whole or not at all, so a kill at any moment leaves the old file or the new one. Every rank reads it:
 the folder lies where all of them see it, on a shared file system or in an object store (``data.state_file``).
+
 There is no generator's state in it, because training draws nothing from global generators: batches are a function
 of (seed, epoch, number), and initial parameters and random losses have their own seeds.
 """
@@ -38,7 +39,7 @@ MAX_SHARE = 0.05
 
 
 class Progress(NamedTuple):
-    """How far a trial has come: ``epoch`` epochs of fold ``fold`` are done, what is needed to go on, and what it has
+    """A trial's progress: ``epoch`` epochs of fold ``fold`` are done, what is needed to go on, and what it has
     reported."""
 
     fold: int = 0
@@ -62,7 +63,7 @@ class Checkpoint:
         self._has_warned = False
 
     def load(self) -> Progress:
-        """What was kept, or the start; the same on every rank, each of which must call this.
+        """The kept state, or the start; the same on every rank, each of which must call this.
 
         A file that is damaged, of another version of this package or of torch (the digits would not be those of
         an unbroken trial), or not seen by all ranks, is ignored with a RuntimeWarning. Raises ValueError,

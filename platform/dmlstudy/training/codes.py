@@ -1,4 +1,4 @@
-"""One trial of hashing: binary codes of frozen features, judged by Hamming ranking of a closed set (METHODS 4, 6, 8).
+"""One trial of hashing: binary codes of frozen features, judged by Hamming ranking of a closed set.
 
 Shapes: N rows, F features.
 """

@@ -92,7 +92,7 @@ CASES: dict[str, Case] = _cases()
 
 
 class Outcome(NamedTuple):
-    """What a training step leaves: the global mean loss, and each parameter's gradient."""
+    """The outcome of a training step: the global mean loss, and each parameter's gradient."""
 
     value: float
     gradients: dict[str, Tensor]
@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """How the step of all ranks compares with that of one process, the worst over shares and parameters."""
+    """The step of all ranks beside that of one process, the worst over shares and parameters."""
 
     case: str
     value: float

@@ -43,9 +43,10 @@ def run_online_trial(
     ``training.epochs`` is in how many parts the stream is given, with a report after each. Phase ``search``: for each
     fold of the development rows the constraints are of the other rows; what is reported is as in a trial of an
     embedder. Phase ``verdict``: the constraints are of all development rows, the test rows are judged once after each
-    part, and the learner is written to ``save_to``. With ``split: shuffled`` development and test are two halves of
-    all rows, shuffled by the verdict's seed (a search has the shuffle 0), as the paper repeats its experiments.
-    Raises ValueError on more than one rank.
+    part, and the learner is written to ``save_to``.
+
+    With ``split: shuffled`` development and test are two halves of all rows, shuffled by the verdict's seed (a search
+    has the shuffle 0), as the paper repeats its experiments. Raises ValueError on more than one rank.
     """
     settings = config.online
     assert settings is not None

@@ -57,9 +57,10 @@ def run_trial(
     Phase ``search``: for each class-disjoint fold of the development classes, train from scratch and
     evaluate on the fold's validation classes after every epoch. The reported objective after epoch e of
     fold f is the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
-    Phase ``verdict``: train on all development classes and evaluate once, at the end, on the test classes. With
-    ``fold_models`` a model is trained for each fold as well, and scored on the test classes twice: each by itself
-    ('test_separate_', the mean over folds), and all together as one embedding, the concatenation
+    Phase ``verdict``: train on all development classes and evaluate once, at the end, on the test classes.
+
+    With ``fold_models`` a model is trained for each fold as well, and scored on the test classes twice: each by
+    itself ('test_separate_', the mean over folds), and all together as one embedding, the concatenation
     ('test_concatenated_').
 
     Rank 0 writes the embedder of a verdict trial to ``save_to``. Raises TrialFailed when the loss or an
@@ -68,9 +69,11 @@ def run_trial(
     In the folder ``checkpoint``, a path or a URI, which belongs to this trial alone and is seen by all ranks, rank 0
     keeps the trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always). A
     call that finds it there makes its reports again, as they were, goes on from it and gives, on as many ranks,
-    the further reports and the result of an unbroken trial, bit for bit. The state after the last epoch
-    is always kept, and none is removed here, however the trial ends: so the caller may be killed until it has
-    recorded the result, and call again for it. Raises ValueError for the state of another configuration.
+    the further reports and the result of an unbroken trial, bit for bit.
+
+    The state after the last epoch is always kept, and none is removed here, however the trial ends: so the caller may
+    be killed until it has recorded the result, and call again for it. Raises ValueError for the state of another
+    configuration.
 
     A configuration with ``hashing`` is ``codes.run_hashing_trial``'s, and one with ``online`` is
     ``streams.run_online_trial``'s; these keep no state: their trials are short.
