@@ -5,7 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 source jobs/environment.sh "[test]"
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-.venv/bin/mypy
+bash tests/lint.sh
 .venv/bin/python -m pytest "$@"
