@@ -6,9 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 source jobs/environment.sh "[test]"
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-.venv/bin/mypy
+bash tests/lint.sh
 if (($# == 0)); then
     set -- --numprocesses=2
     # Threads of two processes would wait for each other in loops on the same cores; what tests threads sets them.

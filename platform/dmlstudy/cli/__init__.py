@@ -6,12 +6,11 @@ from dmlstudy.cli.app import main
 __all__ = ["GROUPS", "app", "main", "models", "results", "studies", "tables"]
 
 GROUPS = {
-    "Define and run": ("init", "validate", "run", "resume", "submit", "selfcheck"),
-    "Watch, stop, tidy": ("status", "logs", "stop", "jobs", "delete", "prune"),
-    "Results": ("leaderboard", "report", "curves", "compare", "ui"),
-    "Registered models": ("models", "promote", "rollback", "pull", "export"),
-    "Use a model": ("embed", "index", "retrieve", "serve"),
-    "Reference": ("families", "options"),
+    "Prepare": ("init", "families", "options", "validate", "selfcheck"),
+    "Run": ("run", "resume", "status", "logs", "stop", "submit", "jobs"),
+    "Look": ("leaderboard", "report", "curves", "ui", "delete", "prune"),
+    "Decide": ("models", "compare", "promote", "rollback"),
+    "Use": ("pull", "embed", "index", "retrieve", "serve", "export"),
 }
 """The commands as `--help` shows them: in these groups and in this order."""
 
