@@ -108,7 +108,11 @@ def pair_weighting(
     """
     for name, value in (("p", p), ("q", q), ("alpha", alpha), ("beta", beta), ("epsilon", epsilon)):
         at_least(name, value, 0)
-    miners = {"threshold": keep_all, "margin": SimilarityRule(epsilon), "batch_hard": batch_hard}
+    miners: dict[str, Miner] = {
+        "threshold": keep_all,
+        "margin": SimilarityRule(epsilon),
+        "batch_hard": batch_hard,
+    }
     return PairWeighting(
         positive_margin,
         negative_margin,
@@ -141,7 +145,7 @@ def triplet_weighting(
     for name, value in (("p", p), ("alpha", alpha), ("epsilon", epsilon)):
         at_least(name, value, 0)
     at_least("negative_margin", negative_margin, at_least("positive_margin", positive_margin, 0))
-    miners = {
+    miners: dict[str, Miner] = {
         "all": keep_all,
         "semi_hard": keep_all,
         "margin": SimilarityRule(epsilon),

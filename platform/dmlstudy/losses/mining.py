@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ def checked_miner(miner: object) -> Miner:
         d_TM = torch.tensor([[0.1, 0.4, 0.3], [0.2, 0.7, 0.5]])
         positive = Side(d_TM[:, :2], torch.tensor([[True, False], [True, True]]))
         negative = Side(d_TM, torch.tensor([[False, True, True], [False, False, True]]))
-        masks = miner(positive, negative)
+        masks: Any = miner(positive, negative)
         if not isinstance(masks, tuple) or len(masks) != 2:
             return "it gives no pair of masks"
         for mask, side in zip(masks, (positive, negative), strict=True):

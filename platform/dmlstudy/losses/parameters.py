@@ -37,7 +37,7 @@ def above(parameter: str, value: float, low: float) -> float:
     return value
 
 
-def part(parameter: str, value: object, kind: type[T], wanted: str, tried: Callable[[T], str | None]) -> T:
+def part(parameter: str, value: Any, kind: Any, wanted: str, tried: Callable[[T], str | None]) -> T:
     """The object that was passed for a loss's ``parameter``, if it is of this kind (a Protocol) and works.
 
     ``tried`` puts it to a small test and says what is wrong, if anything. Raises ValueError, also where the object
@@ -51,7 +51,8 @@ def part(parameter: str, value: object, kind: type[T], wanted: str, tried: Calla
         problem = f"{type(error).__name__}: {one_line(error, 200)}"
     if problem is not None:
         raise ValueError(f"{parameter}={shown(value)} fails on a small batch: {problem}; pass {wanted}")
-    return value
+    found: T = value
+    return found
 
 
 def constructed(

@@ -90,7 +90,7 @@ def checked_weighting(weighting: object) -> Weighting:
             leaf_TM = excess_TM.clone().requires_grad_()
             u = weighting.raw(leaf_TM, None)
             for weight in (u, relative):
-                if torch.broadcast_shapes(weight.shape, excess_TM.shape) != excess_TM.shape:
+                if (weight * excess_TM).shape != excess_TM.shape:
                     return (
                         f"raw gives the shape {tuple(weight.shape)} for excesses of {tuple(excess_TM.shape)}"
                     )
