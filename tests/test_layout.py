@@ -17,7 +17,7 @@ PACKAGE = ROOT / "platform" / "dmlstudy"
 TOP_LEVEL = {"pyproject.toml", "platform", "search_spaces", "jobs", "tests", "cluster.yaml", "README.md"}
 
 FLOORS = (  # top to bottom
-    ("cli", "__main__"),
+    ("cli", "__main__", "interface", ""),  # "": the package itself, which looks the interface up
     ("studies",),
     ("report",),
     ("engine",),

@@ -1,12 +1,48 @@
-"""dmlstudy: Ray-distributed hyperparameter studies for deep metric learning."""
+"""dmlstudy: Ray-distributed hyperparameter studies for deep metric learning.
 
-from typing import Any
+From Python: ``run`` and ``load`` a study, ``losses.build`` a loss, ``distributed.across_ranks`` for data parallel
+training, ``models.load`` a model. Each is looked up when it is asked for, so that importing the package is quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dmlstudy import distributed as distributed
+    from dmlstudy import losses as losses
+    from dmlstudy import models as models
+    from dmlstudy.interface import Study as Study
+    from dmlstudy.interface import load as load
+    from dmlstudy.interface import registered
+    from dmlstudy.interface import run as run
+
+    _registered = registered
+
+__all__ = ["Study", "distributed", "load", "losses", "models", "run"]
+
+_OF_INTERFACE = {"Study": "Study", "load": "load", "run": "run", "_registered": "registered"}
+_ROOMS = ("distributed", "losses", "models")
 
 
 def __getattr__(name: str) -> Any:
-    """``__version__``, as the installed package says; looked up when it is asked for."""
-    if name != "__version__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """The interface, the rooms that belong to it, and ``__version__``, as the installed package says."""
+    import importlib
+
+    if name in _OF_INTERFACE:
+        return getattr(importlib.import_module("dmlstudy.interface"), _OF_INTERFACE[name])
+    if name in _ROOMS:
+        return importlib.import_module(f"dmlstudy.{name}")
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])
+
+
+def _version() -> str:
     import importlib.metadata
 
     try:

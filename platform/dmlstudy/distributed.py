@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
+from dmlstudy.losses.batch_loss import BatchLoss
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, check_embeddings
 
 Result = TypeVar("Result")
@@ -134,6 +135,35 @@ def data_parallel(module: nn.Module) -> nn.Module:
     return DistributedDataParallel(
         module, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
     )
+
+
+def across_ranks(loss: BatchLoss) -> nn.Module:
+    """The loss, comparing this rank's rows with those of all ranks, for encoders under data parallel training.
+
+    ``loss(z_ND, labels_N)`` has the global mean as its value and, once data parallel has averaged gradients, exactly
+    the gradient of one process on the global batch, of the encoder and of the loss's own parameters. Every rank must
+    call it, and backward through it, as often; its share may be ragged. Give ids where one image is in several rows:
+    without ids, all rows of all ranks are different images.
+    """
+    module = _GlobalMean(loss)
+    has_own = any(parameter.requires_grad for parameter in module.parameters())
+    return data_parallel(module) if has_own else module
+
+
+class _GlobalMean(nn.Module):
+    """The mean over all ranks' rows, whose gradient is this rank's part of it times the number of ranks."""
+
+    def __init__(self, loss: BatchLoss) -> None:
+        super().__init__()
+        self.loss = loss.loss
+
+    def forward(self, z_ND: Tensor, labels_N: Tensor, ids_N: Tensor | None = None) -> Tensor:
+        if ids_N is None:
+            before = sum(_sizes(len(z_ND))[: rank()])
+            ids_N = torch.arange(before, before + len(z_ND), device=z_ND.device)
+        anchors = Embeddings(z_ND, labels_N, ids_N)
+        objective, mean = scaled_for_mean(LossSum(*self.loss(anchors, gather(anchors), world())))
+        return objective - objective.detach() + mean
 
 
 class _AllRanks:

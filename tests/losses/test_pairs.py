@@ -20,7 +20,7 @@ from support.small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddi
 from torch import Tensor
 from torch.nn import functional
 
-from dmlstudy.losses import tiles
+from dmlstudy.losses import catalogue, tiles
 from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.pair_weighting import PairWeighting
 from dmlstudy.losses.pairs import (
@@ -35,6 +35,7 @@ from dmlstudy.losses.pairs import (
     NPair,
     RankedList,
 )
+from dmlstudy.losses.weighting import Exponential
 
 NUM_CLASSES = 5
 BY_CLASS = [0, 2, 5, 9, 1, 6, 3, 8, 7, 4]
@@ -378,7 +379,7 @@ def test_ranked_list_equals_pml_up_to_its_row_epsilon_and_half_of_gpw_undetached
             batch.z_ND, batch.y_N
         )
         torch.testing.assert_close(total / count, theirs, rtol=1e-4, atol=0)
-        gpw = PairWeighting(0.8, 1.2, alpha=tp, beta=tn, detach_weights=False)(batch).total
+        gpw = PairWeighting(0.8, 1.2, Exponential(tp), Exponential(tn), detach_weights=False)(batch).total
         torch.testing.assert_close(2 * total, gpw, rtol=1e-12, atol=0)
         ours, their, half = (torch.autograd.grad(x, batch.z_ND)[0] for x in (total / count, theirs, gpw / 18))
         torch.testing.assert_close(ours, their, rtol=1e-3, atol=1e-5)
@@ -440,7 +441,7 @@ def test_a_satisfied_margin_gives_0_whatever_nu() -> None:
         (lambda: BinomialDeviance(alpha=math.nan), "alpha=nan must be a finite number"),
         (lambda: Margin(0), "num_classes=0 must be a finite number >= 1"),
         (lambda: Margin(3, nu=-1.0), "nu=-1.0 must be a finite number >= 0"),
-        (lambda: Margin(3, mining="distance"), "mining='distance' is unknown; .*distance_weighted"),
+        (lambda: catalogue.margin(3, mining="distance"), "mining='distance' is unknown; .*distance_weighted"),
         (lambda: RankedList(alpha=0.3), "alpha=0.3 must be a finite number >= 0.4"),
         (lambda: RankedList(imbalance=1.5), r"imbalance=1.5 must lie in 0\.\.1"),
         (lambda: RankedList(negative_temperature=-1.0), "negative_temperature=-1.0 must be"),

@@ -6,7 +6,6 @@ Loops work on scalars in float64; their own autograd gives the gradient to compa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,13 +16,14 @@ from support.small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddi
 from torch import Tensor
 from torch.nn import functional
 
-from dmlstudy.losses import tiles
+from dmlstudy.losses import catalogue, tiles
 from dmlstudy.losses.distances import euclidean
 from dmlstudy.losses.interface import Embeddings, Loss
-from dmlstudy.losses.mining import distance_weighted, pair_numbers
+from dmlstudy.losses.mining import DistanceWeighted, distance_weighted, pair_numbers
 from dmlstudy.losses.pairs import Margin
 from dmlstudy.losses.tiles import Layout
 from dmlstudy.losses.triplets import Triplet
+from dmlstudy.records import Scalar
 
 NUM_CLASSES = 5
 BY_CLASS = [0, 5, 2, 3, 6, 1, 9, 8, 7, 4]
@@ -62,8 +62,10 @@ def added(terms: list[Tensor]) -> Tensor:
     return sum(terms, torch.zeros((), dtype=torch.float64))
 
 
-def triplet(anchors: Embeddings, references: Embeddings, loss: Triplet) -> tuple[Tensor, float]:
-    chosen = draws(anchors, references, loss.seed) if loss.mining == "distance_weighted" else {}
+def triplet(
+    anchors: Embeddings, references: Embeddings, loss: Triplet, mining: str, seed: int
+) -> tuple[Tensor, float]:
+    chosen = draws(anchors, references, seed) if mining == "distance_weighted" else {}
     terms = []
     for i, z in enumerate(anchors.z_ND):
         positives, negatives = pair_sets(anchors, references, i)
@@ -71,22 +73,22 @@ def triplet(anchors: Embeddings, references: Embeddings, loss: Triplet) -> tuple
             (z - x).square().sum() if loss.squared else (z - x).square().sum().sqrt() for x in references.z_ND
         ]
         triplets = [(j, k) for j in positives for k in negatives]
-        if loss.mining == "distance_weighted":
+        if mining == "distance_weighted":
             triplets = [(j, chosen[i, j]) for j in positives]
-        elif loss.mining == "semi_hard":
+        elif mining == "semi_hard":
             triplets = [(j, k) for j, k in triplets if d[j] < d[k]]
-        elif loss.mining == "batch_hard" and triplets:
+        elif mining == "batch_hard" and triplets:
             triplets = [
                 (max(positives, key=lambda j: d[j].item()), min(negatives, key=lambda k: d[k].item()))
             ]
         terms += [(d[j] - d[k] + loss.margin).relu() for j, k in triplets]
-    count = len(terms) if loss.mining == "distance_weighted" else sum(term > 0 for term in terms)
+    count = len(terms) if mining == "distance_weighted" else sum(term > 0 for term in terms)
     return added(terms), float(count)
 
 
-def margin(anchors: Embeddings, references: Embeddings, loss: Margin) -> tuple[Tensor, float]:
+def margin(anchors: Embeddings, references: Embeddings, loss: Margin, seed: int) -> tuple[Tensor, float]:
     terms, betas = [], []
-    for (i, j), k in draws(anchors, references, loss.seed).items():
+    for (i, j), k in draws(anchors, references, seed).items():
         z, beta = anchors.z_ND[i], loss.beta_C[anchors.y_N[i]]
         terms.append((z - references.z_ND[j]).square().sum().sqrt() - beta + loss.alpha)
         terms.append(beta - (z - references.z_ND[k]).square().sum().sqrt() + loss.alpha)
@@ -95,33 +97,43 @@ def margin(anchors: Embeddings, references: Embeddings, loss: Margin) -> tuple[T
     return added(terms) + loss.nu * added(betas), len(terms)
 
 
-CASES: dict[str, Callable[[], Loss]] = {
-    "all": Triplet,
-    "all-squared": lambda: Triplet(0.5, distance="squared_euclidean"),
-    "semi_hard": lambda: Triplet(mining="semi_hard"),
-    "batch_hard": lambda: Triplet(mining="batch_hard"),
-    "distance_weighted": lambda: Triplet(mining="distance_weighted", seed=3),
-    "distance_weighted-squared": lambda: Triplet(0.4, "distance_weighted", "squared_euclidean", seed=4),
-    "margin-distance_weighted": lambda: Margin(NUM_CLASSES, 0.4, nu=0.01, mining="distance_weighted", seed=5),
+CASES: dict[str, tuple[dict[str, Scalar], int]] = {
+    "all": ({}, 0),
+    "all-squared": ({"margin": 0.5, "distance": "squared_euclidean"}, 0),
+    "semi_hard": ({"mining": "semi_hard"}, 0),
+    "batch_hard": ({"mining": "batch_hard"}, 0),
+    "distance_weighted": ({"mining": "distance_weighted"}, 3),
+    "distance_weighted-squared": (
+        {"margin": 0.4, "mining": "distance_weighted", "distance": "squared_euclidean"},
+        4,
+    ),
+    "margin-distance_weighted": ({"alpha": 0.4, "nu": 0.01, "mining": "distance_weighted"}, 5),
 }
+"""Parameters and seed of the triplet loss, or of the margin loss where the name begins so."""
 
 each_case = pytest.mark.parametrize("name", list(CASES))
 
 
 def build(name: str) -> Loss:
-    return CASES[name]().double()
+    params, seed = CASES[name]
+    entry = "margin" if name.startswith("margin") else "triplet"
+    return catalogue.build(entry, params, num_classes=NUM_CLASSES, dim=DIM, seed=seed)
 
 
 @pytest.mark.parametrize("order", [INTERLEAVED, BY_CLASS], ids=["interleaved", "by class"])
 @pytest.mark.parametrize("rows", [slice(None), slice(2, 7)], ids=["own batch", "other references"])
 @each_case
 def test_value_and_gradient_equal_the_formula_s_loops(name: str, rows: slice, order: list[int]) -> None:
-    loss, batch = build(name), embeddings(order)
+    loss, batch = build(name).double(), embeddings(order)
+    params, seed = CASES[name]
     leaves = [batch.z_ND, *loss.parameters()]
     total, count = loss(batch.rows(rows), batch)
-    expected, expected_count = (margin if isinstance(loss, Margin) else triplet)(
-        batch.rows(rows), batch, loss
-    )
+    if isinstance(loss, Margin):
+        expected, expected_count = margin(batch.rows(rows), batch, loss, seed)
+    else:
+        assert isinstance(loss, Triplet)
+        mining = str(params.get("mining", "all"))
+        expected, expected_count = triplet(batch.rows(rows), batch, loss, mining, seed)
     assert expected.item() > 0, "the case selects nothing and proves nothing"
     assert count.item() == expected_count
     assert_same((total,), (expected,), 1e-10)
@@ -134,7 +146,7 @@ def test_value_and_gradient_equal_the_formula_s_loops(name: str, rows: slice, or
 def test_tiles_of_one_row_and_the_batch_s_order_change_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, batch = build(name), embeddings()
+    loss, batch = build(name).double(), embeddings()
     leaves = [batch.z_ND, *loss.parameters()]
     whole = loss(batch)
     gradients = torch.autograd.grad(whole.total, leaves)
@@ -148,7 +160,7 @@ def test_tiles_of_one_row_and_the_batch_s_order_change_nothing(
 
 @each_case
 def test_parts_of_the_anchors_sum_to_the_whole(name: str) -> None:
-    loss, batch = build(name), embeddings()
+    loss, batch = build(name).double(), embeddings()
     whole = loss(batch)
     parts = [loss(batch.rows(rows), batch) for rows in (slice(0, 3), slice(3, 3), slice(3, 10))]
     assert_same(tuple(map(added, zip(*parts, strict=True))), whole, 1e-12)
@@ -164,7 +176,7 @@ def test_missing_pairs_are_finite_and_on_the_graph(name: str, labels: list[int])
     batch = Embeddings(
         z_ND.requires_grad_(), torch.tensor(labels, dtype=torch.int64), torch.arange(len(labels))
     )
-    loss = CASES[name]()
+    loss = build(name)
     total, count = loss(batch)
     assert total.dtype == torch.float32
     for gradient in torch.autograd.grad(total, [z_ND, *loss.parameters()]):
@@ -246,7 +258,7 @@ def test_mined_triplets_equal_pml(mining: str) -> None:
         "batch_hard": miners.BatchHardMiner(distance=plain),
     }[mining](batch.z_ND, batch.y_N)
     theirs = pml.TripletMarginLoss(0.2, distance=plain)(batch.z_ND, batch.y_N, chosen)
-    total, count = Triplet(0.2, mining)(batch)
+    total, count = catalogue.build("triplet", {"mining": mining}, num_classes=3, dim=DIM)(batch)
     assert_same((total / count,), (theirs,), 1e-9)
     assert_same(*(torch.autograd.grad(x, batch.z_ND) for x in (total / count, theirs)), 1e-9)
 
@@ -258,7 +270,7 @@ def test_margin_over_drawn_triplets_equals_pml_given_the_same_triplets() -> None
     plain = pml_distances.LpDistance(normalize_embeddings=False)
     their_loss = pml.MarginLoss(0.2, nu=0.03, beta=1.1, learn_beta=True, num_classes=3, distance=plain)
     theirs = their_loss(batch.z_ND, batch.y_N, tuple(triplets))
-    loss = Margin(3, 0.2, 1.1, nu=0.03, mining="distance_weighted", seed=1)
+    loss = Margin(3, 0.2, 1.1, nu=0.03, negatives=DistanceWeighted(1))
     total, count = loss(batch)
     assert_same((total / count,), (theirs,), 1e-7)  # beta is a float32
     ours = torch.autograd.grad(total / count, [batch.z_ND, loss.beta_C])
@@ -268,14 +280,14 @@ def test_margin_over_drawn_triplets_equals_pml_given_the_same_triplets() -> None
 
 
 @pytest.mark.parametrize(
-    ("construct", "message"),
+    ("params", "message"),
     [
-        (lambda: Triplet(margin=-0.1), "margin=-0.1 must be a finite number >= 0"),
-        (lambda: Triplet(mining="hard"), "mining='hard' is unknown; .*batch_hard"),
-        (lambda: Triplet(mining="semi_hard+all"), r"mining='semi_hard\+all' is unknown"),
-        (lambda: Triplet(distance="cosine"), "distance='cosine' is unknown; .*euclidean"),
+        ({"margin": -0.1}, "margin=-0.1 must be a finite number >= 0"),
+        ({"mining": "hard"}, "mining='hard' is unknown; .*batch_hard"),
+        ({"mining": "semi_hard+all"}, r"mining='semi_hard\+all' is unknown"),
+        ({"distance": "cosine"}, "distance='cosine' is unknown; .*euclidean"),
     ],
 )
-def test_mistakes_are_named(construct: Callable[[], Loss], message: str) -> None:
+def test_mistakes_are_named(params: dict[str, Scalar], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        construct()
+        catalogue.build("triplet", params, num_classes=NUM_CLASSES, dim=DIM)

@@ -22,7 +22,7 @@ from dmlstudy import data, model_folder
 from dmlstudy.data.decoding import ORIENTATION_TAG
 from dmlstudy.models import saved
 from dmlstudy.serving import embed, retrieve
-from dmlstudy.serving.embed import Job, embed_into, fit_of, one_by_one, opened, told
+from dmlstudy.serving.embed import Job, embed_into, one_by_one, opened, told
 from dmlstudy.serving.gallery import build
 from dmlstudy.serving.retriever import Searcher
 
@@ -342,7 +342,7 @@ def test_a_model_from_before_reads_pictures_as_then(models: dict[str, Path], tmp
         z_1D = data.read_embeddings(tmp_path / "z.parquet")[2]
         seen = np.asarray(expected)[None, ..., None]
         np.testing.assert_allclose(z_1D, saved.verified(model)(seen), atol=1e-6)
-    with_none = fit_of(old)
+    with_none = saved.fit_of(old)
     assert with_none is not None
     assert with_none.reading == data.AS_BEFORE
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from dmlstudy import data, description, embedders, hashing, model_folder, online
 from dmlstudy.hashing.model import Recipe
 from dmlstudy.models import saved
-from dmlstudy.serving.embed import fit_of, opened
+from dmlstudy.serving.embed import opened
 
 SCRIPT = Path(__file__).parents[1] / "support" / "blocked.py"
 KINDS = ("plain", "codes", "learner")
@@ -207,7 +207,7 @@ def used(folder: Path) -> None:
     """All that is done with a model's folder before it is asked anything."""
     saved.takes(folder)
     saved.extra(folder)
-    fit_of(folder)
+    saved.fit_of(folder)
     compute = saved.verified(folder)
     saved.parts(folder)
     model_folder.largest_deviation(folder, compute)

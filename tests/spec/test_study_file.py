@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -972,3 +973,62 @@ def test_keys_that_came_later_change_no_earlier_study() -> None:
     assert (found.fingerprint(), config.fingerprint()) == ("41171dbb8e8d54d6", "eacb42adce096109")
     other = study_file.parse(raw | {"training": {"deterministic": "always"}})
     assert other.fingerprint() != found.fingerprint()
+
+
+UNUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"loss.weighting": "constant", "loss.mining": "margin", "loss.epsilon": 0.2, "loss.p": 2.0},
+        "families.f.override.loss.p: 2.0 is not used by loss.weighting: constant; leave it out, or set loss.weighting:"
+        " power",
+    ),
+    (
+        {"loss.weighting": {"choice": ["power", "constant"], "default": "power"}, "loss.p": 1.0},
+        "families.f.override.loss.p: 1.0 is not used by loss.weighting: constant; leave it out, or put it under the"
+        " options of loss.weighting that use it: power",
+    ),
+    (
+        {"regularizer": {"name": "graph_consistency", "sigma_mode": "median", "sigma": 2.0}},
+        "families.f.override.regularizer: sigma: 2.0 is not used by regularizer.sigma_mode: median; leave it out, or"
+        " set regularizer.sigma_mode: fixed",
+    ),
+]
+"""Overrides of ``UNCONDITIONAL``, and what is said of them."""
+
+UNCONDITIONAL = "loss: {name: pair_weighting, weighting: power, mining: threshold, p: 0.0, epsilon: 0.1}\n"
+
+
+@pytest.mark.parametrize(("override", "message"), UNUSED)
+def test_a_parameter_without_effect_is_refused_in_new_studies_alone(
+    override: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Stored studies of earlier versions may have such, and are resumed by ``parse``."""
+    space = tmp_path / "own.yaml"
+    space.write_text(UNCONDITIONAL.replace("threshold", "margin"))
+    raw = {
+        "name": "s",
+        "data": {"name": "digits"},
+        "families": {"f": {"space": str(space), "override": override}},
+    }
+    with pytest.raises(SpecError, match=re.escape(message)):
+        study_file.given(raw)
+    assert study_file.parse(raw).families["f"].name == "f"
+
+
+def test_a_parameter_of_a_family_s_file_without_effect_is_refused(tmp_path: Path) -> None:
+    space = tmp_path / "own.yaml"
+    space.write_text(UNCONDITIONAL)
+    raw = {"name": "s", "data": {"name": "digits"}, "families": {"f": {"space": str(space)}}}
+    with pytest.raises(
+        SpecError, match=r"families.f: loss.epsilon: 0.1 is not used by loss.mining: threshold"
+    ):
+        study_file.given(raw)
+
+
+def test_values_from_python_replace_some_of_the_study() -> None:
+    raw = {"name": "s", "data": {"name": "digits"}, "families": {"f": {"space": "contrastive"}}}
+    spec = study_file.given(raw, "t", {"training.lr": 1e-05, "families.f.override.loss.negative_margin": 0.5})
+    assert spec.name == "t"
+    values = study_file.default_values(spec.families["f"])
+    assert (values["training.lr"], values["loss.negative_margin"]) == (1e-05, 0.5)
+    with pytest.raises(SpecError, match=r"^overrides: trainning\.lr: unknown key; did you mean 'training'"):
+        study_file.given(raw, None, {"trainning.lr": 1})

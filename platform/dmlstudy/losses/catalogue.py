@@ -1,14 +1,32 @@
-"""The catalogue of losses: every loss a study can name, and how it is built from plain parameters."""
+"""The catalogue of losses: every loss a study can name, and how it is built from plain parameters.
+
+Weightings, miners and distances have names here alone: a loss itself is given objects. From Python an object may stand
+where a study file has a name (``losses.build``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, cast
 
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.distance_levels import DistanceLevels
+from dmlstudy.losses.distances import Distance, checked_distance, euclidean, squared_euclidean
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Loss
+from dmlstudy.losses.mining import (
+    AllOf,
+    DistanceWeighted,
+    Miner,
+    NegativeDraw,
+    SimilarityRule,
+    Thresholds,
+    batch_hard,
+    checked_miner,
+    keep_all,
+)
 from dmlstudy.losses.pair_weighting import Contrastive, PairWeighting, TripletWeighting
 from dmlstudy.losses.pairs import (
     Angular,
@@ -34,14 +52,165 @@ from dmlstudy.losses.proxies import (
 )
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.structure import Structure
-from dmlstudy.losses.triplets import Triplet
+from dmlstudy.losses.triplets import Hardest, Triplet
+from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
 from dmlstudy.records import Scalar
+from dmlstudy.text import shown
 
-CATALOGUE: dict[str, type[Loss]] = {
-    "pair_weighting": PairWeighting,
-    "triplet_weighting": TripletWeighting,
+Part: TypeAlias = Weighting | Miner | NegativeDraw | Distance
+"""What a loss is put together of."""
+
+DISTANCES: dict[str, Distance] = {"euclidean": euclidean, "squared_euclidean": squared_euclidean}
+"""The distances a pair loss may be asked for by name."""
+
+
+def weighting_of(named: str | Weighting, exponent: float, rate: float) -> Weighting:
+    """The weighting of that name with these parameters, or the object; raises ValueError for an unknown name."""
+    if not isinstance(named, str):
+        return checked_weighting(named)
+    kinds: dict[str, Weighting] = {
+        "constant": Constant(),
+        "power": Power(exponent),
+        "exponential": Exponential(rate),
+    }
+    return choice("weighting", named, kinds)
+
+
+def miner_of(named: str | Miner, miners: Mapping[str, Miner]) -> Miner:
+    """The miner of names joined by '+', or the object; raises ValueError for a name that is not among ``miners``."""
+    if not isinstance(named, str):
+        return checked_miner(named)
+    return AllOf(tuple(choice("mining", name, miners) for name in named.split("+")))
+
+
+def distance_of(named: str | Distance) -> Distance:
+    """The distance of that name, or the object; raises ValueError for an unknown name."""
+    return choice("distance", named, DISTANCES) if isinstance(named, str) else checked_distance(named)
+
+
+def pair_weighting(
+    positive_margin: float = 0.0,
+    negative_margin: float = 0.8,
+    weighting: str | Weighting = "exponential",
+    p: float = 0.0,
+    q: float = 1.0,
+    alpha: float = 0.0,
+    beta: float = 2.0,
+    normalize: str = "anchor",
+    mining: str | Miner = "threshold",
+    epsilon: float = 0.1,
+    distance: str | Distance = "euclidean",
+    detach_weights: bool = True,
+) -> PairWeighting:
+    """The pair form with its parts by name, or an object, the same weighting for both signs then.
+
+    Raises ValueError unless p, q, alpha, beta, epsilon >= 0, for unknown names and as ``PairWeighting``.
+    """
+    for name, value in (("p", p), ("q", q), ("alpha", alpha), ("beta", beta), ("epsilon", epsilon)):
+        at_least(name, value, 0)
+    miners: dict[str, Miner] = {
+        "threshold": keep_all,
+        "margin": SimilarityRule(epsilon),
+        "batch_hard": batch_hard,
+    }
+    return PairWeighting(
+        positive_margin,
+        negative_margin,
+        weighting_of(weighting, p, alpha),
+        weighting_of(weighting, q, beta),
+        normalize,
+        miner_of(mining, miners),
+        distance_of(distance),
+        detach_weights,
+    )
+
+
+def triplet_weighting(
+    margin: float = 0.1,
+    weighting: str | Weighting = "exponential",
+    p: float = 5.0,
+    alpha: float = 40.0,
+    normalize: str = "anchor",
+    mining: str | Miner = "all",
+    epsilon: float = 0.1,
+    positive_margin: float = 0.0,
+    negative_margin: float = 2.0,
+    distance: str | Distance = "euclidean",
+    detach_weights: bool = True,
+) -> TripletWeighting:
+    """The triplet form with its parts by name, or an object; 'semi_hard' restricts triplets, not pairs.
+
+    Raises ValueError unless p, alpha, epsilon >= 0, for unknown names and as ``TripletWeighting``.
+    """
+    for name, value in (("p", p), ("alpha", alpha), ("epsilon", epsilon)):
+        at_least(name, value, 0)
+    at_least("negative_margin", negative_margin, at_least("positive_margin", positive_margin, 0))
+    miners: dict[str, Miner] = {
+        "all": keep_all,
+        "semi_hard": keep_all,
+        "margin": SimilarityRule(epsilon),
+        "batch_hard": batch_hard,
+        "threshold": Thresholds(positive_margin, negative_margin),
+    }
+    return TripletWeighting(
+        margin,
+        weighting_of(weighting, p, alpha),
+        normalize,
+        miner_of(mining, miners),
+        isinstance(mining, str) and "semi_hard" in mining.split("+"),
+        distance_of(distance),
+        detach_weights,
+    )
+
+
+def triplet(
+    margin: float = 0.2,
+    mining: str | Miner | NegativeDraw = "all",
+    distance: str | Distance = "euclidean",
+    seed: int = 0,
+) -> Triplet:
+    """The triplet loss with its parts by name, or an object.
+
+    Raises ValueError for unknown names, and as ``Triplet``.
+    """
+    miner: Miner | NegativeDraw
+    if isinstance(mining, str):
+        miners: dict[str, Miner | NegativeDraw] = {
+            "all": keep_all,
+            "semi_hard": keep_all,
+            "batch_hard": Hardest(),
+            "distance_weighted": DistanceWeighted(seed),
+        }
+        miner = choice("mining", mining, miners)
+    else:
+        miner = mining if isinstance(mining, NegativeDraw) else checked_miner(mining)
+    return Triplet(margin, miner, mining == "semi_hard", distance_of(distance))
+
+
+def margin(
+    num_classes: int,
+    alpha: float = 0.2,
+    beta: float = 1.2,
+    nu: float = 0.0,
+    mining: str | NegativeDraw = "all",
+    seed: int = 0,
+) -> Margin:
+    """The margin loss with its negatives by name, or an object. Raises ValueError for an unknown name."""
+    draws = {"all": None, "distance_weighted": DistanceWeighted(seed)}
+    if isinstance(mining, str):
+        return Margin(num_classes, alpha, beta, nu, choice("mining", mining, draws))
+    if not isinstance(mining, NegativeDraw):
+        raise ValueError(
+            f"mining={shown(mining)} is no NegativeDraw; pass an object with counts_all and draw(rows, d_TM)"
+        )
+    return Margin(num_classes, alpha, beta, nu, mining)
+
+
+CATALOGUE: dict[str, Callable[..., Loss]] = {
+    "pair_weighting": pair_weighting,
+    "triplet_weighting": triplet_weighting,
     "contrastive": Contrastive,
-    "triplet": Triplet,
+    "triplet": triplet,
     "n_pair": NPair,
     "lifted_structure": LiftedStructure,
     "lifted_structure_gpw": LiftedStructureGPW,
@@ -49,7 +218,7 @@ CATALOGUE: dict[str, type[Loss]] = {
     "multi_similarity": MultiSimilarity,
     "multi_similarity_distance": MultiSimilarityDistance,
     "binomial_deviance": BinomialDeviance,
-    "margin": Margin,
+    "margin": margin,
     "ranked_list": RankedList,
     "circle": Circle,
     "angular": Angular,
@@ -76,10 +245,13 @@ WEIGHT = "weight"
 _GIVEN = ("num_classes", "dim", "num_layers", "seed")
 """Arguments the trial supplies; they are nobody's hyperparameters."""
 
+PARTS = ("weighting", "mining", "distance")
+"""Parameters that name a part; from Python an object may stand there."""
+
 
 def build(
     name: str,
-    params: Mapping[str, Scalar],
+    params: Mapping[str, Scalar | Part],
     *,
     regularizer: tuple[str, Mapping[str, Scalar]] | None = None,
     memory: bool = False,
@@ -92,18 +264,24 @@ def build(
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
     that references will hold rows of earlier batches. ``num_classes``, ``dim``, ``num_layers`` (of the embedder's
-    head) and ``seed`` reach the constructors
-    that ask for them. Raises ValueError for an unknown entry or parameter (with the nearest name and the
-    list), for a value of the wrong type, for a loss that cannot use a memory, and whatever the loss
-    itself refuses.
+    head) and ``seed`` reach the constructors that ask for them. Where a parameter names a part (``PARTS``), an object
+    may stand. A parameter that the chosen parts do not use has no effect here: studies of earlier versions have such
+    (``unused`` finds them).
+
+    Raises ValueError for an unknown entry or parameter (with the nearest name and the list), for a value of the wrong
+    type, for a loss that cannot use a memory, and whatever the loss itself refuses.
     """
     given = {"num_classes": num_classes, "dim": dim, "num_layers": num_layers, "seed": seed}
+    parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
+    named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})
     if name.startswith(pml.PREFIX):
-        loss: Loss = pml.build(name, params, num_classes=num_classes, dim=dim, seed=seed)
+        loss: Loss = pml.build(
+            name, cast("Mapping[str, Scalar]", params), num_classes=num_classes, dim=dim, seed=seed
+        )
     else:
-        loss = constructed("loss", name, CATALOGUE, params, given)
+        loss = constructed("loss", name, CATALOGUE, named, given, parts)
     if memory and not loss.accepts_memory:
-        able = [entry for entry, kind in CATALOGUE.items() if kind.accepts_memory]
+        able = [entry for entry in CATALOGUE if kind_of(entry).accepts_memory]
         raise ValueError(
             f"loss {name!r} cannot use a cross-batch memory; set batch.memory_size to 0, or choose from "
             f"{', '.join(able)}"
@@ -123,6 +301,26 @@ def build(
         raise ValueError(
             said if said.startswith("regularizer") else f"regularizer {kind!r}: {said}"
         ) from None
+
+
+def sizes_of(name: str) -> list[str]:
+    """Which of ``num_classes`` and ``dim`` the loss ``name`` needs; raises ValueError for an unknown one."""
+    if name.startswith(pml.PREFIX):
+        return ["num_classes", "dim"]
+    asked = inspect.signature(choice("loss", name, CATALOGUE)).parameters
+    return [key for key in ("num_classes", "dim") if key in asked]
+
+
+def kind_of(name: str) -> type[Loss]:
+    """The class of the catalogue's loss ``name``."""
+    entry = CATALOGUE[name]
+    kind = entry if isinstance(entry, type) else inspect.get_annotations(entry, eval_str=True)["return"]
+    assert issubclass(kind, Loss)
+    return kind
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def parameters_of(name: str) -> dict[str, Scalar]:

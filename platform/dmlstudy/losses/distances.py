@@ -10,16 +10,20 @@ the gradient from a tile of slopes, without an autograd graph.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from dmlstudy.losses.parameters import part
 
 SQUARED_FLOOR = 1e-12
 """Squared distances below this count as this, with gradient zero: sqrt has none at 0."""
 
 
-class Distance(ABC):
+@runtime_checkable
+class Distance(Protocol):
     """(z_TD, z_MD) -> d_TM, differentiable; and its pieces, for those who go tile by tile."""
 
     def __call__(self, z_TD: Tensor, z_MD: Tensor) -> Tensor:
@@ -31,26 +35,32 @@ class Distance(ABC):
     @abstractmethod
     def left(self, z_ND: Tensor) -> Tensor:
         """An anchor's features (N, F)."""
+        ...
 
     @abstractmethod
     def right(self, z_ND: Tensor) -> Tensor:
         """A reference's features (N, F)."""
+        ...
 
     @abstractmethod
     def of(self, product_TM: Tensor) -> Tensor:
         """The distance from the product of features; the product's memory may be reused without a graph."""
+        ...
 
     @abstractmethod
     def product_slope(self, slope_TM: Tensor, d_TM: Tensor) -> Tensor:
         """The slope by the product from the slope by the distance, whose memory is reused."""
+        ...
 
     @abstractmethod
     def left_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
         """The gradient by z from that by ``left(z)``."""
+        ...
 
     @abstractmethod
     def right_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
         """The gradient by z from that by ``right(z)``."""
+        ...
 
 
 class SquaredEuclidean(Distance):
@@ -115,8 +125,41 @@ class Cosine(Distance):
 
 euclidean, squared_euclidean, cosine = Euclidean(), SquaredEuclidean(), Cosine()
 
-DISTANCES: dict[str, Distance] = {"euclidean": euclidean, "squared_euclidean": squared_euclidean}
-"""The distances a pair loss may be asked for by name."""
+
+def checked_distance(distance: object) -> Distance:
+    """The distance, after it was tried on a few embeddings.
+
+    Raises ValueError unless it has all methods, and where its gradients are not those of its values.
+    """
+
+    def tried(distance: Distance) -> str | None:
+        generator = torch.Generator().manual_seed(0)
+        z_ND = torch.randn(5, 4, dtype=torch.float64, generator=generator)
+        z_ND /= z_ND.norm(dim=1, keepdim=True)
+        slope_TM = torch.rand(2, 3, dtype=torch.float64, generator=generator)
+        z_TD, z_MD = z_ND[:2], z_ND[2:]
+        with torch.enable_grad():
+            leaves = [z_TD.clone().requires_grad_(), z_MD.clone().requires_grad_()]
+            d_TM = distance(*leaves)
+            if d_TM.shape != slope_TM.shape:
+                return f"distances of 2 and 3 embeddings have the shape {tuple(d_TM.shape)}"
+            wanted = torch.autograd.grad((d_TM * slope_TM).sum(), leaves)
+        left_TF, right_MF = distance.left(z_TD), distance.right(z_MD)
+        of_tile_TM = distance.of(left_TF @ right_MF.T)
+        slope_TM = distance.product_slope(slope_TM, of_tile_TM.clone())
+        found = (
+            distance.left_gradient(slope_TM @ right_MF, z_TD),
+            distance.right_gradient(slope_TM.T @ left_TF, z_MD),
+        )
+        if not torch.allclose(of_tile_TM, d_TM.detach(), rtol=1e-4, atol=1e-6):
+            return "its call differs from of(left @ right.T)"
+        if not all(torch.allclose(*each, rtol=1e-4, atol=1e-6) for each in zip(found, wanted, strict=True)):
+            return "its gradients are not those of its values"
+        return None
+
+    return part(
+        "distance", distance, Distance, "an object with the methods of losses.distances.Distance", tried
+    )
 
 
 def full_precision(*parts: Tensor) -> tuple[Tensor, ...]:

@@ -8,19 +8,24 @@ An anchor's smallest and largest distances are taken over its candidates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from dmlstudy.losses.interface import Embeddings
-from dmlstudy.losses.parameters import choice
+from dmlstudy.losses.parameters import part
 from dmlstudy.losses.tiles import Rows, Side, in_order
 
-Rule: TypeAlias = Callable[[Side, Side], tuple[Tensor, Tensor]]
-"""(positive candidates, negative candidates) -> which are kept, as two boolean masks."""
+
+@runtime_checkable
+class Miner(Protocol):
+    """A rule by which pairs are kept."""
+
+    def __call__(self, positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
+        """Which of the candidates of each sign are kept, as two boolean masks."""
+        ...
 
 
 def keep_all(positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
@@ -81,7 +86,7 @@ def only_nearest(side: Side) -> Tensor:
 class AllOf:
     """The pairs that every rule keeps."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[Miner, ...]
 
     def __call__(self, positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
         """Intersection of what the rules keep."""
@@ -92,9 +97,22 @@ class AllOf:
         return pull, push
 
 
-def combined(mining: str, rules: Mapping[str, Rule]) -> AllOf:
-    """The rule of names joined by '+'; raises ValueError for a name that is not among ``rules``."""
-    return AllOf(tuple(choice("mining", name, rules) for name in mining.split("+")))
+def checked_miner(miner: object) -> Miner:
+    """The miner, after it was tried on a small tile; raises ValueError unless it gives two boolean masks."""
+
+    def tried(miner: Miner) -> str | None:
+        d_TM = torch.tensor([[0.1, 0.4, 0.3], [0.2, 0.7, 0.5]])
+        positive = Side(d_TM[:, :2], torch.tensor([[True, False], [True, True]]))
+        negative = Side(d_TM, torch.tensor([[False, True, True], [False, False, True]]))
+        masks: Any = miner(positive, negative)
+        if not isinstance(masks, tuple) or len(masks) != 2:
+            return "it gives no pair of masks"
+        for mask, side in zip(masks, (positive, negative), strict=True):
+            if mask.dtype != torch.bool or mask.shape != side.d.shape:
+                return f"a mask is {mask.dtype} {tuple(mask.shape)}, not bool {tuple(side.d.shape)}"
+        return None
+
+    return part("mining", miner, Miner, "a callable (positive, negative) -> two boolean masks", tried)
 
 
 def nearest(side: Side) -> Tensor:
@@ -135,6 +153,29 @@ class Draw(NamedTuple):
 
     drawn_TP: Tensor
     """Which are positives with a negative."""
+
+
+@runtime_checkable
+class NegativeDraw(Protocol):
+    """A way to take one negative for each positive pair."""
+
+    counts_all: ClassVar[bool]
+    """Whether a mean over its triplets counts those whose term is 0, too."""
+
+    def draw(self, rows: Rows, d_TM: Tensor) -> Draw:
+        """The draw of a tile; ``d_TM`` are its Euclidean distances."""
+        ...
+
+
+@dataclass(frozen=True)
+class DistanceWeighted(NegativeDraw):
+    """Negatives drawn with probability ~ 1/q(D), see ``distance_weighted``."""
+
+    seed: int = 0
+    counts_all: ClassVar[bool] = True
+
+    def draw(self, rows: Rows, d_TM: Tensor) -> Draw:
+        return distance_weighted(rows, self.seed, d_TM)
 
 
 NEAR, FAR = 0.5, 1.4

@@ -1,6 +1,7 @@
 """General pair-based weighting (GPW): the pair form and the triplet form, with contrastive as the plainest case.
 
-Both are mining, weighting and distance put together, each of them a free choice.
+Both are mining, weighting and distance put together, each of them a free choice: an object, which the catalogue knows
+by a name.
 
 Shapes: T anchors in a tile, M references, Q references in the tile's band, P most positives of any anchor.
 """
@@ -14,19 +15,11 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from dmlstudy.losses.distances import DISTANCES
-from dmlstudy.losses.mining import (
-    Rule,
-    SimilarityRule,
-    Thresholds,
-    batch_hard,
-    combined,
-    keep_all,
-    positives_in_columns,
-)
+from dmlstudy.losses.distances import Distance, euclidean
+from dmlstudy.losses.mining import Miner, Thresholds, keep_all, positives_in_columns
 from dmlstudy.losses.parameters import at_least, choice
 from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
-from dmlstudy.losses.weighting import Weighting, weighting_named
+from dmlstudy.losses.weighting import Constant, Exponential, Weighting
 
 Normalize: TypeAlias = Literal["anchor", "none"]
 """'anchor': weights of an anchor's chosen set sum to 1 (GPW Eq. 34-36); 'none': raw weights."""
@@ -44,45 +37,34 @@ class PairWeighting(RowLoss):
 
     With squared distances the margins are squared ones (Eq. 38). ``detach_weights=False`` lets the gradient through
     the weights too (``losses/README.md``). The count is the number of anchors; an empty set gives 0. Raises
-    ValueError unless 0 <= m1 <= m2 and p, q, alpha, beta, epsilon >= 0, and for unknown names.
+    ValueError unless 0 <= m1 <= m2, and for an unknown ``normalize``.
     """
 
     def __init__(
         self,
         positive_margin: float = 0.0,
         negative_margin: float = 0.8,
-        weighting: str = "exponential",
-        p: float = 0.0,
-        q: float = 1.0,
-        alpha: float = 0.0,
-        beta: float = 2.0,
+        positive_weighting: Weighting = Exponential(0.0),  # noqa: B008  # frozen
+        negative_weighting: Weighting = Exponential(2.0),  # noqa: B008
         normalize: str = "anchor",
-        mining: str = "threshold",
-        epsilon: float = 0.1,
-        distance: str = "euclidean",
+        miner: Miner = keep_all,
+        distance: Distance = euclidean,
         detach_weights: bool = True,
     ) -> None:
-        super().__init__(choice("distance", distance, DISTANCES))
+        super().__init__(distance)
         self.positive_margin = at_least("positive_margin", positive_margin, 0)
         self.negative_margin = at_least("negative_margin", negative_margin, positive_margin)
-        for name, value in (("p", p), ("q", q), ("alpha", alpha), ("beta", beta), ("epsilon", epsilon)):
-            at_least(name, value, 0)
-        rules: dict[str, Rule] = {
-            "threshold": keep_all,
-            "margin": SimilarityRule(epsilon),
-            "batch_hard": batch_hard,
-        }
         self.thresholds = Thresholds(positive_margin, negative_margin)
-        self.rule = combined(mining, rules)
-        self.positive_weighting = weighting_named(weighting, exponent=p, rate=alpha)
-        self.negative_weighting = weighting_named(weighting, exponent=q, rate=beta)
+        self.miner = miner
+        self.positive_weighting = positive_weighting
+        self.negative_weighting = negative_weighting
         self.normalize = _normalize(normalize)
         self.detach_weights = detach_weights
 
     def rows(self, rows: Rows) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
-        pull_TQ, push_TM = self.rule(positive, negative)
+        pull_TQ, push_TM = self.miner(positive, negative)
         beyond_TQ, within_TM = self.thresholds(positive, negative)
         pull = self._weighted(positive.d - self.positive_margin, pull_TQ & beyond_TQ, self.positive_weighting)
         push = self._weighted(self.negative_margin - negative.d, push_TM & within_TM, self.negative_weighting)
@@ -114,7 +96,7 @@ class Contrastive(PairWeighting):
     """
 
     def __init__(self, positive_margin: float = 0.0, negative_margin: float = 0.8) -> None:
-        super().__init__(positive_margin, negative_margin, weighting="constant")
+        super().__init__(positive_margin, negative_margin, Constant(), Constant())
 
 
 class TripletWeighting(RowLoss):
@@ -128,39 +110,31 @@ class TripletWeighting(RowLoss):
     '+'.
 
     ``detach_weights=False`` lets the gradient through the weights too. The triplets of one positive per anchor live
-    at a time. The count is the number of anchors; an empty set gives 0. Raises ValueError unless margin, p, alpha,
-    epsilon >= 0, and for unknown names.
+    at a time. The count is the number of anchors; an empty set gives 0. Raises ValueError unless margin >= 0, and for
+    an unknown ``normalize``.
     """
 
     def __init__(
         self,
         margin: float = 0.1,
-        weighting: str = "exponential",
-        p: float = 5.0,
-        alpha: float = 40.0,
+        weighting: Weighting = Exponential(40.0),  # noqa: B008  # frozen
         normalize: str = "anchor",
-        mining: str = "all",
-        epsilon: float = 0.1,
-        positive_margin: float = 0.0,
-        negative_margin: float = 2.0,
-        distance: str = "euclidean",
+        miner: Miner = keep_all,
+        semi_hard: bool = False,
+        distance: Distance = euclidean,
         detach_weights: bool = True,
     ) -> None:
-        super().__init__(choice("distance", distance, DISTANCES))
+        super().__init__(distance)
         self.margin = at_least("margin", margin, 0)
-        for name, value in (("p", p), ("alpha", alpha), ("epsilon", epsilon)):
-            at_least(name, value, 0)
-        at_least("negative_margin", negative_margin, at_least("positive_margin", positive_margin, 0))
-        rules = triplet_rules(epsilon) | {"threshold": Thresholds(positive_margin, negative_margin)}
-        self.rule = combined(mining, rules)
-        self.semi_hard = "semi_hard" in mining.split("+")
-        self.weighting = weighting_named(weighting, exponent=p, rate=alpha)
+        self.miner = miner
+        self.semi_hard = semi_hard
+        self.weighting = weighting
         self.normalize = _normalize(normalize)
         self.detach_weights = detach_weights
 
     def rows(self, rows: Rows) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
-        triplets = Triplets(rows, self.rule, self.margin, self.semi_hard)
+        triplets = Triplets(rows, self.miner, self.margin, self.semi_hard)
         normalized = self.normalize == "anchor"
         largest_T1 = triplets.largest_T1 if normalized else None
         # With u the raw weights: L = sum(u e) / sum(u), and its slope by e is (u + u' e - u' L) / sum(u).
@@ -190,9 +164,9 @@ class TripletWeighting(RowLoss):
 class Triplets:
     """The violating triplets of a tile, one positive of each anchor at a time, against all its negatives."""
 
-    def __init__(self, rows: Rows, rule: Rule, margin: float, semi_hard: bool) -> None:
+    def __init__(self, rows: Rows, miner: Miner, margin: float, semi_hard: bool) -> None:
         positive, negative = rows.positive, rows.negative
-        pull_TQ, push_TM = rule(positive, negative)
+        pull_TQ, push_TM = miner(positive, negative)
         self.margin, self.semi_hard = margin, semi_hard
         self.num_band = positive.d.shape[1]
         self.place_TP, real_TP = positives_in_columns(pull_TQ)
@@ -232,16 +206,6 @@ class TripletSlopes:
         """Adds the slopes of the triplets of one positive per anchor."""
         self.slope_TM -= slope_TM
         self.band_slope_TQ.scatter_add_(1, place_T1, slope_TM.sum(1, keepdim=True))
-
-
-def triplet_rules(epsilon: float) -> dict[str, Rule]:
-    """What the pairs of triplets may be chosen by; 'semi_hard' restricts triplets, not pairs."""
-    return {
-        "all": keep_all,
-        "semi_hard": keep_all,
-        "margin": SimilarityRule(epsilon),
-        "batch_hard": batch_hard,
-    }
 
 
 def _normalize(normalize: str) -> Normalize:

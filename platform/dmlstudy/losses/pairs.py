@@ -16,8 +16,8 @@ from torch.nn import functional
 from dmlstudy.losses.distances import cosine, euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, LossSum, World, check_classes
 from dmlstudy.losses.mining import (
+    NegativeDraw,
     SimilarityRule,
-    distance_weighted,
     only_nearest,
     pair_numbers,
     positives_in_columns,
@@ -38,6 +38,7 @@ from dmlstudy.losses.tiles import (
     in_tiles,
     row_values,
 )
+from dmlstudy.losses.weighting import Exponential
 
 
 class MultiSimilarity(RowLoss):
@@ -149,12 +150,12 @@ class Margin(RowLoss):
 
     [D_ij - beta_{y_i} + alpha]_+ for positives and [beta_{y_i} - D_ik + alpha]_+ for negatives, beta_C a
     parameter that starts at ``beta``. Mining 'all' takes all pairs; 'distance_weighted' all positive pairs,
-    and for each one negative drawn with probability ~ 1/q(D) (``mining.distance_weighted``). ``nu`` adds nu
+    and for each one negative drawn with probability ~ 1/q(D) (``mining.DistanceWeighted``). ``nu`` adds nu
     sum_{(i,j) positive} beta_{y_i}, once per positive pair as in the authors' and
     pytorch-metric-learning's sum over triplets.
 
     The count is the number of terms above 0; where no rank has any, the sum is 0. Raises ValueError unless alpha,
-    beta, nu >= 0 and labels lie in 0..C-1, and for unknown mining.
+    beta, nu >= 0 and labels lie in 0..C-1.
     """
 
     def __init__(
@@ -163,16 +164,14 @@ class Margin(RowLoss):
         alpha: float = 0.2,
         beta: float = 1.2,
         nu: float = 0.0,
-        mining: str = "all",
-        seed: int = 0,
+        negatives: NegativeDraw | None = None,
     ) -> None:
         super().__init__(euclidean)
         self.num_classes = int(at_least("num_classes", num_classes, 1))
         self.alpha = at_least("alpha", alpha, 0)
         self.beta_C = nn.Parameter(torch.full((self.num_classes,), float(at_least("beta", beta, 0))))
         self.nu = at_least("nu", nu, 0)
-        self.draws = choice("mining", mining, {"all": False, "distance_weighted": True})
-        self.seed = seed
+        self.negatives = negatives
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum of the pairs' terms and what ``nu`` adds, and the number of the terms above 0."""
@@ -193,8 +192,8 @@ class Margin(RowLoss):
         pull_TQ = (positive.d - (beta_T1 - self.alpha)).clamp_(min=0).mul_(positive.chosen)
         total = pull_TQ.sum()
         pulled_TQ = pull_TQ.sign_()
-        if self.draws:
-            draw = distance_weighted(rows, self.seed, rows.d_TM)
+        if self.negatives is not None:
+            draw = self.negatives.draw(rows, rows.d_TM)
             push = Side(rows.d_TM.gather(1, draw.column_TP), draw.drawn_TP)
         else:
             push = rows.negative
@@ -205,7 +204,7 @@ class Margin(RowLoss):
         slope_C = torch.zeros_like(self.beta_C.detach())
         slope_C.index_add_(0, rows.y_T, (pushed_T - pulled_T).to(slope_C.dtype))
         slope_TM = pushed.neg_()
-        if self.draws:
+        if self.negatives is not None:
             slope_TM = torch.zeros_like(rows.d_TM).scatter_add_(1, draw.column_TP, slope_TM)
         return RowTerms(total, (pulled_T + pushed_T).sum(), slope_TM, pulled_TQ, (slope_C,))
 
@@ -236,8 +235,8 @@ class RankedList(PairWeighting):
         super().__init__(
             positive_margin=alpha - margin,
             negative_margin=alpha,
-            alpha=positive_temperature,
-            beta=negative_temperature,
+            positive_weighting=Exponential(positive_temperature),
+            negative_weighting=Exponential(negative_temperature),
             detach_weights=False,
         )
         if not 0 <= imbalance <= 1:

@@ -6,13 +6,16 @@ Shapes: T anchors in a tile, M references, Q references in the tile's band, P mo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from dmlstudy.losses.distances import DISTANCES
-from dmlstudy.losses.mining import Draw, distance_weighted, keep_all
+from dmlstudy.losses.distances import Distance, Euclidean, SquaredEuclidean, euclidean
+from dmlstudy.losses.mining import DistanceWeighted, Draw, Miner, NegativeDraw, keep_all
 from dmlstudy.losses.pair_weighting import Triplets
-from dmlstudy.losses.parameters import at_least, choice
+from dmlstudy.losses.parameters import at_least
 from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
 
 
@@ -23,30 +26,37 @@ class Triplet(RowLoss):
     'semi_hard' those with D_ij < D_ik (Schroff et al. 2015), 'batch_hard' each anchor's farthest positive with
     its nearest negative (Hermans et al. 2017); their count is the number of terms above 0. 'distance_weighted'
     takes one negative for each positive pair, drawn with probability ~ 1/q(D) (``mining.distance_weighted``,
-    from ``seed``), and counts all of its triplets, as NASA does.
+    from its seed), and counts all of its triplets, as NASA does.
 
-    Without triplets both sum and count are 0. Raises ValueError unless margin >= 0, and for unknown names.
+    Any ``miner`` of pairs gives the triplets of the pairs that it keeps. Without triplets both sum and count are 0.
+    Raises ValueError unless margin >= 0, and for draws by distances that are no Euclidean ones.
     """
 
     def __init__(
-        self, margin: float = 0.2, mining: str = "all", distance: str = "euclidean", seed: int = 0
+        self,
+        margin: float = 0.2,
+        miner: Miner | NegativeDraw = keep_all,
+        semi_hard: bool = False,
+        distance: Distance = euclidean,
     ) -> None:
-        super().__init__(choice("distance", distance, DISTANCES))
+        super().__init__(distance)
         self.margin = at_least("margin", margin, 0)
-        modes = ("all", "semi_hard", "batch_hard", "distance_weighted")
-        self.mining = choice("mining", mining, {mode: mode for mode in modes})
-        self.squared = distance == "squared_euclidean"
-        self.seed = seed
+        self.miner = miner
+        self.semi_hard = semi_hard
+        self.squared = type(distance) is SquaredEuclidean
+        if isinstance(miner, DistanceWeighted) and type(distance) not in (Euclidean, SquaredEuclidean):
+            raise ValueError(
+                "mining='distance_weighted' draws by Euclidean distances; pass distance='euclidean' or"
+                " 'squared_euclidean'"
+            )
 
     def rows(self, rows: Rows) -> RowTerms:
         """Sum over the tile's triplets, and the number that counts."""
-        if self.mining == "batch_hard":
-            return self._one_negative_each(rows, _hardest(rows), only_positive=True)
-        if self.mining == "distance_weighted":
+        if isinstance(self.miner, NegativeDraw):
             d_TM = rows.d_TM.sqrt() if self.squared else rows.d_TM
-            draw = distance_weighted(rows, self.seed, d_TM)
-            return self._one_negative_each(rows, draw, only_positive=False)
-        triplets = Triplets(rows, keep_all, self.margin, self.mining == "semi_hard")
+            draw = self.miner.draw(rows, d_TM)
+            return self._one_negative_each(rows, draw, only_positive=not self.miner.counts_all)
+        triplets = Triplets(rows, self.miner, self.margin, self.semi_hard)
         slopes = triplets.slopes()
         total, count = rows.d_TM.new_zeros(()), rows.d_TM.new_zeros(())
         for place_T1, excess_TM, chosen_TM in triplets:
@@ -67,6 +77,16 @@ class Triplet(RowLoss):
             torch.zeros_like(rows.d_TM).scatter_add_(1, draw.column_TP, -one_TP),
             torch.zeros_like(rows.positive.d).scatter_(1, draw.place_TP, one_TP),
         )
+
+
+@dataclass(frozen=True)
+class Hardest(NegativeDraw):
+    """Each anchor's farthest positive with its nearest negative."""
+
+    counts_all: ClassVar[bool] = False
+
+    def draw(self, rows: Rows, d_TM: Tensor) -> Draw:
+        return _hardest(rows)
 
 
 def _hardest(rows: Rows) -> Draw:

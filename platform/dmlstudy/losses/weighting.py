@@ -9,25 +9,29 @@ are absolute.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from dmlstudy.losses.parameters import choice
+from dmlstudy.losses.parameters import part
 
 
-class Weighting(ABC):
+@runtime_checkable
+class Weighting(Protocol):
     """A function of the excess, of any shape."""
 
     @abstractmethod
     def raw(self, excess: Tensor, largest: Tensor | None) -> Tensor:
         """u(e), broadcastable to e."""
+        ...
 
     @abstractmethod
     def slope(self, u: Tensor, excess: Tensor) -> Tensor:
         """du/de where u = raw(e)."""
+        ...
 
 
 class Constant(Weighting):
@@ -73,11 +77,31 @@ class Exponential(Weighting):
         return self.rate * u
 
 
-def weighting_named(kind: str, *, exponent: float, rate: float) -> Weighting:
-    """The weighting of that kind; raises ValueError for an unknown kind."""
-    kinds: dict[str, Weighting] = {
-        "constant": Constant(),
-        "power": Power(exponent),
-        "exponential": Exponential(rate),
-    }
-    return choice("weighting", kind, kinds)
+def checked_weighting(weighting: object) -> Weighting:
+    """The weighting, after it was tried on a small tile.
+
+    Raises ValueError unless it has both methods, and where its slope is not the derivative of its weight.
+    """
+
+    def tried(weighting: Weighting) -> str | None:
+        excess_TM = torch.tensor([[0.1, 0.4, 0.3], [0.2, 0.7, 0.5]], dtype=torch.float64)
+        relative = weighting.raw(excess_TM.clone(), excess_TM.amax(1, keepdim=True))
+        with torch.enable_grad():
+            leaf_TM = excess_TM.clone().requires_grad_()
+            u = weighting.raw(leaf_TM, None)
+            for weight in (u, relative):
+                if (weight * excess_TM).shape != excess_TM.shape:
+                    return (
+                        f"raw gives the shape {tuple(weight.shape)} for excesses of {tuple(excess_TM.shape)}"
+                    )
+            wanted_TM = torch.zeros_like(excess_TM)
+            if u.requires_grad:
+                (wanted_TM,) = torch.autograd.grad(u.expand_as(leaf_TM).sum(), leaf_TM)
+        slope = weighting.slope(u.detach(), excess_TM)
+        if not torch.allclose(slope.double().expand_as(wanted_TM), wanted_TM, rtol=1e-4, atol=1e-6):
+            return "slope is not the derivative of raw"
+        return None
+
+    return part(
+        "weighting", weighting, Weighting, "an object with raw(excess, largest) and slope(u, excess)", tried
+    )

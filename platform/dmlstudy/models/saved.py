@@ -9,13 +9,16 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy import model_folder
 from dmlstudy.model_folder import Compute
+
+if TYPE_CHECKING:
+    from dmlstudy.data import Fit
 
 
 class Kind(NamedTuple):
@@ -202,3 +205,19 @@ def preprocessing(folder: str | Path) -> dict[str, Any]:
     """A model's description of its preprocessing; empty if it takes vectors and says no more."""
     described = model_folder.read_json(Path(folder) / _description(folder)).get("preprocessing", {})
     return dict(described) if isinstance(described, Mapping) else {}
+
+
+def fit_of(folder: str | Path) -> Fit | None:
+    """How pictures become the model's images, as in its training; None for a model of vectors.
+
+    A model from before ``preprocessing`` told it in full keeps its way. Raises ValueError where it is not understood.
+    """
+    from dmlstudy.data import preprocessing as described_fit
+
+    if takes(folder).image_size is None:
+        return None
+    described = preprocessing(folder)
+    fit = described_fit.fit_of(described, str(folder))
+    if fit is not None:
+        return fit
+    return described_fit.fit_before(described, extra(folder).get("config", {}).get("data", {}), str(folder))

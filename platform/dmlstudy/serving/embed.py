@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dmlstudy import data
-from dmlstudy.data import Fit, Inputs, preprocessing
+from dmlstudy.data import Inputs
 from dmlstudy.data.images import Indices, Looks
 from dmlstudy.files import PARQUET, check_output, written_whole
 from dmlstudy.models import saved
@@ -198,28 +198,12 @@ def opened(model: str | Path, inputs: str | Path, max_pixels: int | None = None)
 
     Raises ValueError naming what is missing, or of another kind.
     """
-    takes, fit = saved.takes(model), fit_of(model)
+    takes, fit = saved.takes(model), saved.fit_of(model)
     if fit is None:
         return data.open_vectors(inputs, takes.num_features)
     if max_pixels is not None:
         fit = fit._replace(reading=fit.reading._replace(max_pixels=max_pixels))
     return data.open_images(inputs, fit, takes.channels)
-
-
-def fit_of(model: str | Path) -> Fit | None:
-    """How pictures become the model's images, as in its training; None for a model of vectors.
-
-    A model from before ``preprocessing`` told it in full keeps its way. Raises ValueError where it is not understood.
-    """
-    if saved.takes(model).image_size is None:
-        return None
-    described = saved.preprocessing(model)
-    fit = preprocessing.fit_of(described, str(model))
-    if fit is not None:
-        return fit
-    return preprocessing.fit_before(
-        described, saved.extra(model).get("config", {}).get("data", {}), str(model)
-    )
 
 
 def embed_into(

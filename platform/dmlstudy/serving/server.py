@@ -46,7 +46,6 @@ from dmlstudy.serving import bodies, openapi, traffic
 from dmlstudy.serving.batching import Batches, Gone, Outputs
 from dmlstudy.serving.bodies import Refused
 from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
-from dmlstudy.serving.embed import fit_of
 from dmlstudy.serving.gallery import open_gallery
 from dmlstudy.serving.guards import Access, Limits, Memory, busy, check_token, read_body
 from dmlstudy.serving.retriever import Found, Searcher
@@ -82,7 +81,7 @@ class Service:
     ) -> None:
         self.limits, self.digest = limits, saved.fingerprint(model)
         self.name = name or Path(model).resolve().name
-        self.takes, self._fit = saved.takes(model), fit_of(model)
+        self.takes, self._fit = saved.takes(model), saved.fit_of(model)
         self.note = ""
         self._search = None
         self._lock = threading.Lock()  # an index is asked by one thread at a time

@@ -10,13 +10,24 @@ from dmlstudy.spec import yaml_file
 from dmlstudy.text import nearest, shown
 
 
-def assigned(raw: Mapping[str, Any], assignments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
+def assigned(
+    raw: Mapping[str, Any], assignments: Sequence[str] | Mapping[str, Any], known: Collection[str]
+) -> dict[str, Any]:
     """The study ``raw`` after ``key=value`` for each assignment; ``known`` are the keys of its top.
+
+    From Python the assignments are a mapping of keys to values.
 
     A key is dotted: ``training.epochs``, ``families.NAME.override.loss.margin``. A value is YAML. Raises ValueError for
     what is no assignment, an unknown key of the top and an unknown family; all else is the study's to check.
     """
     study = copy.deepcopy(dict(raw))
+    if isinstance(assignments, Mapping):
+        for key, value in assignments.items():
+            try:
+                _assign(study, key, copy.deepcopy(value), known)
+            except ValueError as error:
+                raise ValueError(str(error).replace("--set ", "overrides: ", 1)) from None
+        return study
     for assignment in assignments:
         key, sign, text = assignment.partition("=")
         key = key.strip()

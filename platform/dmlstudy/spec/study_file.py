@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from dmlstudy import bundled
+from dmlstudy.losses.unused import unused
 from dmlstudy.records import (
     UNTRAINED,
     AugmentationConfig,
@@ -562,7 +563,9 @@ def _check_storage_path(path: str | None) -> None:
         raise SpecError(f"{key}: {path!r} names another machine; write file:///folder with three slashes")
 
 
-def load(path: str | Path, name: str | None = None, assignments: Sequence[str] = ()) -> StudySpec:
+def load(
+    path: str | Path, name: str | None = None, assignments: Sequence[str] | Mapping[str, Any] = ()
+) -> StudySpec:
     """Read and check a study file, under another ``name`` if one is given; raises SpecError.
 
     ``assignments`` (``key=value``) replace some of the file's values first. Relative paths are relative to the file's
@@ -570,16 +573,64 @@ def load(path: str | Path, name: str | None = None, assignments: Sequence[str] =
     """
     file = Path(path).expanduser()
     raw = _read_yaml(file, "a study file; the ready ones are in search_spaces/studies")
+    return given(raw, name, assignments, Places(file.absolute().parent, Path.cwd()))
+
+
+def given(
+    raw: Mapping[str, Any],
+    name: str | None = None,
+    assignments: Sequence[str] | Mapping[str, Any] = (),
+    places: Places | None = None,
+) -> StudySpec:
+    """Check a new study that is given as a mapping, as ``load`` does; raises SpecError.
+
+    Beyond ``parse``, which also reads studies of earlier versions, parameters without effect are refused.
+    """
     try:
         raw = assigned(raw, assignments, StudyFile.model_fields)
     except ValueError as error:
         raise SpecError(error) from None
-    return parse({**raw, "name": name} if name else raw, Places(file.absolute().parent, Path.cwd()))
+    spec = parse({**raw, "name": name} if name else raw, places)
+    for family in spec.families.values():
+        _check_used(spec, family)
+    return spec
 
 
 def parse(raw: Mapping[str, Any], places: Places | None = None) -> StudySpec:
     """Check a study given as a mapping, with relative paths in the current folder or ``places``; raises SpecError."""
     return StudySpec(_record(StudyFile, raw, ""), raw, places)
+
+
+def _check_used(spec: StudySpec, family: Family) -> None:
+    """Raises SpecError for a parameter that the family's weighting, mining or mode leaves without effect."""
+    for values in spec.corners(family):
+        for section in NAMED:
+            prefix = f"{section}."
+            own = {
+                full_name.removeprefix(prefix): value
+                for full_name, value in values.items()
+                if full_name.startswith(prefix) and value is not None
+            }
+            for each in unused(str(own.pop("name", "")), own):
+                full_name, switch = prefix + each.name, prefix + each.switch
+                users = " or ".join(each.users)
+                fix = f"set {switch}: {users}"
+                if isinstance(family.space.get(switch), Choice):
+                    fix = f"put it under the options of {switch} that use it: {users}"
+                raise SpecError(
+                    f"{_place_of(spec.file.families[family.name], family.name, full_name)}: {shown(each.value)} is not"
+                    f" used by {switch}: {each.chosen}; leave it out, or {fix}"
+                )
+
+
+def _place_of(entry: FamilyEntry, name: str, full_name: str) -> str:
+    """Where a parameter of a family comes from: its override, or else its space or the study's own section."""
+    if full_name in entry.override:
+        return f"families.{name}.override.{full_name}"
+    section, _, leaf = full_name.partition(".")
+    if isinstance(within := entry.override.get(section), Mapping) and leaf in within:
+        return f"families.{name}.override.{section}: {leaf}"
+    return f"families.{name}: {full_name}"
 
 
 def family_files() -> dict[str, Path]:

@@ -1,0 +1,80 @@
+"""Losses of the catalogue in a training loop of one's own: embeddings and labels in, one number to differentiate out.
+
+Shapes: N rows of a batch, D embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dmlstudy.losses import catalogue
+from dmlstudy.losses.catalogue import Part
+from dmlstudy.losses.interface import Embeddings, Loss
+from dmlstudy.losses.unused import check_used
+from dmlstudy.records import Scalar
+
+
+class BatchLoss(nn.Module):
+    """The mean of a loss over a batch: total / max(1, count).
+
+    Rows with equal ids are one image and no positive pair; without ids each row is an image of its own. Under data
+    parallel training wrap it with ``distributed.across_ranks``, which compares with the batches of all ranks.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, z_ND: Tensor, labels_N: Tensor, ids_N: Tensor | None = None) -> Tensor:
+        """The mean, a scalar. Raises ValueError for wrong shapes, and for labels or ids that are not int64."""
+        if ids_N is None:
+            ids_N = torch.arange(len(z_ND), device=z_ND.device)
+        total, count = self.loss(Embeddings(z_ND, labels_N, ids_N))
+        return total / count.clamp(min=1)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, z_ND: Tensor, labels_N: Tensor, ids_N: Tensor | None = None) -> Tensor: ...
+
+
+def build(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    dim: int | None = None,
+    num_layers: int = 1,
+    seed: int = 0,
+    regularizer: tuple[str, Mapping[str, Scalar]] | None = None,
+    **params: Scalar | Part,
+) -> BatchLoss:
+    """The loss ``name`` of the catalogue, with these parameters and the others at their defaults.
+
+    Losses with proxies need ``num_classes`` and ``dim``, the embedding size, and have parameters of their own to be
+    trained. Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
+    a ``mining.Miner``, a ``distances.Distance``. A ``regularizer`` is a name and its parameters, ``weight`` among them.
+
+    Raises ValueError as ``catalogue.build``, for a size that is needed and missing, and for a parameter that the chosen
+    weighting, mining or mode does not use.
+    """
+    sizes = {"num_classes": num_classes, "dim": dim}
+    missing = [key for key in catalogue.sizes_of(name) if sizes[key] is None]
+    if missing:
+        raise ValueError(f"loss {name!r} needs {' and '.join(missing)}; pass {missing[0]}=...")
+    check_used("loss", name, params)
+    if regularizer is not None:
+        check_used("regularizer", *regularizer)
+    return BatchLoss(
+        catalogue.build(
+            name,
+            params,
+            regularizer=regularizer,
+            num_classes=1 if num_classes is None else num_classes,
+            dim=1 if dim is None else dim,
+            num_layers=num_layers,
+            seed=seed,
+        )
+    )
