@@ -19,9 +19,11 @@ from dmlstudy.records import is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.models import RegisteredVersion
+from dmlstudy.registry.runs import KIND as KIND_TAG
+from dmlstudy.registry.runs import PARENT, Kind, Run, StudyRuns
 from dmlstudy.store import Store
+from dmlstudy.trials import Status
 
-KIND = "leaderboard"
 KEY = "leaderboard"
 VIEW = f"mlflow.sharedViewState.{KEY}"
 NOTE = "mlflow.note.content"
@@ -46,23 +48,21 @@ def publish(
 
     A row's scores are also those of its family's registered version, on MLflow's page of the model.
     """
-    known = {
-        run.data.tags["family"]: run
-        for run in tracking.search_all(client, experiment_id, f"tags.dmlstudy_kind = '{KIND}'")
-    }
+    runs = StudyRuns(client, experiment_id)
+    known = {run.family: run for run in runs.every(Kind.LEADERBOARD)}
     for rank, row in enumerate(board.rows, 1):
         tags = {
             "family": row.family,
             "rank": f"{rank:03}",  # text orders like numbers
             "comparison": outcome(board, row.family),
             "model": named(versions).get(row.family, ""),
-            "status": "finished",
+            "status": Status.FINISHED.value,
         }
         run = known.get(row.family) or _begun(client, experiment_id, parent_id, board.study, row)
         write(client, run, _metrics(row), row.params, tags)
         if row.family in versions:
-            _score_model(client, run.info.run_id, row, versions[row.family])
-        client.set_terminated(run.info.run_id, "FINISHED")
+            _score_model(client, run.id, row, versions[row.family])
+        client.set_terminated(run.id, Status.FINISHED.in_mlflow)
     client.set_experiment_tag(experiment_id, *EXPERIMENT_KIND)
     client.set_experiment_tag(experiment_id, VIEW, json.dumps(view(board)))
     client.set_experiment_tag(experiment_id, NOTE, note(board, named(versions), experiment_id))
@@ -82,28 +82,32 @@ def publish_study(
     """
     row = next(row for row in board.rows if row.family == board.winner)
     tags = {NOTE: note(board, named(versions), experiment_id)}
-    write(client, client.get_run(parent_id), _metrics(row), {**row.params, **settings}, tags)
+    write(
+        client,
+        StudyRuns(client, experiment_id).get(parent_id),
+        _metrics(row),
+        {**row.params, **settings},
+        tags,
+    )
 
 
 def write(
     client: mlflow.MlflowClient,
-    run: Any,
+    run: Run,
     metrics: Iterable[tuple[str, float]],
     params: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> None:
     """Log what a run has not yet; a parameter that it has stays as it is."""
     now = int(time.time() * 1000)
-    missing = [Param(name, value) for name, value in params.items() if name not in run.data.params]
+    missing = [Param(name, value) for name, value in params.items() if name not in run.params]
     for start in range(0, len(missing), MOST_AT_ONCE):
-        client.log_batch(run.info.run_id, params=missing[start : start + MOST_AT_ONCE])
+        client.log_batch(run.id, params=missing[start : start + MOST_AT_ONCE])
     rounded = {name: round(value, DIGITS) for name, value in metrics}
     client.log_batch(
-        run.info.run_id,
+        run.id,
         metrics=[
-            Metric(name, value, now, 0)
-            for name, value in rounded.items()
-            if run.data.metrics.get(name) != value
+            Metric(name, value, now, 0) for name, value in rounded.items() if run.metrics.get(name) != value
         ],
         tags=[RunTag(name, value) for name, value in tags.items()],
     )
@@ -150,7 +154,7 @@ def view(board: Leaderboard) -> dict[str, Any]:
         *(f"params.`{name}`" for name in _differing(board)[:MOST_PARAMS]),
     ]
     return {
-        "searchFilter": f"tags.dmlstudy_kind = '{KIND}'",
+        "searchFilter": f"tags.{KIND_TAG} = '{Kind.LEADERBOARD}'",
         "orderByKey": "metrics.`validation`",
         "orderByAsc": False,
         "selectedColumns": columns,
@@ -200,9 +204,9 @@ def links(store: Store, port: int) -> dict[str, str]:
     }
 
 
-def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> Any:
-    tags = {tracking.PARENT: parent_id, "dmlstudy_kind": KIND, "study": study, "family": row.family}
-    return client.create_run(experiment_id, run_name=row.family, tags=tags)
+def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> Run:
+    tags = {PARENT: parent_id, KIND_TAG: Kind.LEADERBOARD.value, "study": study, "family": row.family}
+    return Run.of(client.create_run(experiment_id, run_name=row.family, tags=tags))
 
 
 def _metrics(row: Row) -> Iterator[tuple[str, float]]:

@@ -10,10 +10,12 @@ from typing import Any
 from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry.comparison import Comparison
-from dmlstudy.registry.history import History, TrialRun
+from dmlstudy.registry.history import History
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.registry.runs import Kind, Run
 from dmlstudy.report.page import facts, paragraph, table
 from dmlstudy.text import duration
+from dmlstudy.trials import Status
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -245,13 +247,13 @@ def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Ht
     rows = []
     for row in board.rows:
         own = [run for run in history.runs if run.family == row.family]
-        judged = [run for run in own if run.kind == "verdict"]
-        times = [_seconds([run for run in own if run.kind == kind]) for kind in ("search", "verdict")]
+        judged = [run for run in own if run.kind == Kind.VERDICT]
+        times = [_seconds([run for run in own if run.kind == kind]) for kind in (Kind.SEARCH, Kind.VERDICT)]
         rows.append(
             [
                 row.family,
                 *(str(number) for number in (row.num_finished, row.num_pruned, row.num_failed, len(judged))),
-                str(sum(run.status == "interrupted" for run in own)),
+                str(sum(run.status == Status.INTERRUPTED for run in own)),
                 *(duration(each) for each in times),
                 duration(_worker_seconds(own)),
             ]
@@ -291,7 +293,7 @@ def _times(history: History, seconds: float | None) -> list[tuple[str, str]]:
     return known
 
 
-def busy_seconds(runs: Sequence[TrialRun]) -> float:
+def busy_seconds(runs: Sequence[Run]) -> float:
     """Seconds in which one trial or more ran."""
     total, until = 0.0, 0.0
     for started, ended in sorted((run.started, run.ended) for run in runs if run.ended is not None):
@@ -306,7 +308,7 @@ def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any])
     environments = {name: _json(text) for name, text in texts.items() if name.startswith("environment")}
     first = environments.get("environment.json", {})
     spec = texts.get("study.yaml")
-    seeds = sorted({run.seed for run in history.runs if run.kind == "verdict"})
+    seeds = sorted({run.seed for run in history.runs if run.kind == Kind.VERDICT})
     search = sorted({run.seed for run in history.runs if run.kind == "search"})
     data = state.get("spec", {}).get("data", {})
     known = [
@@ -373,11 +375,11 @@ def _commands(board: Leaderboard, environment: Mapping[str, Any], has_spec: bool
     return lines
 
 
-def _seconds(runs: Sequence[TrialRun]) -> float:
+def _seconds(runs: Sequence[Run]) -> float:
     return sum(run.ended - run.started for run in runs if run.ended is not None)
 
 
-def _worker_seconds(runs: Sequence[TrialRun]) -> float:
+def _worker_seconds(runs: Sequence[Run]) -> float:
     return sum((run.ended - run.started) * run.workers for run in runs if run.ended is not None)
 
 
