@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from dmlstudy.metric_names import for_people, on_test
 from dmlstudy.text import one_line
 
 if TYPE_CHECKING:
@@ -746,14 +747,14 @@ def models(
         return
     table = Table("model", "version", "alias", "study", "family", "test scores", box=None)
     for version in listed:
-        shown = [metric for metric in SCORES if f"test_{metric}" in version.metrics][:2]
+        shown = [metric for metric in SCORES if on_test(metric) in version.metrics][:2]
         table.add_row(
             version.name,
             str(version.version),
             ", ".join(version.aliases),
             version.study,
             version.family,
-            ", ".join(f"{metric} {version.metrics[f'test_{metric}']:.4f}" for metric in shown),
+            ", ".join(f"{metric} {version.metrics[on_test(metric)]:.4f}" for metric in shown),
         )
     console.print(table, highlight=False)
     for decision in promotion.history(place, name) if name is not None else []:
@@ -1360,11 +1361,11 @@ def _show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _show_leaderboard(board: Leaderboard) -> None:
     objective = board.objective
-    known = [name for name in SCORES if any(f"test_{name}" in row.test for row in board.rows)]
-    tests = [f"test_{name}" for name in [objective, *(name for name in known if name != objective)][:2]]
+    known = [name for name in SCORES if any(on_test(name) in row.test for row in board.rows)]
+    tests = [on_test(name) for name in [objective, *(name for name in known if name != objective)][:2]]
     table = Table(title=f"{board.study}: {board.status}", title_justify="left", box=None)
     for column in ("family", f"val {objective}", *tests, "seeds", "trials"):
-        table.add_column(column.replace("test_", "test "), no_wrap=True)
+        table.add_column(for_people(column), no_wrap=True)
     for row in board.rows:
         spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.3f}"
         table.add_row(

@@ -72,10 +72,7 @@ def is_of_fold_models(name: str) -> bool:
 
 def is_count(name: str) -> bool:
     """Whether a score on the test classes is no score but a count, of queries or pictures."""
-    metric = metric_of(name)
-    for prefix in _OF_FOLD_MODELS:
-        metric = metric.removeprefix(prefix)
-    return metric.startswith(_COUNT)
+    return is_on_test(name) and f"_{_COUNT}" in name
 
 
 def stderr(metric: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from dmlstudy import metric_names
 from dmlstudy.engine.stop_requests import BY_HAND
 from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.epochs import place
@@ -126,10 +127,10 @@ class Progress:
     def _outcome(self, assignment: Assignment) -> str:
         if assignment.status == Status.FAILED:
             return f"failed: {_shortened(assignment.reason)}"
-        prefix = "" if assignment.config.phase == "search" else "test_"
-        name = f"{prefix}{self._objective}"
+        is_search = assignment.config.phase == "search"
+        name = self._objective if is_search else metric_names.on_test(self._objective)
         score = assignment.metrics.get(name, float("nan"))
-        spread = assignment.metrics.get(f"{name}_stderr")
+        spread = assignment.metrics.get(metric_names.stderr(name))
         text = f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
         if assignment.status == Status.PRUNED:
             how = BY_HAND if assignment.reason.startswith(BY_HAND) else "stopped"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from scipy.special import stdtrit
 
+from dmlstudy import metric_names
 from dmlstudy.records import OF_JUDGE, OF_STRUCTURE, Record, is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.comparison import Comparison, compare
@@ -18,12 +19,9 @@ from dmlstudy.trials import Status, rank
 
 SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
     "embedding_dim": lambda run: int(run.params.get("hashing.num_bits") or run.params["embedder.dim"]),
-    "latency_ms": lambda run: float(run.metrics.get("embed_ms_per_image", math.inf)),
+    "latency_ms": lambda run: float(run.metrics.get(metric_names.LATENCY_MS, math.inf)),
 }
 """What each is, of a trial's run; a trial that tells no latency counts as the slowest, as in its search."""
-
-OF_FOLDS = ("test_separate_", "test_concatenated_")
-"""How metrics of the folds' models begin."""
 
 UNKNOWN_RESOLUTION = 1e-3
 """Of scores on test classes where nobody noted how many queries they have."""
@@ -118,7 +116,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     untrained = _untrained_of(runs)
     families = sorted(runs.families, key=lambda family: _rank(runs.best(family), objective), reverse=True)
     rows = [_row(runs, family, untrained.get(family)) for family in families]
-    scores = {family: _scores_by_seed(runs, family, f"test_{objective}") for family in families}
+    scores = {family: _scores_by_seed(runs, family, metric_names.on_test(objective)) for family in families}
     second = parent.second_objective
     return Leaderboard(
         study=study,
@@ -153,7 +151,7 @@ class Judged(Record):
 def judged(store: Store, study: str, family: str) -> Judged:
     """The verdict of a family. Raises StoreError where there is no such study."""
     runs = tracking.runs_of(store, study)
-    metric = f"test_{runs.study.objective}"
+    metric = metric_names.on_test(runs.study.objective)
     return Judged(
         metric=metric,
         test_sha256=runs.study.test_sha256,
@@ -231,10 +229,10 @@ def _are_equal(a: FrontTrial, b: FrontTrial) -> bool:
 def _row(runs: StudyRuns, family: str, untrained: str | None) -> Row:
     counts, best, judged = runs.counts(family), runs.best(family), runs.judged(family)
     objective = runs.study.objective
-    names = dict.fromkeys(name for run in judged for name in run.metrics if name.startswith("test_"))
-    names_in_order = sorted(
-        names, key=lambda name: (name.startswith(OF_FOLDS), "_num_" in name)
-    )  # else as they are
+    names = dict.fromkeys(name for run in judged for name in run.metrics if metric_names.is_on_test(name))
+    names_in_order = sorted(  # else as they are
+        names, key=lambda name: (metric_names.is_of_fold_models(name), metric_names.is_count(name))
+    )
     return Row(
         family=family,
         num_finished=counts.get(Status.FINISHED, 0),
@@ -242,7 +240,7 @@ def _row(runs: StudyRuns, family: str, untrained: str | None) -> Row:
         num_failed=counts.get(Status.FAILED, 0),
         num_judged=len(judged),
         validation=best.metrics[objective] if best else None,
-        validation_stderr=best.metrics.get(f"{objective}_stderr") if best else None,
+        validation_stderr=best.metrics.get(metric_names.stderr(objective)) if best else None,
         params=best.params if best else {},
         untrained=untrained,
         test={

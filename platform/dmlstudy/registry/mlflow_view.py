@@ -15,6 +15,8 @@ from typing import Any
 import mlflow
 from mlflow.entities import Metric, Param, RunTag
 
+from dmlstudy import metric_names
+from dmlstudy.metric_names import VALIDATION
 from dmlstudy.records import is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import Leaderboard, Row
@@ -145,8 +147,9 @@ def outcome(board: Leaderboard, family: str) -> str:
 
 def view(board: Leaderboard) -> dict[str, Any]:
     """The state of MLflow's page: which runs, in which order, with which columns."""
-    objective = f"test_{board.objective}"
-    metrics = ["validation", objective, f"{objective}_low", f"{objective}_high", *_others(board, objective)]
+    objective = metric_names.on_test(board.objective)
+    interval = metric_names.low(objective), metric_names.high(objective)
+    metrics = [VALIDATION, objective, *interval, *_others(board, objective)]
     columns = [
         *(f"metrics.`{name}`" for name in metrics),
         "tags.`comparison`",
@@ -155,7 +158,7 @@ def view(board: Leaderboard) -> dict[str, Any]:
     ]
     return {
         "searchFilter": f"tags.{KIND_TAG} = '{Kind.LEADERBOARD}'",
-        "orderByKey": "metrics.`validation`",
+        "orderByKey": f"metrics.`{VALIDATION}`",
         "orderByAsc": False,
         "selectedColumns": columns,
         "columnOrder": columns,
@@ -165,7 +168,7 @@ def view(board: Leaderboard) -> dict[str, Any]:
 
 def note(board: Leaderboard, models: Mapping[str, str], experiment_id: str) -> str:
     """The leaderboard as Markdown. MLflow shows the first line alone at first, so it has the numbers and the link."""
-    objective = f"test_{board.objective}"
+    objective = metric_names.on_test(board.objective)
     lines = [
         f"[Leaderboard](#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}): {_news(board)}",
         "",
@@ -187,7 +190,7 @@ def _news(board: Leaderboard) -> str:
     row = next((row for row in board.rows if row.family == board.winner), None)
     if row is None:
         return "no winner."
-    objective = f"test_{board.objective}"
+    objective = metric_names.on_test(board.objective)
     validation = "" if row.validation is None else f", validation {row.validation:.4f}"
     test = f", test {row.test[objective]}" if objective in row.test else ""
     untrained = next((each for each in board.rows if each.family == row.untrained), None)
@@ -211,20 +214,20 @@ def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, stud
 
 def _metrics(row: Row) -> Iterator[tuple[str, float]]:
     if row.validation is not None:
-        yield "validation", row.validation
+        yield VALIDATION, row.validation
     if not is_untrained(row.family):
         yield "num_trials", float(row.num_tried)
     for name, estimate in row.test.items():
         yield name, estimate.mean
         if estimate.half_width is not None:
-            yield f"{name}_low", estimate.mean - estimate.half_width
-            yield f"{name}_high", estimate.mean + estimate.half_width
+            yield metric_names.low(name), estimate.mean - estimate.half_width
+            yield metric_names.high(name), estimate.mean + estimate.half_width
 
 
 def _others(board: Leaderboard, objective: str) -> list[str]:
     """One more test metric: the first that is no count, and not the objective."""
     names = dict.fromkeys(name for row in board.rows for name in row.test)
-    return [name for name in names if name != objective and not name.startswith("test_num_")][:1]
+    return [name for name in names if name != objective and not metric_names.is_count(name)][:1]
 
 
 def _differing(board: Leaderboard) -> list[str]:

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dmlstudy import metric_names
 from dmlstudy.records import Scalar
 from dmlstudy.registry.curves import Curve
 from dmlstudy.registry.leaderboard import Row
@@ -110,7 +111,7 @@ def scores(rows: Sequence[Row], metric: str) -> go.Figure:
             hovertemplate=f"{in_plot(row.family)}: {in_plot(str(estimate))}<extra></extra>",
             showlegend=False,
         )
-    styled(figure, x=metric.replace("test_", "test "))
+    styled(figure, x=metric_names.for_people(metric))
     names = [shortened(row.family) for row in rows]
     figure.update_yaxes(
         tickvals=list(range(len(rows))),
@@ -407,7 +408,7 @@ def training_loss(curves: Sequence[Curve], order: Mapping[str, int], epochs: int
     is_positive = True
     for family in sorted({curve.family for curve in curves}, key=lambda name: order.get(name, len(order))):
         own = look(order.get(family, len(order)))
-        losses = [curve.values["train_loss"] for curve in curves if curve.family == family]
+        losses = [curve.values[metric_names.TRAIN_LOSS] for curve in curves if curve.family == family]
         length = min(map(len, losses))
         mean = np.mean([loss[:length] for loss in losses], axis=0)
         is_positive = is_positive and bool((mean > 0).all())

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dmlstudy import metric_names
 from dmlstudy.html import Html, element
+from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.registry.curves import verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
@@ -119,10 +121,10 @@ def _notice(board: Leaderboard, state: Mapping[str, Any]) -> str:
 
 
 def _leaderboard(board: Leaderboard) -> list[str | Plot]:
-    metric = f"test_{board.objective}"
+    metric = metric_names.on_test(board.objective)
     further = [name for name in FURTHER if name != board.objective]
-    further = [name for name in further if any(f"test_{name}" in row.test for row in board.rows)]
-    of_folds = [f"{kind}_{board.objective}" for kind in ("separate", "concatenated")]
+    further = [name for name in further if any(metric_names.on_test(name) in row.test for row in board.rows)]
+    of_folds = [metric_names.separate(board.objective), metric_names.concatenated(board.objective)]
     parts: list[str | Plot] = [words.leaderboard_table(board)]
     judged = [row for row in board.rows if metric in row.test]
     if judged:
@@ -282,9 +284,9 @@ def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> 
     told = streams.of_streams(verdict_curves(store, board.study, streams.METRICS))
     if told:
         return [*parts, *streams.plots(told)]
-    losses = verdict_curves(store, board.study, "train_loss")
-    if any(len(curve.values["train_loss"]) > 1 for curve in losses):
-        of_folds = any(len(curve.values["train_loss"]) > (epochs or math.inf) for curve in losses)
+    losses = verdict_curves(store, board.study, TRAIN_LOSS)
+    if any(len(curve.values[TRAIN_LOSS]) > 1 for curve in losses):
+        of_folds = any(len(curve.values[TRAIN_LOSS]) > (epochs or math.inf) for curve in losses)
         parts.append(
             Plot(
                 figures.training_loss(losses, order, epochs),

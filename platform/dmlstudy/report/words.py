@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dmlstudy import metric_names
 from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry.comparison import Comparison
@@ -74,7 +75,7 @@ def verdict(board: Leaderboard) -> str:
     if not trained:
         return "No trial has finished, so there is nothing to tell families by."
     winner = next((row for row in trained if row.family == board.winner), trained[0])
-    metric = f"test_{board.objective}"
+    metric = metric_names.on_test(board.objective)
     spread = "" if winner.validation_stderr is None else f" ± {winner.validation_stderr:.4f}"
     wins = "leads so far" if board.winner is None else "wins"
     chosen = f"{winner.family} {wins} by validation {board.objective} {winner.validation:.4f}{spread}"
@@ -139,7 +140,7 @@ def leaderboard_table(board: Leaderboard) -> Html:
 
     Before any was judged, the objective on the validation classes.
     """
-    metric = f"test_{board.objective}"
+    metric = metric_names.on_test(board.objective)
     if not any(metric in row.test for row in board.rows):
         rows = [[_named(board, row), _validation(row)] for row in board.rows]
         caption = "Best on the validation classes first, mean over folds ± standard error; no test score yet."
@@ -180,11 +181,14 @@ def search_table(board: Leaderboard) -> Html:
 
 def scores_table(board: Leaderboard, names: Sequence[str]) -> Html | None:
     """Further metrics of the test classes; nothing where there are none of these."""
-    names = [name for name in names if any(f"test_{name}" in row.test for row in board.rows)]
+    names = [name for name in names if any(metric_names.on_test(name) in row.test for row in board.rows)]
     if not names:
         return None
     rows = [
-        [_named(board, row), *(_two_lines(interval(row.test.get(f"test_{name}"))) for name in names)]
+        [
+            _named(board, row),
+            *(_two_lines(interval(row.test.get(metric_names.on_test(name)))) for name in names),
+        ]
         for row in board.rows
         if row.test
     ]
