@@ -37,7 +37,7 @@ FLOORS = (  # top to bottom
     ("store",),
     ("records", "description"),
     ("model_folder",),
-    ("text", "heartbeat", "html", "files"),
+    ("text", "heartbeat", "html", "files", "trials", "metric_names"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dmlstudy.registry import tracking
+from dmlstudy.registry.runs import raw_runs
 from dmlstudy.store import Store, StoreError, draft_of, holds_nothing, make_whole
 
 ZYGOTE = """
@@ -114,7 +115,7 @@ def check(folder: Path, how: str, shares: list[float]) -> None:
         assert len(store.identity()) == 16
         client = tracking.connect(store)
         experiment = tracking.experiment_of(client, store, "s")
-        (run,) = tracking.search_all(client, experiment, "tags.dmlstudy_kind = 'study'")
+        (run,) = raw_runs(client, experiment, "tags.dmlstudy_kind = 'study'")
         assert run.data.tags["store_id"] == store.identity()
 
 

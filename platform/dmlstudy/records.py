@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from dmlstudy.trials import Status
+
 Scalar: TypeAlias = bool | int | float | str
 """A hyperparameter's value."""
 
@@ -606,6 +608,6 @@ class RecordedEnd(NamedTuple):
     """The end of a search trial's run; ``values`` are the trial's objectives if it finished."""
 
     run_id: str
-    status: str
+    status: Status
     reason: str
     values: list[float]

@@ -11,8 +11,9 @@ import pytest
 from dmlstudy.engine import progress
 from dmlstudy.engine.progress import Progress
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
-from dmlstudy.search.study_search import Assignment, Status
+from dmlstudy.search.study_search import Assignment
 from dmlstudy.text import duration
+from dmlstudy.trials import Status
 
 
 @pytest.mark.parametrize(

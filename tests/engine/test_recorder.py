@@ -22,7 +22,8 @@ from dmlstudy.engine.progress import Progress
 from dmlstudy.engine.recorder import Recorder, StudyEnds
 from dmlstudy.engine.tune_adapter import TuneSearch
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry.tracking import StudyTracker, search_all
+from dmlstudy.registry.runs import raw_runs
+from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
@@ -93,7 +94,7 @@ class Sitting:
         return [run.data.tags["status"] for run in self.runs("tags.dmlstudy_kind != 'study'")]
 
     def runs(self, filter_string: str) -> list[Any]:
-        return search_all(self.tracker.client, self.tracker.experiment_id, filter_string)
+        return list(raw_runs(self.tracker.client, self.tracker.experiment_id, filter_string))
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +147,7 @@ def test_what_a_trial_has_left_goes_when_it_is_recorded(
     assert sitting.statuses() == ["finished", "finished"]
     run = sitting.tracker.verdict_run(config.family, config.seed)
     assert run is not None
-    assert {file.path for file in sitting.tracker.client.list_artifacts(run.info.run_id, "embedder")} == {
+    assert {file.path for file in sitting.tracker.client.list_artifacts(run.id, "embedder")} == {
         "embedder/weights.safetensors",
         "embedder/embedder.json",
     }

@@ -30,6 +30,7 @@ import requests
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.registry import tracking
+from dmlstudy.registry.runs import raw_runs
 from dmlstudy.store import Store, StoreError
 
 from .conftest import DMLSTUDY, Record, trials_of
@@ -238,7 +239,7 @@ def test_a_study_waits_for_its_mlflow_server_on_postgresql(
         client = mlflow.MlflowClient(server.uri)
         experiment = client.get_experiment_by_name("served")
         assert experiment is not None
-        runs = tracking.search_all(client, experiment.experiment_id, "")
+        runs = list(raw_runs(client, experiment.experiment_id))
     assert [run.info.run_name for run in runs if run.info.status == "RUNNING"] == []
     finished = [r for r in runs if r.data.tags["status"] == "finished"]
     kinds = [r.data.tags["dmlstudy_kind"] for r in finished]

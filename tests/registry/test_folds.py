@@ -12,6 +12,7 @@ from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig
 from dmlstudy.registry import tracking
 from dmlstudy.registry.folds import fold_curves, publish_folds
 from dmlstudy.registry.leaderboard import leaderboard
+from dmlstudy.registry.runs import raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store
 
@@ -71,7 +72,7 @@ def test_the_best_trial_of_each_family_has_a_run_for_each_fold(store: Store) -> 
         publish_folds(
             tracker.client, tracker.experiment_id, ["good", "alone"], "map_at_r", tracker.of_each_trial
         )
-    runs = tracking.search_all(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'fold'")
+    runs = list(raw_runs(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'fold'"))
     assert {run.data.tags[tracking.PARENT] for run in runs} == {best["good"]}, (
         "of another trial than the best"
     )

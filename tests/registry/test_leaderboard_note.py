@@ -79,10 +79,6 @@ def test_a_note_too_long_for_a_tag_leaves_no_older_one(store: Store, monkeypatch
 def test_a_study_of_an_older_store_is_found_without_the_experiments_tag(store: Store) -> None:
     tracker = StudyTracker(store, "older", {})
     client: mlflow.MlflowClient = tracking.connect(store)
-    found = tracking.study_run(client, tracker.experiment_id)
+    assert tracking.runs_of(store, "older").study.id == tracker.parent_id
     client.delete_experiment_tag(tracker.experiment_id, tracking.STUDY_RUN)
-    assert (
-        tracking.study_run(client, tracker.experiment_id).info.run_id
-        == found.info.run_id
-        == tracker.parent_id
-    )
+    assert tracking.runs_of(store, "older").study.id == tracker.parent_id

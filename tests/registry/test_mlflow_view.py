@@ -18,6 +18,7 @@ from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig
 from dmlstudy.registry import mlflow_view, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.models import RegisteredVersion
+from dmlstudy.registry.runs import StudyRuns, raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store
 
@@ -64,7 +65,7 @@ def published(store: Store) -> tuple[StudyTracker, Leaderboard]:
 
 
 def rows(tracker: StudyTracker) -> dict[str, Any]:
-    found = tracking.search_all(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'leaderboard'")
+    found = list(raw_runs(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'leaderboard'"))
     assert len({run.data.tags["family"] for run in found}) == len(found), "a row stands there twice"
     return {run.data.tags["family"]: run for run in found}
 
@@ -107,15 +108,15 @@ def test_the_note_begins_with_the_numbers_and_the_link(published: tuple[StudyTra
 
 def test_a_row_that_was_begun_gets_what_it_lacks_and_keeps_the_rest(store: Store) -> None:
     tracker = StudyTracker(store, "row-begun", {})
-    run = tracker.client.create_run(tracker.experiment_id)
-    tracker.client.log_param(run.info.run_id, "a", "1")
+    begun = tracker.client.create_run(tracker.experiment_id, tags={"dmlstudy_kind": "leaderboard"})
+    tracker.client.log_param(begun.info.run_id, "a", "1")
     for _ in range(2):
-        run = tracker.client.get_run(run.info.run_id)
+        run = StudyRuns(tracker.client, tracker.experiment_id).get(begun.info.run_id)
         params = {"a": "2", **{f"p{number}": "x" for number in range(150)}}
         mlflow_view.write(tracker.client, run, [("score", 0.123456)], params, {"status": "finished"})
-    run = tracker.client.get_run(run.info.run_id)
-    assert (run.data.params["a"], len(run.data.params), run.data.metrics["score"]) == ("1", 151, 0.1235)
-    assert len(tracker.client.get_metric_history(run.info.run_id, "score")) == 1
+    run = StudyRuns(tracker.client, tracker.experiment_id).get(begun.info.run_id)
+    assert (run.params["a"], len(run.params), run.metrics["score"]) == ("1", 151, 0.1235)
+    assert len(tracker.client.get_metric_history(run.id, "score")) == 1
 
 
 def test_ui_says_where_the_leaderboards_are(

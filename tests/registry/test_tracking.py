@@ -21,8 +21,10 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.registry import tracking
+from dmlstudy.registry.runs import raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
+from dmlstudy.trials import Status
 
 NUMBER = itertools.count()
 
@@ -231,7 +233,7 @@ def test_a_run_that_had_ended_stays_what_it_was(status: Any, tracker: StudyTrack
     tracker.client.update_run(run_id, status="RUNNING")
     again = StudyTracker(store, tracker.study, {})
     run = run_of(again, run_id)
-    assert (run.info.status, run.data.tags["status"]) == (tracking.RUN_STATUS[status], status)
+    assert (run.info.status, run.data.tags["status"]) == (Status(status).in_mlflow, status)
     assert again.finished_verdicts() == ({("power", 1)} if status == "finished" else set())
 
 
@@ -284,7 +286,7 @@ def test_finished_verdicts(tracker: StudyTracker) -> None:
     assert tracker.finished_verdicts() == {("power", 1), ("untrained", 2)}
     found = tracker.verdict_run("power", 1)
     assert found is not None
-    assert (found.data.tags["family"], found.data.tags["seed"]) == ("power", "1")
+    assert (found.family, found.seed) == ("power", 1)
     assert tracker.verdict_run("power", 2) is None
     assert tracker.verdict_run("margin", 0) is None
 
@@ -316,7 +318,7 @@ def test_more_runs_than_one_page(tracker: StudyTracker, monkeypatch: pytest.Monk
         return search(*arguments, **{**named, "max_results": 2})
 
     monkeypatch.setattr(tracker.client, "search_runs", two_at_once)
-    found = tracking.search_all(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'search'")
+    found = list(raw_runs(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'search'"))
     assert sorted(run.data.tags["trial_number"] for run in found) == list("01234")
 
 

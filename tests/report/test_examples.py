@@ -137,7 +137,7 @@ def test_distances_before_and_after_training_are_of_the_same_pairs(
 
 
 def test_a_registered_winner_is_pulled_with_its_checks(small: Maker, tmp_path: Path) -> None:
-    run_id = small.tracker.verdict_run("alpha", 1).info.run_id  # type: ignore[union-attr]
+    run_id = small.tracker.verdict_run("alpha", 1).id  # type: ignore[union-attr]
     folder = small.tracker.fetch_model(run_id, tmp_path)
     models.register(
         small.store, "small-embedder", lambda _: folder, run_id=run_id, tags={}, card=lambda _: ""

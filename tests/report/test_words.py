@@ -9,8 +9,9 @@ import pytest
 from support.made_study import Maker
 
 from dmlstudy.registry.comparison import compare
-from dmlstudy.registry.history import TrialRun, history
+from dmlstudy.registry.history import history
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row, leaderboard
+from dmlstudy.registry.runs import Run
 from dmlstudy.report import words
 
 
@@ -209,8 +210,8 @@ def test_what_can_be_had_at_each_size() -> None:
     assert cells(words.front_table(found)) == [["a", "#4", "0.5000", "16"]]
 
 
-def run(started: float, ended: float | None, workers: int = 1, kind: str = "search") -> TrialRun:
-    return TrialRun(
+def run(started: float, ended: float | None, workers: int = 1, kind: str = "search") -> Run:
+    return Run(
         kind=kind,
         family="a",
         status="finished",

@@ -136,7 +136,7 @@ def test_a_study_of_another_store_is_not_deleted(store: Store) -> None:
     ran(store, "theirs")
     client = tracking.connect(store)
     client.set_tag(
-        tracking.study_run(client, tracking.experiment_of(client, store, "theirs")).info.run_id,
+        tracking.runs_of(store, "theirs").study.id,
         tracking.STORE,
         "another",
     )

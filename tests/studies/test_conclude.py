@@ -19,6 +19,7 @@ from support.tune_simulator import Tune, study
 
 from dmlstudy import data, embedders, model_folder
 from dmlstudy.registry import models, tracking
+from dmlstudy.registry.runs import raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec, default_values
@@ -133,7 +134,7 @@ def seen(store: Store) -> dict[str, Any]:
     """All that a user sees of a store, without ids and times."""
     client = tracking.connect(store)
     (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
-    runs = tracking.search_all(client, experiment.experiment_id, "")
+    runs = list(raw_runs(client, experiment.experiment_id))
     names = {run.info.run_id: run.info.run_name for run in runs} | {experiment.experiment_id: "EXPERIMENT"}
     logged = client.search_logged_models([experiment.experiment_id])
 

@@ -26,6 +26,7 @@ from dmlstudy.cli.app import (
     store_at,
 )
 from dmlstudy.cli.tables import SCORES, console, show_json, show_table
+from dmlstudy.metric_names import on_test
 
 if TYPE_CHECKING:
     from dmlstudy.registry.promotion import Decision
@@ -61,14 +62,14 @@ def models(
         return
     table = Table("model", "version", "alias", "study", "family", "test scores", box=None)
     for version in listed:
-        shown = [metric for metric in SCORES if f"test_{metric}" in version.metrics][:2]
+        shown = [metric for metric in SCORES if on_test(metric) in version.metrics][:2]
         table.add_row(
             version.name,
             str(version.version),
             ", ".join(version.aliases),
             version.study,
             version.family,
-            ", ".join(f"{metric} {version.metrics[f'test_{metric}']:.4f}" for metric in shown),
+            ", ".join(f"{metric} {version.metrics[on_test(metric)]:.4f}" for metric in shown),
         )
     console.print(table, highlight=False)
     for decision in promotion.history(place, name) if name is not None else []:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dmlstudy.metric_names import for_people, on_test
+
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
 
@@ -54,11 +56,11 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def show_leaderboard(board: Leaderboard) -> None:
     objective = board.objective
-    known = [name for name in SCORES if any(f"test_{name}" in row.test for row in board.rows)]
-    tests = [f"test_{name}" for name in [objective, *(name for name in known if name != objective)][:2]]
+    known = [name for name in SCORES if any(on_test(name) in row.test for row in board.rows)]
+    tests = [on_test(name) for name in [objective, *(name for name in known if name != objective)][:2]]
     table = Table(title=f"{board.study}: {board.status}", title_justify="left", box=None)
     for column in ("family", f"val {objective}", *tests, "seeds", "trials"):
-        table.add_column(column.replace("test_", "test "), no_wrap=True)
+        table.add_column(for_people(column), no_wrap=True)
     for row in board.rows:
         spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.3f}"
         table.add_row(

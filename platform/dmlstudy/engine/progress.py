@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from dmlstudy import metric_names
 from dmlstudy.engine.stop_requests import BY_HAND
 from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.epochs import place
 from dmlstudy.text import duration, pace
+from dmlstudy.trials import Status
 
 Tell = Callable[[str], None]
 
@@ -105,7 +107,7 @@ class Progress:
 
     def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
         """One line for a trial that has ended."""
-        if assignment.status == "interrupted":
+        if assignment.status == Status.INTERRUPTED:
             why = f", goes on later: {_shortened(assignment.reason)}" if assignment.reason else ""
             self._tell(
                 f"{'':>{2 * len(str(self._num_total))}}   {assignment.label:<{self._width}}  interrupted{why}"
@@ -123,14 +125,14 @@ class Progress:
         self._tell(line)
 
     def _outcome(self, assignment: Assignment) -> str:
-        if assignment.status == "failed":
+        if assignment.status == Status.FAILED:
             return f"failed: {_shortened(assignment.reason)}"
-        prefix = "" if assignment.config.phase == "search" else "test_"
-        name = f"{prefix}{self._objective}"
+        is_search = assignment.config.phase == "search"
+        name = self._objective if is_search else metric_names.on_test(self._objective)
         score = assignment.metrics.get(name, float("nan"))
-        spread = assignment.metrics.get(f"{name}_stderr")
+        spread = assignment.metrics.get(metric_names.stderr(name))
         text = f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
-        if assignment.status == "pruned":
+        if assignment.status == Status.PRUNED:
             how = BY_HAND if assignment.reason.startswith(BY_HAND) else "stopped"
             text = f"{text} {how}, {place(assignment.config, len(assignment.curve))}"
         return text

@@ -21,6 +21,7 @@ from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.store import StoreError
 from dmlstudy.text import first_line
+from dmlstudy.trials import Status
 
 STOPPED_KEPT = 16
 """After so many further stopped trials a stopped one's state is removed again: its workers, which were an epoch ahead,
@@ -128,14 +129,14 @@ class Recorder(tune.Callback):
         if trial.trial_id not in self._open:  # it failed before it started
             self.on_trial_start(iteration, trials, trial)
         assignment = self._search.assignments[trial.trial_id]
-        if assignment.status == "failed" and self._watch and self._watch.is_doubtful():
+        if assignment.status == Status.FAILED and self._watch and self._watch.is_doubtful():
             self._search.hand_out_again(trial.trial_id, assignment.reason)  # Ray is dying, and not the trial
         self._end(trial.trial_id)
 
     def end_open_runs(self) -> None:
         """End what an interruption has left open."""
         for trial_id in list(self._open):
-            self._search.assignments[trial_id].status = "interrupted"
+            self._search.assignments[trial_id].status = Status.INTERRUPTED
             self._end(trial_id)
 
     def _end(self, trial_id: str) -> None:
@@ -149,7 +150,7 @@ class Recorder(tune.Callback):
 
     def _fail(self, assignment: Assignment, error: Exception) -> None:
         """Give up recording; the trial is run again, or only its end, when what is wrong is mended."""
-        assignment.status = "interrupted"
+        assignment.status = Status.INTERRUPTED
         if isinstance(error, StoreError):
             self.failure = error
             return
@@ -161,15 +162,15 @@ class Recorder(tune.Callback):
 
     def _file(self, trial_id: str, assignment: Assignment) -> None:
         run_id, started = self._open[trial_id]
-        assert assignment.status != "running"
-        if assignment.config.keep_embedder and assignment.status == "finished":
+        assert assignment.status != Status.RUNNING
+        if assignment.config.keep_embedder and assignment.status == Status.FINISHED:
             files = self._from_vault(trial_id)
             if not files and self._num_retrained[assignment.label] < MOST_RETRAINED:
                 self._num_retrained[assignment.label] += 1
                 self._search.hand_out_again(trial_id, "its trained embedder was lost with the vault")
             elif not files:
                 raise RuntimeError("its trained embedder is lost")
-        if assignment.config.keep_embedder and assignment.status == "finished":
+        if assignment.config.keep_embedder and assignment.status == Status.FINISHED:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in files.items():
                     (Path(folder) / name).write_bytes(content)
@@ -200,14 +201,14 @@ class Recorder(tune.Callback):
 
     def _forget(self, trial_id: str, assignment: Assignment) -> None:
         """Remove what the trial has left elsewhere, for it is recorded; one that was interrupted goes on from it."""
-        if assignment.status == "interrupted":
+        if assignment.status == Status.INTERRUPTED:
             return
         config = assignment.config
         if config.keep_embedder:
             self._vault.drop.remote(trial_id)
         folder = state_file.join(self._checkpoints, checkpoint_name(config.model_dump(mode="json")))
         self._remove(folder)
-        if assignment.status == "pruned":
+        if assignment.status == Status.PRUNED:
             self._stopped.append(folder)
         if len(self._stopped) > STOPPED_KEPT:
             self._remove(self._stopped.popleft())

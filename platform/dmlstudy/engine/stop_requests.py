@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dmlstudy.records import Record
 from dmlstudy.spec.epochs import Place, place
 from dmlstudy.store import LOCK
+from dmlstudy.trials import Status
 
 if TYPE_CHECKING:
     from dmlstudy.search.study_search import Assignment
@@ -88,7 +89,7 @@ class Desk:
             trial = next((t for t in live if assignments[t.trial_id].number == number), None)
             if trial is not None and trial.status == "PENDING":
                 continue
-            if trial is not None and assignments[trial.trial_id].status == "running":
+            if trial is not None and assignments[trial.trial_id].status == Status.RUNNING:
                 self._end(controller, trial, assignments[trial.trial_id])
             (self._wishes / str(number)).unlink(missing_ok=True)
         now = time.time()
@@ -102,7 +103,7 @@ class Desk:
 
     def _end(self, controller: Any, trial: Any, assignment: Assignment) -> None:
         # The searcher leaves a status alone that is settled, and Tune's callbacks record it.
-        assignment.status = "pruned"
+        assignment.status = Status.PRUNED
         at = place(assignment.config, _step(assignment))
         assignment.reason = f"{BY_HAND} after {at}" if at.epoch else f"{BY_HAND} before its first epoch ended"
         controller.stop_trial(trial)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.hashing.model import HashingModel, build, check_features
 from dmlstudy.heartbeat import beat
+from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.records import HashingConfig, TrainingConfig, TrialReport
 
 
@@ -72,7 +73,7 @@ def train_hashing(
             optimizer.step()
         elapsed = time.perf_counter() - started
         means = [statistics.fmean(values) for values in zip(*losses, strict=True)]
-        metrics = dict(zip(("train_loss", "method_loss", "ranking_loss"), means, strict=True))
+        metrics = dict(zip((TRAIN_LOSS, "method_loss", "ranking_loss"), means, strict=True))
         metrics["rows_per_second"] = len(losses) * batch_size / elapsed
         report(TrialReport(step=epoch + 1, metrics=metrics), model.eval())
         model.train()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from dmlstudy import metric_names
 from dmlstudy.data import preprocessing as data_preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry.leaderboard import Leaderboard, Row
@@ -41,9 +42,10 @@ def card(
     ``trained`` is the day of its training, ``origin`` the study's tags, ``preprocessing`` what the model says that it
     is to be given (``kinds.preprocessing``). Of a path only the last part is told.
     """
-    objective = f"test_{board.objective}"
+    objective = metric_names.on_test(board.objective)
     shown = sorted(
-        (metric for metric in row.test if "_num_" not in metric), key=lambda each: each != objective
+        (metric for metric in row.test if not metric_names.is_count(metric)),
+        key=lambda each: each != objective,
     )[:SHOWN]
     return "\n".join(
         [
@@ -153,7 +155,7 @@ def _score(metric: str, row: Row) -> str:
     estimate = row.test[metric]
     half = estimate.half_width
     low_high = "one seed" if half is None else f"{estimate.mean - half:.4f} to {estimate.mean + half:.4f}"
-    return f"| {metric.removeprefix('test_')} | {estimate.mean:.4f} | {low_high} |"
+    return f"| {metric_names.metric_of(metric)} | {estimate.mean:.4f} | {low_high} |"
 
 
 def _compared(board: Leaderboard, family: str) -> Sequence[str]:

@@ -22,21 +22,13 @@ def verdict_curves(store: Store, study: str, metrics: str) -> list[Curve]:
 
     Raises StoreError for an unknown study.
     """
-    client = tracking.connect(store)
-    experiment_id = tracking.experiment_of(client, store, study)
-    found: dict[tuple[str, int], Curve] = {}
-    for run in tracking.search_all(
-        client, experiment_id, "tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'"
-    ):
-        names = [name for name in run.data.metrics if re.fullmatch(metrics, name)]
-        histories = {
-            name: {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, name)}
-            for name in names
-        }
-        if not histories:
+    runs = tracking.runs_of(store, study)
+    found = []
+    for run in (run for family in sorted(runs.families) for run in runs.judged(family)):
+        told = {name: runs.curve(run, name) for name in run.metrics if re.fullmatch(metrics, name)}
+        if not told:
             continue
-        steps = sorted(set.intersection(*(set(history) for history in histories.values())))
-        family, seed = run.data.tags["family"], int(run.data.tags["seed"])
-        values = {name: [history[step] for step in steps] for name, history in histories.items()}
-        found[family, seed] = Curve(family, seed, values)
-    return [found[key] for key in sorted(found)]
+        steps = sorted(set.intersection(*(set(curve) for curve in told.values())))
+        values = {name: [curve[step] for step in steps] for name, curve in told.items()}
+        found.append(Curve(run.family, run.seed, values))
+    return sorted(found, key=lambda curve: (curve.family, curve.seed))

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlparse
 
-import mlflow
 from mlflow.entities import ViewType
 
-from dmlstudy.registry import models, tracking
+from dmlstudy.registry import models, runs, tracking
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.store import Store, StoreError
 
@@ -45,19 +44,18 @@ def held(store: Store, study: str) -> Held:
     ]
     run_ids: list[str] = []
     for experiment in experiments:
-        runs = _runs(client, experiment.experiment_id)
-        _check_own(store, study, runs)
-        run_ids += [run.info.run_id for run in runs]
+        kept = runs.kept(client, experiment.experiment_id)
+        _check_own(store, study, kept.stores)
+        run_ids += kept.run_ids
     known = set(run_ids)
     versions = [each for each in models.versions(store) if each.study == study and each.run_id in known]
     return Held([each.experiment_id for each in experiments], run_ids, versions)
 
 
-def _check_own(store: Store, study: str, runs: list[Any]) -> None:
-    parents = [run for run in runs if run.data.tags.get("dmlstudy_kind") == "study"]
-    own = store.identity()
-    foreign = [run for run in parents if run.data.tags.get(tracking.STORE, own) != own]
-    if foreign or (store.server and not parents):
+def _check_own(store: Store, study: str, stores: list[str | None]) -> None:
+    """Raise StoreError where a study's runs say that they are another store's; older ones say nothing."""
+    foreign = [each for each in stores if each not in (None, store.identity())]
+    if foreign or (store.server and not stores):
         raise StoreError(
             f"study {study!r} at {store.tracking_uri} is not of the store {store.root}; delete it from its own store"
         )
@@ -80,8 +78,8 @@ def delete(store: Store, study: str, found: Held) -> None:
             client.delete_experiment(experiment_id)
         if store.server is None:
             database = _database(store)
-            for run in _runs(client, experiment_id):
-                database._hard_delete_run(run.info.run_id)
+            for run_id in runs.kept(client, experiment_id).run_ids:
+                database._hard_delete_run(run_id)
             database._hard_delete_experiment(experiment_id)
 
 
@@ -111,16 +109,3 @@ def _database(store: Store) -> Any:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     return SqlAlchemyStore(store.tracking_uri, store.artifacts)  # type: ignore[no-untyped-call]
-
-
-def _runs(client: mlflow.MlflowClient, experiment_id: str) -> list[Any]:
-    found: list[Any] = []
-    token = None
-    while True:
-        page = client.search_runs(
-            [experiment_id], run_view_type=ViewType.ALL, max_results=1000, page_token=token
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found

@@ -6,17 +6,15 @@ what MLflow keeps and of what a driver does, so only those that a reader looks a
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import mlflow
 from mlflow.entities import Metric
 
-from dmlstudy.registry import tracking
-
-KIND = "fold"
+from dmlstudy import metric_names
+from dmlstudy.registry.runs import KIND, PARENT, Kind, Run, StudyRuns
+from dmlstudy.trials import Status
 
 TAKEN_OVER = ("study", "family", "seed", "trial_number", "config_fingerprint")
 """Tags that a fold's run has of its trial's."""
@@ -33,15 +31,11 @@ def publish_folds(
 
     ``tags`` are those of each trial. Called again it adds what is missing; a trial without folds has no such runs.
     """
+    runs = StudyRuns(client, experiment_id)
     for family in families:
-        found = client.search_runs(
-            [experiment_id],
-            f"tags.dmlstudy_kind = 'search' and tags.status = 'finished' and tags.family = '{family}'",
-            max_results=1,
-            order_by=[f"metrics.`{objective}` DESC", "attributes.start_time ASC"],
-        )
-        for trial in found:
-            _publish(client, experiment_id, trial, objective, tags)
+        trial = runs.best(family)
+        if trial is not None:
+            _publish(client, runs, trial, objective, tags)
 
 
 def fold_curves(means: Mapping[int, float], num_folds: int) -> list[dict[int, float]]:
@@ -69,36 +63,32 @@ def fold_curves(means: Mapping[int, float], num_folds: int) -> list[dict[int, fl
 
 
 def _publish(
-    client: mlflow.MlflowClient, experiment_id: str, trial: Any, objective: str, tags: Mapping[str, str]
+    client: mlflow.MlflowClient, runs: StudyRuns, trial: Run, objective: str, tags: Mapping[str, str]
 ) -> None:
-    named = (re.fullmatch(rf"fold_(\d+)_{re.escape(objective)}", name) for name in trial.data.metrics)
-    num_folds = sum(match is not None for match in named)
+    num_folds = metric_names.num_folds(trial.metrics, objective)
     if num_folds < 2:
         return
-    own = f"tags.dmlstudy_kind = '{KIND}' and tags.`{tracking.PARENT}` = '{trial.info.run_id}'"
-    there = {
-        run.data.tags["fold"]: run.info.run_id for run in tracking.search_all(client, experiment_id, own)
-    }
-    history = client.get_metric_history(trial.info.run_id, objective)
-    curves = fold_curves({point.step: point.value for point in history if point.step}, num_folds)
-    of_trial = {name: trial.data.tags[name] for name in TAKEN_OVER if name in trial.data.tags}
+    there = {run.tags["fold"]: run.id for run in runs.every(Kind.FOLD, parent=trial.id)}
+    means = {step: value for step, value in runs.curve(trial, objective).items() if step}
+    curves = fold_curves(means, num_folds)
+    of_trial = {name: trial.tags[name] for name in TAKEN_OVER if name in trial.tags}
     about = {
         **tags,
         **of_trial,
-        tracking.PARENT: trial.info.run_id,
-        "dmlstudy_kind": KIND,
-        "status": "finished",
+        PARENT: trial.id,
+        KIND: Kind.FOLD.value,
+        "status": Status.FINISHED.value,
     }
     for fold, curve in enumerate(curves):
         run_id = there.get(str(fold))
         if run_id is None:
-            name = f"{trial.info.run_name} fold {fold}"
-            made = client.create_run(experiment_id, tags={**about, "fold": str(fold)}, run_name=name)
+            name = f"{trial.name} fold {fold}"
+            made = client.create_run(runs.experiment_id, tags={**about, "fold": str(fold)}, run_name=name)
             run_id = str(made.info.run_id)
         now = int(time.time() * 1000)
         last = max(curve, default=0)
-        curve[last] = trial.data.metrics[f"fold_{fold}_{objective}"]  # as the trial itself has told it
+        curve[last] = trial.metrics[metric_names.of_fold(fold, objective)]  # as the trial itself has told it
         client.log_batch(
             run_id, metrics=[Metric(objective, value, now, epoch) for epoch, value in curve.items()]
         )
-        client.set_terminated(run_id, "FINISHED")
+        client.set_terminated(run_id, Status.FINISHED.in_mlflow)

@@ -12,6 +12,7 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
+from dmlstudy.registry.runs import TRIALS, Run, StudyRuns
 from dmlstudy.store import Store, StoreError
 from dmlstudy.text import first_line
 
@@ -19,55 +20,33 @@ PAGE = "report.html"
 """The artifact of a study's run that is its page."""
 
 
-class TrialRun(Record):
-    """One time a trial was begun; times in seconds since 1970, no end while it runs."""
-
-    kind: str
-    family: str
-    status: str
-    seed: int
-    workers: int
-    device: str
-    started: float
-    ended: float | None
-    reason: str
-
-
 class History(Record):
     """The tags of a study's run, its texts by file name, and its trials' runs, oldest first."""
 
     tags: dict[str, str]
     texts: dict[str, str]
-    runs: list[TrialRun]
+    runs: list[Run]
 
 
 def history(store: Store, study: str) -> History:
     """Read what is kept of a study; raises StoreError where there is no such study."""
     client = tracking.connect(store)
-    experiment_id = tracking.experiment_of(client, store, study)
-    parent = tracking.study_run(client, experiment_id)
-    runs = [
-        _trial_run(run)
-        for run in tracking.search_all(client, experiment_id, "tags.dmlstudy_kind != 'study'")
-        if run.data.tags["dmlstudy_kind"] in ("search", "verdict")
-    ]
-    return History(tags=dict(parent.data.tags), texts=_texts(client, parent.info.run_id), runs=runs)
+    found = StudyRuns(client, tracking.experiment_of(client, store, study))
+    runs = [run for run in found.every() if run.kind in TRIALS]
+    return History(tags=found.study.tags, texts=_texts(client, found.study.id), runs=runs)
 
 
 @contextmanager
 def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]:
     """A copy, for the time being, of the model that a verdict trial has left. Raises StoreError where there is none."""
     client = tracking.connect(store)
-    experiment_id = tracking.experiment_of(client, store, study)
-    runs = tracking.search_all(
-        client, experiment_id, "tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'"
-    )
-    own = [run for run in runs if (run.data.tags["family"], run.data.tags["seed"]) == (family, str(seed))]
+    runs = StudyRuns(client, tracking.experiment_of(client, store, study))
+    own = [run for run in runs.judged(family) if run.seed == seed]
     if not own:
         raise StoreError(f"{family} was not judged with seed {seed} yet")
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            folder = tracking.fetch_model(client, own[-1].info.run_id, Path(scratch))
+            folder = tracking.fetch_model(client, own[-1].id, Path(scratch))
         except (MlflowException, OSError, ValueError) as error:
             raise StoreError(f"the model of {family} is not kept any more ({first_line(error)})") from None
         yield folder
@@ -76,28 +55,13 @@ def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]
 def keep_page(store: Store, study: str, text: str) -> None:
     """Keep a study's page with its run, in place of an earlier one. Raises StoreError where it is not taken."""
     client = tracking.connect(store)
-    run_id = tracking.study_run(client, tracking.experiment_of(client, store, study)).info.run_id
+    run_id = StudyRuns(client, tracking.experiment_of(client, store, study)).study.id
     try:
         client.log_text(run_id, text, PAGE)
     except (MlflowException, OSError) as error:
         raise StoreError(
             f"the MLflow store {store.tracking_uri} did not take {PAGE} ({first_line(error)})"
         ) from None
-
-
-def _trial_run(run: Any) -> TrialRun:
-    tags = run.data.tags
-    return TrialRun(
-        kind=tags["dmlstudy_kind"],
-        family=tags["family"],
-        status=tags.get("status", "running"),
-        seed=int(tags.get("seed", 0)),
-        workers=int(tags.get("workers", 1)),
-        device=tags.get("device", "cpu"),
-        started=run.info.start_time / 1000,
-        ended=run.info.end_time / 1000 if run.info.end_time else None,
-        reason=tags.get("reason", ""),
-    )
 
 
 def _texts(client: Any, run_id: str) -> dict[str, str]:

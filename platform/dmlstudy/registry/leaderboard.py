@@ -5,26 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from scipy.special import stdtrit
 
+from dmlstudy import metric_names
 from dmlstudy.records import OF_JUDGE, OF_STRUCTURE, Record, is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.comparison import Comparison, compare
+from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
 from dmlstudy.store import Store
+from dmlstudy.trials import Status, rank
 
-SECOND_OBJECTIVES: dict[str, Callable[[Any], int | float]] = {
-    "embedding_dim": lambda run: int(
-        run.data.params.get("hashing.num_bits") or run.data.params["embedder.dim"]
-    ),
-    "latency_ms": lambda run: float(run.data.metrics.get("embed_ms_per_image", math.inf)),
+SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
+    "embedding_dim": lambda run: int(run.params.get("hashing.num_bits") or run.params["embedder.dim"]),
+    "latency_ms": lambda run: float(run.metrics.get(metric_names.LATENCY_MS, math.inf)),
 }
 """What each is, of a trial's run; a trial that tells no latency counts as the slowest, as in its search."""
-
-OF_FOLDS = ("test_separate_", "test_concatenated_")
-"""How metrics of the folds' models begin."""
 
 UNKNOWN_RESOLUTION = 1e-3
 """Of scores on test classes where nobody noted how many queries they have."""
@@ -114,39 +111,22 @@ class Leaderboard(Record):
 
 def leaderboard(store: Store, study: str) -> Leaderboard:
     """Read a study's leaderboard; raises StoreError where there is no such study."""
-    client = tracking.connect(store)
-    experiment_id = tracking.experiment_of(client, store, study)
-    parent = tracking.study_run(client, experiment_id)
-    objective = parent.data.tags.get("objective", "map_at_r")
-    second = parent.data.tags.get("second_objective")
-    noted = tracking.noted_search(parent)
-    if noted is None:  # an older study, or one that has only begun: look at every run
-        runs = _last_of_each_trial(tracking.search_all(client, experiment_id, ""))
-        counts = _counted(runs)
-    else:
-        counts = {family: own["counts"] for family, own in noted.items()}
-        best = [client.get_run(own["best"]) for own in noted.values() if own["best"]]
-        judged = tracking.search_all(client, experiment_id, "tags.dmlstudy_kind = 'verdict'")
-        runs = _last_of_each_trial([*best, *judged])
-    families: dict[str, list[Any]] = {family: [] for family in counts}
-    for run in runs:
-        families.setdefault(run.data.tags["family"], []).append(run)
-    untrained = _untrained_of(families)
-    rows = [
-        _row(family, own, counts.get(family, {}), objective, untrained.get(family))
-        for family, own in families.items()
-    ]
-    rows.sort(key=lambda row: -math.inf if row.validation is None else row.validation, reverse=True)
-    scores = {row.family: _scores_by_seed(families[row.family], f"test_{objective}") for row in rows}
+    runs = tracking.runs_of(store, study)
+    parent, objective = runs.study, runs.study.objective
+    untrained = _untrained_of(runs)
+    families = sorted(runs.families, key=lambda family: _rank(runs.best(family), objective), reverse=True)
+    rows = [_row(runs, family, untrained.get(family)) for family in families]
+    scores = {family: _scores_by_seed(runs, family, metric_names.on_test(objective)) for family in families}
+    second = parent.second_objective
     return Leaderboard(
         study=study,
         objective=objective,
         second_objective=second,
-        status=parent.data.tags.get("status", "running"),
-        winner=parent.data.tags.get("winner"),
-        model=parent.data.tags.get("model"),
+        status=parent.status,
+        winner=parent.winner,
+        model=parent.model,
         rows=rows,
-        front=_front(client, experiment_id, objective, second) if second else [],
+        front=_front(runs.finished, objective, second) if second else [],
         comparisons=compare(
             scores,
             pairs=[
@@ -170,25 +150,24 @@ class Judged(Record):
 
 def judged(store: Store, study: str, family: str) -> Judged:
     """The verdict of a family. Raises StoreError where there is no such study."""
-    client = tracking.connect(store)
-    experiment_id = tracking.experiment_of(client, store, study)
-    parent = tracking.study_run(client, experiment_id)
-    metric = f"test_{parent.data.tags.get('objective', 'map_at_r')}"
-    runs = tracking.search_all(
-        client, experiment_id, f"tags.dmlstudy_kind = 'verdict' and tags.family = '{family}'"
-    )
+    runs = tracking.runs_of(store, study)
+    metric = metric_names.on_test(runs.study.objective)
     return Judged(
         metric=metric,
-        test_sha256=parent.data.tags.get("test_sha256", ""),
-        score_by_seed=_scores_by_seed(_last_of_each_trial(runs), metric),
-        resolution=_resolution(parent),
+        test_sha256=runs.study.test_sha256,
+        score_by_seed=_scores_by_seed(runs, family, metric),
+        resolution=_resolution(runs.study),
     )
 
 
-def _resolution(study_run: Any) -> float:
+def _resolution(study: StudyRun) -> float:
     """The smallest difference that a mean over the study's test queries can show."""
-    num_queries = int(study_run.data.tags.get("num_test_images", 0))
-    return 1 / num_queries if num_queries else UNKNOWN_RESOLUTION
+    return 1 / study.num_test_images if study.num_test_images else UNKNOWN_RESOLUTION
+
+
+def _rank(best: Run | None, objective: str) -> tuple[float, int]:
+    """A family's place, by its best trial as the search ranks trials; one without any comes last."""
+    return (-math.inf, 0) if best is None else rank(best.metrics[objective], best.number)
 
 
 def _are_comparable(a: Row, b: Row) -> bool:
@@ -198,9 +177,10 @@ def _are_comparable(a: Row, b: Row) -> bool:
     return True
 
 
-def _untrained_of(families: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+def _untrained_of(runs: StudyRuns) -> dict[str, str]:
     """Family to the untrained row that was judged with the same embedder."""
-    embedders = {family: _embedder(_judged(runs)[0]) for family, runs in families.items() if _judged(runs)}
+    first = {family: runs.judged(family)[:1] for family in runs.families}
+    embedders = {family: _embedder(own[0]) for family, own in first.items() if own}
     untrained = {embedder: name for name, embedder in embedders.items() if is_untrained(name)}
     return {
         family: untrained[embedder]
@@ -209,9 +189,9 @@ def _untrained_of(families: Mapping[str, Sequence[Any]]) -> dict[str, str]:
     }
 
 
-def _embedder(run: Any) -> frozenset[tuple[str, str]]:
+def _embedder(run: Run) -> frozenset[tuple[str, str]]:
     """What a run's model is before training (``TrialConfig.untrained_by``)."""
-    params = run.data.params
+    params = run.params
     if "online.k" in params:
         own = ["loss", *(f"loss.{name}" for name in OF_STRUCTURE), *(f"online.{name}" for name in OF_JUDGE)]
         return frozenset((name, params[name]) for name in own if name in params)
@@ -221,19 +201,17 @@ def _embedder(run: Any) -> frozenset[tuple[str, str]]:
     return frozenset((name, value) for name, value in params.items() if name.startswith("embedder."))
 
 
-def _front(client: Any, experiment_id: str, objective: str, second: str) -> list[FrontTrial]:
+def _front(finished: Sequence[Run], objective: str, second: str) -> list[FrontTrial]:
     """The finished trials that none beats, by size; of equal ones all."""
-    runs = tracking.search_all(
-        client, experiment_id, "tags.dmlstudy_kind = 'search' and tags.status = 'finished'"
-    )
     trials = [
         FrontTrial(
-            family=run.data.tags["family"],
-            trial=int(run.data.tags["trial_number"]),
-            validation=run.data.metrics[objective],
+            family=run.family,
+            trial=run.number,
+            validation=run.metrics[objective],
             size=SECOND_OBJECTIVES[second](run),
         )
-        for run in _last_of_each_trial(runs)
+        for run in finished
+        if run.number is not None
     ]
     trials.sort(key=lambda trial: (trial.size, -trial.validation, trial.trial))
     front: list[FrontTrial] = []
@@ -248,74 +226,29 @@ def _are_equal(a: FrontTrial, b: FrontTrial) -> bool:
     return (a.validation, a.size) == (b.validation, b.size)
 
 
-def _last_of_each_trial(runs: Sequence[Any]) -> list[Any]:
-    """The newest run of each trial: one that was begun twice, after a crash, counts once."""
-    newest: dict[tuple[str, ...], Any] = {}
-    for run in runs:
-        tags = run.data.tags
-        if tags["dmlstudy_kind"] in ("search", "verdict") and tags.get("status") != "interrupted":
-            is_search = tags["dmlstudy_kind"] == "search"
-            number = tags.get("trial_number", run.info.run_id) if is_search else tags["seed"]
-            newest[tags["dmlstudy_kind"], tags["family"], number] = run
-    return list(newest.values())
-
-
-def _counted(runs: Sequence[Any]) -> dict[str, dict[str, int]]:
-    """Family to status to the number of its search trials."""
-    counts: dict[str, dict[str, int]] = {}
-    for run in runs:
-        tags = run.data.tags
-        own = counts.setdefault(tags["family"], {})
-        if tags["dmlstudy_kind"] == "search":
-            own[tags["status"]] = own.get(tags["status"], 0) + 1
-    return counts
-
-
-def _row(
-    family: str, runs: Sequence[Any], counts: Mapping[str, int], objective: str, untrained: str | None
-) -> Row:
-    """``runs`` are the family's verdicts, and those of its search trials among which the best is."""
-    scored = [
-        run
-        for run in runs
-        if run.data.tags["dmlstudy_kind"] == "search"
-        and run.data.tags["status"] == "finished"
-        and objective in run.data.metrics
-    ]
-    best = max(scored, key=lambda run: run.data.metrics[objective], default=None)
-    judged = _judged(runs)
-    names = dict.fromkeys(name for run in judged for name in run.data.metrics if name.startswith("test_"))
-    names_in_order = sorted(
-        names, key=lambda name: (name.startswith(OF_FOLDS), "_num_" in name)
-    )  # else as they are
+def _row(runs: StudyRuns, family: str, untrained: str | None) -> Row:
+    counts, best, judged = runs.counts(family), runs.best(family), runs.judged(family)
+    objective = runs.study.objective
+    names = dict.fromkeys(name for run in judged for name in run.metrics if metric_names.is_on_test(name))
+    names_in_order = sorted(  # else as they are
+        names, key=lambda name: (metric_names.is_of_fold_models(name), metric_names.is_count(name))
+    )
     return Row(
         family=family,
-        num_finished=counts.get("finished", 0),
-        num_pruned=counts.get("pruned", 0),
-        num_failed=counts.get("failed", 0),
+        num_finished=counts.get(Status.FINISHED, 0),
+        num_pruned=counts.get(Status.PRUNED, 0),
+        num_failed=counts.get(Status.FAILED, 0),
         num_judged=len(judged),
-        validation=best.data.metrics[objective] if best else None,
-        validation_stderr=best.data.metrics.get(f"{objective}_stderr") if best else None,
-        params=dict(best.data.params) if best else {},
+        validation=best.metrics[objective] if best else None,
+        validation_stderr=best.metrics.get(metric_names.stderr(objective)) if best else None,
+        params=best.params if best else {},
         untrained=untrained,
         test={
-            name: Estimate.of([run.data.metrics[name] for run in judged if name in run.data.metrics])
+            name: Estimate.of([run.metrics[name] for run in judged if name in run.metrics])
             for name in names_in_order
         },
     )
 
 
-def _judged(runs: Sequence[Any]) -> list[Any]:
-    return [
-        run
-        for run in runs
-        if run.data.tags["dmlstudy_kind"] == "verdict" and run.data.tags["status"] == "finished"
-    ]
-
-
-def _scores_by_seed(runs: Sequence[Any], metric: str) -> dict[int, float]:
-    return {
-        int(run.data.tags["seed"]): run.data.metrics[metric]
-        for run in _judged(runs)
-        if metric in run.data.metrics
-    }
+def _scores_by_seed(runs: StudyRuns, family: str, metric: str) -> dict[int, float]:
+    return {run.seed: run.metrics[metric] for run in runs.judged(family) if metric in run.metrics}

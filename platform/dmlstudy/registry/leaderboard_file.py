@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dmlstudy import data
+from dmlstudy import data, metric_names
 from dmlstudy.data import Column
 from dmlstudy.files import PARQUET, check_output, written_whole
 from dmlstudy.registry.comparison import Comparison
@@ -53,6 +53,7 @@ def columns(board: Leaderboard) -> list[Column]:
     against = [_beside(board, row.family) for row in rows]
     metrics = sorted({name for row in rows for name in row.test})
     params = sorted({name for row in rows for name in row.params})
+    validation = f"{metric_names.VALIDATION}_{board.objective}"
     estimates = {name: [row.test.get(name) for row in rows] for name in metrics}
     return [
         Column("study", "string", [board.study] * len(rows)),
@@ -63,15 +64,15 @@ def columns(board: Leaderboard) -> list[Column]:
             Column(name, "int64", [getattr(row, name) for row in rows])
             for name in ("num_finished", "num_pruned", "num_failed", "num_judged")
         ),
-        Column(f"validation_{board.objective}", "float64", [row.validation for row in rows]),
-        Column(f"validation_{board.objective}_stderr", "float64", [row.validation_stderr for row in rows]),
+        Column(validation, "float64", [row.validation for row in rows]),
+        Column(metric_names.stderr(validation), "float64", [row.validation_stderr for row in rows]),
         *(
             column
             for name, own in estimates.items()
             for column in (
                 Column(f"{name}_estimate", "float64", _each(own, "mean")),
-                Column(f"{name}_low", "float64", _each(own, "low")),
-                Column(f"{name}_high", "float64", _each(own, "high")),
+                Column(metric_names.low(name), "float64", _each(own, "low")),
+                Column(metric_names.high(name), "float64", _each(own, "high")),
                 Column(f"{name}_n", "int64", [each.num if each else 0 for each in own]),
             )
         ),

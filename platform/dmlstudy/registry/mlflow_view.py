@@ -15,13 +15,17 @@ from typing import Any
 import mlflow
 from mlflow.entities import Metric, Param, RunTag
 
+from dmlstudy import metric_names
+from dmlstudy.metric_names import VALIDATION
 from dmlstudy.records import is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.models import RegisteredVersion
+from dmlstudy.registry.runs import KIND as KIND_TAG
+from dmlstudy.registry.runs import PARENT, Kind, Run, StudyRuns
 from dmlstudy.store import Store
+from dmlstudy.trials import Status
 
-KIND = "leaderboard"
 KEY = "leaderboard"
 VIEW = f"mlflow.sharedViewState.{KEY}"
 NOTE = "mlflow.note.content"
@@ -46,23 +50,21 @@ def publish(
 
     A row's scores are also those of its family's registered version, on MLflow's page of the model.
     """
-    known = {
-        run.data.tags["family"]: run
-        for run in tracking.search_all(client, experiment_id, f"tags.dmlstudy_kind = '{KIND}'")
-    }
+    runs = StudyRuns(client, experiment_id)
+    known = {run.family: run for run in runs.every(Kind.LEADERBOARD)}
     for rank, row in enumerate(board.rows, 1):
         tags = {
             "family": row.family,
             "rank": f"{rank:03}",  # text orders like numbers
             "comparison": outcome(board, row.family),
             "model": named(versions).get(row.family, ""),
-            "status": "finished",
+            "status": Status.FINISHED.value,
         }
         run = known.get(row.family) or _begun(client, experiment_id, parent_id, board.study, row)
         write(client, run, _metrics(row), row.params, tags)
         if row.family in versions:
-            _score_model(client, run.info.run_id, row, versions[row.family])
-        client.set_terminated(run.info.run_id, "FINISHED")
+            _score_model(client, run.id, row, versions[row.family])
+        client.set_terminated(run.id, Status.FINISHED.in_mlflow)
     client.set_experiment_tag(experiment_id, *EXPERIMENT_KIND)
     client.set_experiment_tag(experiment_id, VIEW, json.dumps(view(board)))
     client.set_experiment_tag(experiment_id, NOTE, note(board, named(versions), experiment_id))
@@ -82,28 +84,32 @@ def publish_study(
     """
     row = next(row for row in board.rows if row.family == board.winner)
     tags = {NOTE: note(board, named(versions), experiment_id)}
-    write(client, client.get_run(parent_id), _metrics(row), {**row.params, **settings}, tags)
+    write(
+        client,
+        StudyRuns(client, experiment_id).get(parent_id),
+        _metrics(row),
+        {**row.params, **settings},
+        tags,
+    )
 
 
 def write(
     client: mlflow.MlflowClient,
-    run: Any,
+    run: Run,
     metrics: Iterable[tuple[str, float]],
     params: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> None:
     """Log what a run has not yet; a parameter that it has stays as it is."""
     now = int(time.time() * 1000)
-    missing = [Param(name, value) for name, value in params.items() if name not in run.data.params]
+    missing = [Param(name, value) for name, value in params.items() if name not in run.params]
     for start in range(0, len(missing), MOST_AT_ONCE):
-        client.log_batch(run.info.run_id, params=missing[start : start + MOST_AT_ONCE])
+        client.log_batch(run.id, params=missing[start : start + MOST_AT_ONCE])
     rounded = {name: round(value, DIGITS) for name, value in metrics}
     client.log_batch(
-        run.info.run_id,
+        run.id,
         metrics=[
-            Metric(name, value, now, 0)
-            for name, value in rounded.items()
-            if run.data.metrics.get(name) != value
+            Metric(name, value, now, 0) for name, value in rounded.items() if run.metrics.get(name) != value
         ],
         tags=[RunTag(name, value) for name, value in tags.items()],
     )
@@ -141,8 +147,9 @@ def outcome(board: Leaderboard, family: str) -> str:
 
 def view(board: Leaderboard) -> dict[str, Any]:
     """The state of MLflow's page: which runs, in which order, with which columns."""
-    objective = f"test_{board.objective}"
-    metrics = ["validation", objective, f"{objective}_low", f"{objective}_high", *_others(board, objective)]
+    objective = metric_names.on_test(board.objective)
+    interval = metric_names.low(objective), metric_names.high(objective)
+    metrics = [VALIDATION, objective, *interval, *_others(board, objective)]
     columns = [
         *(f"metrics.`{name}`" for name in metrics),
         "tags.`comparison`",
@@ -150,8 +157,8 @@ def view(board: Leaderboard) -> dict[str, Any]:
         *(f"params.`{name}`" for name in _differing(board)[:MOST_PARAMS]),
     ]
     return {
-        "searchFilter": f"tags.dmlstudy_kind = '{KIND}'",
-        "orderByKey": "metrics.`validation`",
+        "searchFilter": f"tags.{KIND_TAG} = '{Kind.LEADERBOARD}'",
+        "orderByKey": f"metrics.`{VALIDATION}`",
         "orderByAsc": False,
         "selectedColumns": columns,
         "columnOrder": columns,
@@ -161,7 +168,7 @@ def view(board: Leaderboard) -> dict[str, Any]:
 
 def note(board: Leaderboard, models: Mapping[str, str], experiment_id: str) -> str:
     """The leaderboard as Markdown. MLflow shows the first line alone at first, so it has the numbers and the link."""
-    objective = f"test_{board.objective}"
+    objective = metric_names.on_test(board.objective)
     lines = [
         f"[Leaderboard](#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}): {_news(board)}",
         "",
@@ -183,7 +190,7 @@ def _news(board: Leaderboard) -> str:
     row = next((row for row in board.rows if row.family == board.winner), None)
     if row is None:
         return "no winner."
-    objective = f"test_{board.objective}"
+    objective = metric_names.on_test(board.objective)
     validation = "" if row.validation is None else f", validation {row.validation:.4f}"
     test = f", test {row.test[objective]}" if objective in row.test else ""
     untrained = next((each for each in board.rows if each.family == row.untrained), None)
@@ -200,27 +207,27 @@ def links(store: Store, port: int) -> dict[str, str]:
     }
 
 
-def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> Any:
-    tags = {tracking.PARENT: parent_id, "dmlstudy_kind": KIND, "study": study, "family": row.family}
-    return client.create_run(experiment_id, run_name=row.family, tags=tags)
+def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> Run:
+    tags = {PARENT: parent_id, KIND_TAG: Kind.LEADERBOARD.value, "study": study, "family": row.family}
+    return Run.of(client.create_run(experiment_id, run_name=row.family, tags=tags))
 
 
 def _metrics(row: Row) -> Iterator[tuple[str, float]]:
     if row.validation is not None:
-        yield "validation", row.validation
+        yield VALIDATION, row.validation
     if not is_untrained(row.family):
         yield "num_trials", float(row.num_tried)
     for name, estimate in row.test.items():
         yield name, estimate.mean
         if estimate.half_width is not None:
-            yield f"{name}_low", estimate.mean - estimate.half_width
-            yield f"{name}_high", estimate.mean + estimate.half_width
+            yield metric_names.low(name), estimate.mean - estimate.half_width
+            yield metric_names.high(name), estimate.mean + estimate.half_width
 
 
 def _others(board: Leaderboard, objective: str) -> list[str]:
     """One more test metric: the first that is no count, and not the objective."""
     names = dict.fromkeys(name for row in board.rows for name in row.test)
-    return [name for name in names if name != objective and not name.startswith("test_num_")][:1]
+    return [name for name in names if name != objective and not metric_names.is_count(name)][:1]
 
 
 def _differing(board: Leaderboard) -> list[str]:

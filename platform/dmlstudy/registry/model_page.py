@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dmlstudy import metric_names
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
 
 WRITTEN = "*Kept up to date by dmlstudy; replace this text by one of your own and it stays.*"
@@ -51,6 +52,6 @@ def _said(version: RegisteredVersion) -> str:
     alias = "".join(
         f" `@{each}`" for each in sorted(version.aliases)
     )  # bare, MLflow links it as someone's name
-    score = version.metrics.get(f"test_{version.objective}")
+    score = version.metrics.get(metric_names.on_test(version.objective))
     scored = "" if score is None else f", test {version.objective} {score:.4f}"
     return f"**version {version.version}**{alias}, {version.family} of {version.study}{scored}"

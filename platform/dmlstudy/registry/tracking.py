@@ -25,24 +25,14 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
 from dmlstudy.records import RecordedEnd, TrialConfig
+from dmlstudy.registry.runs import KIND, NOTE, PARENT, STORE, STUDY_RUN, VALUES, Kind, Run, StudyRuns
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
+from dmlstudy.trials import MLFLOW_STATUSES, Status
 
-PARENT = "mlflow.parentRunId"
-RUN_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 BATCH = 1000
-NOTE = "search"
-"""The tag of a study's run that says how its search trials ended, so that nobody must look at each."""
-STUDY_RUN = "study_run"
-"""The tag of an experiment that names the study's run."""
-STORE = "store_id"
-"""The tag of a study's run that names the store it belongs to."""
 SITTINGS = "sittings"
 """The tag of a study's run that counts how often the study was run or gone on with."""
-VALUES = "objective_values"
-"""The tag of a finished search trial's run that holds, to the last digit, what Optuna is told of it."""
-SUPERSEDED = "superseded"
-"""The status of a run whose trial was run again."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
 MODEL = "embedder"
@@ -282,15 +272,15 @@ class StudyTracker:
         else:
             self.experiment_id = experiment.experiment_id
         own = {STORE: store.identity(), **origin}
-        parents = self._search("tags.dmlstudy_kind = 'study'")
-        if parents:
-            known = parents[0].data.tags
+        parent = self._runs.first()
+        if parent:
+            known = parent.tags
             _check_same(study, store, known, own)
-            self.parent_id = parents[0].info.run_id
+            self.parent_id = parent.id
             self.client.update_run(self.parent_id, status="RUNNING")
             self._end_leftovers()
         else:
-            known = {"dmlstudy_kind": "study", "study": study, **own}
+            known = {KIND: Kind.STUDY.value, "study": study, **own}
             run = self.client.create_run(self.experiment_id, run_name=study, tags=known)
             self.parent_id = run.info.run_id
         sitting = int(known.get(SITTINGS, 0)) + 1
@@ -306,16 +296,16 @@ class StudyTracker:
     @property
     def study_tags(self) -> dict[str, str]:
         """The tags of the study's run, its origin among them."""
-        return dict(self.client.get_run(self.parent_id).data.tags)
+        return self._runs.get(self.parent_id).tags
 
     def start_trial(self, label: str, config: TrialConfig, number: int | None) -> str:
         """Open a nested run and log the trial's hyperparameters; returns the run's id."""
         tags = {
             PARENT: self.parent_id,
-            "dmlstudy_kind": config.phase,
+            KIND: config.phase,
             "study": self.study,
             "family": config.family,
-            "status": "running",
+            "status": Status.RUNNING.value,
             "seed": str(config.seed),
             "config_fingerprint": config.fingerprint(),
             **self.of_each_trial,
@@ -332,13 +322,14 @@ class StudyTracker:
     def end_trial(
         self,
         run_id: str,
-        status: Literal["finished", "pruned", "failed", "interrupted"],
+        status: Status,
         curve: Sequence[Mapping[str, float]],
         metrics: Mapping[str, float],
         reason: str = "",
         values: Sequence[float] = (),
     ) -> None:
         """Log the learning curve and the last scores, and end the run; ``values`` are what the search takes it for."""
+        status = Status(status)
         now = int(time.time() * 1000)
         points = [
             Metric(name, value, now, int(row["step"]))
@@ -349,30 +340,24 @@ class StudyTracker:
         last = len(curve)
         points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
         points = [point for point in points if math.isfinite(point.value)]
-        tags = [RunTag("status", status)] + ([RunTag("reason", reason[:5000])] if reason else [])
+        tags = [RunTag("status", status.value)] + ([RunTag("reason", reason[:5000])] if reason else [])
         tags += [RunTag(VALUES, json.dumps(list(values)))] if values else []
         for start in range(0, max(len(points), 1), BATCH):  # the status last, for then everything is there
             is_last = start + BATCH >= len(points)
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
-        self.client.set_terminated(run_id, RUN_STATUS[status])
+        self.client.set_terminated(run_id, status.in_mlflow)
 
     def recorded_ends(self, number: int) -> list[RecordedEnd]:
         """How the runs of a search trial ended, oldest first, apart from those that were interrupted."""
-        ended = self._search(f"tags.dmlstudy_kind = 'search' and tags.trial_number = '{number}'")
         return [
-            RecordedEnd(
-                run.info.run_id,
-                run.data.tags["status"],
-                run.data.tags.get("reason", ""),
-                json.loads(run.data.tags.get(VALUES, "[]")),
-            )
-            for run in ended
-            if run.data.tags.get("status") in ("finished", "pruned", "failed")
+            RecordedEnd(run.id, run.status, run.reason, run.values)
+            for run in self._runs.every(Kind.SEARCH, number=number)
+            if run.status.has_ended
         ]
 
     def supersede(self, run_id: str) -> None:
         """Mark the run of a trial that is run again, so that it counts nowhere."""
-        self.client.set_tag(run_id, "status", SUPERSEDED)
+        self.client.set_tag(run_id, "status", Status.SUPERSEDED.value)
 
     def note_search(self, counts: Mapping[str, Mapping[str, int]], best: Mapping[str, int]) -> None:
         """Keep with the study's run how many search trials of each family ended how, and which is the best.
@@ -398,12 +383,10 @@ class StudyTracker:
     def _run_of(self, number: int) -> str | None:
         """The finished run of a search trial, of this sitting or an earlier one."""
         if number not in self._run_ids:
-            runs = self._search(
-                f"tags.dmlstudy_kind = 'search' and tags.status = 'finished' and tags.trial_number = '{number}'"
-            )
+            runs = list(self._runs.every(Kind.SEARCH, status=Status.FINISHED, number=number))
             if not runs:
                 return None
-            self._run_ids[number] = runs[-1].info.run_id
+            self._run_ids[number] = runs[-1].id
         return self._run_ids[number]
 
     def end_study(
@@ -416,23 +399,19 @@ class StudyTracker:
         metrics = [Metric(k, v, now, 0) for k, v in summary.items() if isinstance(v, float)]
         tags = [RunTag(k, str(v)) for k, v in summary.items() if not isinstance(v, float)]
         self.client.log_batch(self.parent_id, metrics=metrics, tags=[*tags, RunTag("status", status)])
-        self.client.set_terminated(self.parent_id, RUN_STATUS[status])
+        self.client.set_terminated(self.parent_id, Status(status).in_mlflow)
 
     def finished_verdicts(self) -> set[tuple[str, int]]:
         """(family, seed) of the verdict runs that are done."""
-        runs = self._search("tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'")
-        return {(run.data.tags["family"], int(run.data.tags["seed"])) for run in runs}
+        return {(run.family, run.seed) for run in self._runs.every(Kind.VERDICT, status=Status.FINISHED)}
 
     def log_model(self, run_id: str, folder: str) -> None:
         """Keep a model's folder with the run that trained it."""
         self.client.log_artifacts(run_id, folder, MODEL)
 
-    def verdict_run(self, family: str, seed: int) -> Any | None:
+    def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""
-        runs = self._search(
-            f"tags.dmlstudy_kind = 'verdict' and tags.status = 'finished' and tags.family = '{family}'"
-            f" and tags.seed = '{seed}'"
-        )
+        runs = list(self._runs.every(Kind.VERDICT, status=Status.FINISHED, family=family, seed=seed))
         return runs[-1] if runs else None
 
     def fetch_model(self, run_id: str, to: Path) -> Path:
@@ -441,16 +420,20 @@ class StudyTracker:
 
     def _end_leftovers(self) -> None:
         """End the trials' runs that are open in MLflow; one that had its scores stays what it was."""
-        for run in self._search(f"attributes.status = 'RUNNING' and tags.`{PARENT}` = '{self.parent_id}'"):
-            status = run.data.tags.get("status")
-            if status == "running":
-                status = "interrupted"
-                self.client.set_tag(run.info.run_id, "status", status)
-            if status in RUN_STATUS:
-                self.client.set_terminated(run.info.run_id, RUN_STATUS[status])
+        for run in list(self._runs.every(parent=self.parent_id, is_open=True)):
+            if "status" not in run.tags:  # a row of the leaderboard that was not written yet
+                continue
+            status = run.status
+            if status == Status.RUNNING:
+                status = Status.INTERRUPTED
+                self.client.set_tag(run.id, "status", status.value)
+            if status in MLFLOW_STATUSES:
+                self.client.set_terminated(run.id, status.in_mlflow)
 
-    def _search(self, filter_string: str) -> list[Any]:
-        return search_all(self.client, self.experiment_id, filter_string)
+    @property
+    def _runs(self) -> StudyRuns:
+        """The study's runs as they are now."""
+        return StudyRuns(self.client, self.experiment_id)
 
 
 def _check_same(study: str, store: Store, known: Mapping[str, str], own: Mapping[str, str]) -> None:
@@ -463,31 +446,10 @@ def _check_same(study: str, store: Store, known: Mapping[str, str], own: Mapping
         )
 
 
-def search_all(client: mlflow.MlflowClient, experiment_id: str, filter_string: str) -> list[Any]:
-    """Every run of an experiment that the filter lets through, oldest first."""
-    found: list[Any] = []
-    token = None
-    while True:
-        page = client.search_runs(
-            [experiment_id],
-            filter_string,
-            max_results=1000,
-            order_by=["attributes.start_time ASC"],
-            page_token=token,
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found
-
-
-def noted_search(study_run: Any) -> dict[str, dict[str, Any]] | None:
-    """What ``StudyTracker.note_search`` kept with a study's run: family to ``counts`` and ``best``, a run id.
-
-    None where it kept nothing, or where it was too much for a tag.
-    """
-    text = study_run.data.tags.get(NOTE)
-    return json.loads(text) if text else None
+def runs_of(store: Store, study: str) -> StudyRuns:
+    """What MLflow keeps of a study's runs; raises StoreError where there is no such study."""
+    client = connect(store)
+    return StudyRuns(client, experiment_of(client, store, study))
 
 
 def fetch_model(client: mlflow.MlflowClient, run_id: str, to: Path) -> Path:
@@ -502,14 +464,6 @@ def fetch_model(client: mlflow.MlflowClient, run_id: str, to: Path) -> Path:
         if path.is_file() and path.relative_to(folder).as_posix() not in listed:
             path.unlink()
     return folder
-
-
-def study_run(client: mlflow.MlflowClient, experiment_id: str) -> Any:
-    """The run of a study itself."""
-    run_id = client.get_experiment(experiment_id).tags.get(STUDY_RUN)
-    if run_id:
-        return client.get_run(run_id)
-    return search_all(client, experiment_id, "tags.dmlstudy_kind = 'study'")[0]
 
 
 def experiment_of(client: mlflow.MlflowClient, store: Store, study: str) -> str:

@@ -15,11 +15,13 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from dmlstudy import metric_names
 from dmlstudy.records import Scalar
 from dmlstudy.registry.curves import Curve
 from dmlstudy.registry.leaderboard import Row
 from dmlstudy.report.page import in_plot
 from dmlstudy.search.history import Parameter, Searched, Tried
+from dmlstudy.trials import Status
 
 T = TypeVar("T")
 
@@ -109,7 +111,7 @@ def scores(rows: Sequence[Row], metric: str) -> go.Figure:
             hovertemplate=f"{in_plot(row.family)}: {in_plot(str(estimate))}<extra></extra>",
             showlegend=False,
         )
-    styled(figure, x=metric.replace("test_", "test "))
+    styled(figure, x=metric_names.for_people(metric))
     names = [shortened(row.family) for row in rows]
     figure.update_yaxes(
         tickvals=list(range(len(rows))),
@@ -126,7 +128,7 @@ def history(families: Sequence[Searched], order: Mapping[str, int], objective: s
     figure = go.Figure()
     for family in families:
         own, name = look(order[family.family]), in_plot(family.family)
-        for status, symbol in (("finished", own.symbol), ("pruned", f"{own.symbol}-open")):
+        for status, symbol in ((Status.FINISHED, own.symbol), (Status.PRUNED, f"{own.symbol}-open")):
             points = [
                 (place, trial)
                 for place, trial in spaced(list(enumerate(family.trials, 1)))
@@ -163,7 +165,7 @@ def running_best(trials: Sequence[Tried]) -> list[tuple[int, float]]:
     """(place from 1, best finished objective up to there), from the first finished trial on."""
     best, found = -math.inf, []
     for place, trial in enumerate(trials, 1):
-        if trial.status == "finished" and trial.score is not None:
+        if trial.status == Status.FINISHED and trial.score is not None:
             best = max(best, trial.score)
         if best > -math.inf:
             found.append((place, best))
@@ -190,7 +192,9 @@ def parallel(family: Searched, objective: str) -> go.Figure:
     Parameters lie below each other, each from its least to its largest value, so that a narrow screen shows them too.
     A parameter that a trial does not have is left out of its line.
     """
-    finished = sorted((t for t in family.of("finished") if t.score is not None), key=lambda t: t.score or 0.0)
+    finished = sorted(
+        (t for t in family.of(Status.FINISHED) if t.score is not None), key=lambda t: t.score or 0.0
+    )
     finished = finished[-MOST_LINES:]
     values = [trial.score or 0.0 for trial in finished]
     low, high = min(values), max(values)
@@ -294,7 +298,7 @@ def slices(family: Searched) -> go.Figure:
     last = max(trial.number for trial in family.trials)
     styled(figure)
     for number, each in enumerate(parameters):
-        own = spaced([trial for trial in family.of("finished") if each.name in trial.params])
+        own = spaced([trial for trial in family.of(Status.FINISHED) if each.name in trial.params])
         row, column = number // columns + 1, number % columns + 1
         figure.add_scatter(
             x=[each.place(trial.params[each.name]) for trial in own],
@@ -348,7 +352,7 @@ def validation_curves(
     figure = go.Figure()
     last = 1
     for family in families:
-        own, best = look(order[family.family]), best_of(family)
+        own, best = look(order[family.family]), family.best
         if best is None or not best.curve:
             continue
         steps = sorted(best.curve)
@@ -393,12 +397,6 @@ def validation_curves(
     return figure
 
 
-def best_of(family: Searched) -> Tried | None:
-    """The finished trial with the highest objective, of equals the first."""
-    scored = [trial for trial in family.of("finished") if trial.score is not None]
-    return max(scored, key=lambda trial: (trial.score or 0.0, -trial.number), default=None)
-
-
 def training_loss(curves: Sequence[Curve], order: Mapping[str, int], epochs: int | None = None) -> go.Figure:
     """Mean training loss over the verdict's seeds by epoch, a line for each family, on a log scale if it can be.
 
@@ -410,7 +408,7 @@ def training_loss(curves: Sequence[Curve], order: Mapping[str, int], epochs: int
     is_positive = True
     for family in sorted({curve.family for curve in curves}, key=lambda name: order.get(name, len(order))):
         own = look(order.get(family, len(order)))
-        losses = [curve.values["train_loss"] for curve in curves if curve.family == family]
+        losses = [curve.values[metric_names.TRAIN_LOSS] for curve in curves if curve.family == family]
         length = min(map(len, losses))
         mean = np.mean([loss[:length] for loss in losses], axis=0)
         is_positive = is_positive and bool((mean > 0).all())
@@ -538,7 +536,7 @@ def shown(value: Scalar | None) -> str:
 
 def _described(trial: Tried) -> str:
     score = "" if trial.score is None else f" {trial.score:.4f}"
-    state = " (stopped early)" if trial.status == "pruned" else ""
+    state = " (stopped early)" if trial.status == Status.PRUNED else ""
     params = "".join(f"<br>{in_plot(f'{name} = {shown(value)}')}" for name, value in trial.params.items())
     return f"#{trial.number}{score}{state}{params}"
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dmlstudy import metric_names
 from dmlstudy.html import Html, element
+from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.registry.curves import verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
@@ -25,6 +27,7 @@ from dmlstudy.report.page import (
 )
 from dmlstudy.search.history import FEWEST, Searched, searched
 from dmlstudy.store import Store, StoreError, seconds_spent
+from dmlstudy.trials import ENDED, Status
 
 FURTHER = ("recall_at_1", "map_at_r", "r_precision", "map", "accuracy", "macro_f1", "nmi")
 """Metrics of the test classes that are shown beside the objective, where there are such."""
@@ -118,10 +121,10 @@ def _notice(board: Leaderboard, state: Mapping[str, Any]) -> str:
 
 
 def _leaderboard(board: Leaderboard) -> list[str | Plot]:
-    metric = f"test_{board.objective}"
+    metric = metric_names.on_test(board.objective)
     further = [name for name in FURTHER if name != board.objective]
-    further = [name for name in further if any(f"test_{name}" in row.test for row in board.rows)]
-    of_folds = [f"{kind}_{board.objective}" for kind in ("separate", "concatenated")]
+    further = [name for name in further if any(metric_names.on_test(name) in row.test for row in board.rows)]
+    of_folds = [metric_names.separate(board.objective), metric_names.concatenated(board.objective)]
     parts: list[str | Plot] = [words.leaderboard_table(board)]
     judged = [row for row in board.rows if metric in row.test]
     if judged:
@@ -156,7 +159,7 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
     if not own:
         return [paragraph("No trial of the search has ended, or the study’s search is not in this store.")]
     parts: list[str | Plot] = []
-    if any(each.of("finished") or each.of("pruned") for each in own):
+    if any(each.of(Status.FINISHED) or each.of(Status.PRUNED) for each in own):
         caption = (
             f"Validation {board.objective} of each trial in the order of its family’s search; lines are the best"
             " finished one so far. Open marks were stopped early, with what they had then."
@@ -165,11 +168,11 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
         label = "; ".join(
             f"{each.family}: best {best.score:.4f} by trial {best.number} of {len(each.trials)}"
             for each in own
-            if (best := figures.best_of(each)) is not None
+            if (best := each.best) is not None
         )
         height = BASE_HEIGHT + OF_LEGEND * len(own)
         parts.append(Plot(figures.history(own, order, board.objective), caption, label, height))
-    few = [each.family for each in own if each.parameters and 2 <= len(each.of("finished")) < FEWEST]
+    few = [each.family for each in own if each.parameters and 2 <= len(each.of(Status.FINISHED)) < FEWEST]
     if few:
         parts.append(
             paragraph(
@@ -178,7 +181,7 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
                 kind="quiet",
             )
         )
-    fixed = [each for each in own if not each.parameters and figures.best_of(each) is not None]
+    fixed = [each for each in own if not each.parameters and each.best is not None]
     for each in own:
         if each not in fixed:
             parts += _family(each, board.objective)
@@ -198,7 +201,7 @@ def _without_parameters(families: Sequence[Searched], objective: str) -> list[st
         return []
     rows = []
     for each in families:
-        best = figures.best_of(each)
+        best = each.best
         assert best is not None
         rows.append([each.family, str(len(each.trials)), f"{best.score:.4f} (#{best.number})"])
     caption = "No parameter of these was searched, so there is no importance of any and nothing to draw."
@@ -208,11 +211,11 @@ def _without_parameters(families: Sequence[Searched], objective: str) -> list[st
 
 def _family(family: Searched, objective: str) -> list[str | Plot]:
     """A family's parameters: lines through them, their importance, and each by itself, as far as there is enough."""
-    best, finished = figures.best_of(family), family.of("finished")
-    counts = f"{len(finished)} finished, {len(family.of('pruned'))} stopped early, {len(family.of('failed'))} failed"
+    best, finished = family.best, family.of(Status.FINISHED)
+    counts = ", ".join(f"{len(family.of(status))} {status.words}" for status in ENDED)
     parts: list[str | Plot] = [element("h3", family.family)]
     if best is None:
-        reasons = [each.reason for each in family.of("failed") if each.reason]
+        reasons = [each.reason for each in family.of(Status.FAILED) if each.reason]
         why = f" The first failed with: {reasons[0]}" if reasons else ""
         return [*parts, paragraph(f"No trial finished ({counts}), so there is nothing to draw.{why}")]
     values = ", ".join(f"{name} = {figures.shown(value)}" for name, value in best.params.items())
@@ -263,7 +266,7 @@ def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> 
     own = sorted(tried.values(), key=lambda each: order[each.family])
     parts: list[str | Plot] = []
     epochs = _epochs(board)
-    longest = max((max(best.curve, default=0) for each in own if (best := figures.best_of(each))), default=0)
+    longest = max((max(best.curve, default=0) for each in own if (best := each.best)), default=0)
     if longest > 1:
         over = (
             " From the second fold on, the mean with the folds before."
@@ -281,9 +284,9 @@ def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> 
     told = streams.of_streams(verdict_curves(store, board.study, streams.METRICS))
     if told:
         return [*parts, *streams.plots(told)]
-    losses = verdict_curves(store, board.study, "train_loss")
-    if any(len(curve.values["train_loss"]) > 1 for curve in losses):
-        of_folds = any(len(curve.values["train_loss"]) > (epochs or math.inf) for curve in losses)
+    losses = verdict_curves(store, board.study, TRAIN_LOSS)
+    if any(len(curve.values[TRAIN_LOSS]) > 1 for curve in losses):
+        of_folds = any(len(curve.values[TRAIN_LOSS]) > (epochs or math.inf) for curve in losses)
         parts.append(
             Plot(
                 figures.training_loss(losses, order, epochs),

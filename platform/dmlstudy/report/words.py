@@ -7,13 +7,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dmlstudy import metric_names
 from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry.comparison import Comparison
-from dmlstudy.registry.history import History, TrialRun
+from dmlstudy.registry.history import History
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.registry.runs import Kind, Run
 from dmlstudy.report.page import facts, paragraph, table
 from dmlstudy.text import duration
+from dmlstudy.trials import Status
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -72,7 +75,7 @@ def verdict(board: Leaderboard) -> str:
     if not trained:
         return "No trial has finished, so there is nothing to tell families by."
     winner = next((row for row in trained if row.family == board.winner), trained[0])
-    metric = f"test_{board.objective}"
+    metric = metric_names.on_test(board.objective)
     spread = "" if winner.validation_stderr is None else f" ± {winner.validation_stderr:.4f}"
     wins = "leads so far" if board.winner is None else "wins"
     chosen = f"{winner.family} {wins} by validation {board.objective} {winner.validation:.4f}{spread}"
@@ -137,7 +140,7 @@ def leaderboard_table(board: Leaderboard) -> Html:
 
     Before any was judged, the objective on the validation classes.
     """
-    metric = f"test_{board.objective}"
+    metric = metric_names.on_test(board.objective)
     if not any(metric in row.test for row in board.rows):
         rows = [[_named(board, row), _validation(row)] for row in board.rows]
         caption = "Best on the validation classes first, mean over folds ± standard error; no test score yet."
@@ -178,11 +181,14 @@ def search_table(board: Leaderboard) -> Html:
 
 def scores_table(board: Leaderboard, names: Sequence[str]) -> Html | None:
     """Further metrics of the test classes; nothing where there are none of these."""
-    names = [name for name in names if any(f"test_{name}" in row.test for row in board.rows)]
+    names = [name for name in names if any(metric_names.on_test(name) in row.test for row in board.rows)]
     if not names:
         return None
     rows = [
-        [_named(board, row), *(_two_lines(interval(row.test.get(f"test_{name}"))) for name in names)]
+        [
+            _named(board, row),
+            *(_two_lines(interval(row.test.get(metric_names.on_test(name)))) for name in names),
+        ]
         for row in board.rows
         if row.test
     ]
@@ -245,13 +251,13 @@ def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Ht
     rows = []
     for row in board.rows:
         own = [run for run in history.runs if run.family == row.family]
-        judged = [run for run in own if run.kind == "verdict"]
-        times = [_seconds([run for run in own if run.kind == kind]) for kind in ("search", "verdict")]
+        judged = [run for run in own if run.kind == Kind.VERDICT]
+        times = [_seconds([run for run in own if run.kind == kind]) for kind in (Kind.SEARCH, Kind.VERDICT)]
         rows.append(
             [
                 row.family,
                 *(str(number) for number in (row.num_finished, row.num_pruned, row.num_failed, len(judged))),
-                str(sum(run.status == "interrupted" for run in own)),
+                str(sum(run.status == Status.INTERRUPTED for run in own)),
                 *(duration(each) for each in times),
                 duration(_worker_seconds(own)),
             ]
@@ -291,7 +297,7 @@ def _times(history: History, seconds: float | None) -> list[tuple[str, str]]:
     return known
 
 
-def busy_seconds(runs: Sequence[TrialRun]) -> float:
+def busy_seconds(runs: Sequence[Run]) -> float:
     """Seconds in which one trial or more ran."""
     total, until = 0.0, 0.0
     for started, ended in sorted((run.started, run.ended) for run in runs if run.ended is not None):
@@ -306,7 +312,7 @@ def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any])
     environments = {name: _json(text) for name, text in texts.items() if name.startswith("environment")}
     first = environments.get("environment.json", {})
     spec = texts.get("study.yaml")
-    seeds = sorted({run.seed for run in history.runs if run.kind == "verdict"})
+    seeds = sorted({run.seed for run in history.runs if run.kind == Kind.VERDICT})
     search = sorted({run.seed for run in history.runs if run.kind == "search"})
     data = state.get("spec", {}).get("data", {})
     known = [
@@ -373,11 +379,11 @@ def _commands(board: Leaderboard, environment: Mapping[str, Any], has_spec: bool
     return lines
 
 
-def _seconds(runs: Sequence[TrialRun]) -> float:
+def _seconds(runs: Sequence[Run]) -> float:
     return sum(run.ended - run.started for run in runs if run.ended is not None)
 
 
-def _worker_seconds(runs: Sequence[TrialRun]) -> float:
+def _worker_seconds(runs: Sequence[Run]) -> float:
     return sum((run.ended - run.started) * run.workers for run in runs if run.ended is not None)
 
 

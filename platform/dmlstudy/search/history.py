@@ -13,10 +13,10 @@ from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy.records import Record, Scalar
-from dmlstudy.search.ledger import STATUS_OF
 from dmlstudy.search.samplers import FAMILY
 from dmlstudy.search.storage import trials_of
 from dmlstudy.store import Store
+from dmlstudy.trials import Status, rank
 
 FEWEST = 4
 """Finished trials below which an importance would be noise."""
@@ -33,7 +33,7 @@ class Tried(Record):
     """
 
     number: int
-    status: str
+    status: Status
     score: float | None
     params: dict[str, Scalar | None]
     curve: dict[int, float]
@@ -68,9 +68,15 @@ class Searched(Record):
     trials: list[Tried]
     parameters: list[Parameter]
 
-    def of(self, status: str) -> list[Tried]:
+    def of(self, status: Status) -> list[Tried]:
         """The trials that ended so."""
         return [trial for trial in self.trials if trial.status == status]
+
+    @property
+    def best(self) -> Tried | None:
+        """The best finished trial, as the search itself ranks them."""
+        scored = [trial for trial in self.of(Status.FINISHED) if trial.score is not None]
+        return max(scored, key=lambda trial: rank(trial.score or 0.0, trial.number), default=None)
 
 
 def searched(store: Store, study: str) -> dict[str, Searched]:
@@ -138,7 +144,7 @@ def _tried(family: str, trial: FrozenTrial) -> Tried:
         score = curve[max(curve)]
     return Tried(
         number=trial.number,
-        status=STATUS_OF[trial.state],
+        status=Status.of_optuna(trial.state.name),
         score=score,
         params={_short(family, name): value for name, value in trial.params.items() if name != FAMILY},
         curve=curve,

@@ -27,8 +27,7 @@ from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, direction
 from dmlstudy.search.storage import to_disk
 from dmlstudy.search.subsearch import Lane, lanes_of
 from dmlstudy.spec.study_file import StudySpec
-
-STATUS_OF = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+from dmlstudy.trials import ENDED, Status, rank
 
 
 @dataclass
@@ -74,7 +73,7 @@ class Ledger:
         """Without the cache that Optuna's study puts before it, which keeps every trial."""
         self._failed: dict[int, str] = {}
         self._best: dict[str, FrozenTrial] = {}
-        self._counts = {family: dict.fromkeys(STATUS_OF.values(), 0) for family in spec.families}
+        self._counts = {family: dict.fromkeys(map(str, ENDED), 0) for family in spec.families}
 
     def _name_for_dashboards(self) -> None:
         """Give Optuna's dashboard the names of the objectives, and what the search is about."""
@@ -186,7 +185,7 @@ class Ledger:
         """Take into account how a trial ended."""
         family = trial.user_attrs[FAMILY]
         self.num_open -= 1
-        self._counts[family][STATUS_OF[trial.state]] += 1
+        self._counts[family][Status.of_optuna(trial.state.name)] += 1
         if trial.state == TrialState.FAIL:
             self._failed[trial.number] = str(trial.user_attrs.get("reason", ""))
         elif trial.state == TrialState.COMPLETE:
@@ -252,15 +251,15 @@ def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: 
     for trial in storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,)):
         ends = list(recorded.recorded_ends(trial.number)) if "generation" in trial.user_attrs else []
         taken = next(
-            (end for end in ends if end.status != "finished" or len(end.values) == len(directions)), None
+            (end for end in ends if end.status != Status.FINISHED or len(end.values) == len(directions)), None
         )
         for end in ends:
             if end is not taken:
                 recorded.supersede(end.run_id)
         if taken is None:
             continue
-        state = {status: state for state, status in STATUS_OF.items()}[taken.status]
-        values = taken.values if taken.status == "finished" else None
+        state = TrialState[taken.status.in_optuna]
+        values = taken.values if taken.status == Status.FINISHED else None
         if state == TrialState.PRUNED:
             values = _last_value(trial, len(directions))
         if taken.reason:
@@ -282,5 +281,4 @@ def label(trial: FrozenTrial) -> str:
 
 
 def _rank(trial: FrozenTrial) -> tuple[float, int]:
-    """The better trial has the higher rank; of equals the first."""
-    return trial.values[0], -trial.number
+    return rank(trial.values[0], trial.number)

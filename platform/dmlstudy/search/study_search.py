@@ -26,11 +26,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from dmlstudy.metric_names import LATENCY_MS
 from dmlstudy.records import TrialConfig
 from dmlstudy.search import early_stopping, samplers
 from dmlstudy.search.ledger import Entry, Ledger, label
@@ -40,6 +41,7 @@ from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.trials import Status
 
 MOST_UNSTARTED = 3
 """After so many starts in a row that have failed a place for trials is given up."""
@@ -50,11 +52,6 @@ ENDED_KEPT = 100
 TIME_NOTED_S = 5.0
 """How much of a time budget a killed driver may forget."""
 
-LATENCY = "embed_ms_per_image"
-"""The metric of a finished trial that ``second_objective: latency_ms`` is about."""
-
-Status = Literal["running", "finished", "pruned", "failed", "interrupted"]
-
 
 @dataclass
 class Assignment:
@@ -63,7 +60,7 @@ class Assignment:
     label: str
     config: TrialConfig
     number: int | None = None
-    status: Status = "running"
+    status: Status = Status.RUNNING
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -223,31 +220,31 @@ class StudySearch:
         it ran on is gone. With none of these it was broken off, and is handed out again.
         """
         assignment = self.assignments[trial_id]
-        if assignment.status != "running":
+        if assignment.status != Status.RUNNING:
             return
         self.pass_time()
         if is_lost:  # a trial itself ends with a reason
-            assignment.status = "failed"
+            assignment.status = Status.FAILED
             assignment.reason = assignment.reason or "no reason given"
             self._hand_out_again(assignment)
         elif trial_id in self._hopeless:  # Tune says of these that they are done
-            assignment.status = "pruned"
+            assignment.status = Status.PRUNED
         elif is_unstarted:
-            assignment.status, assignment.reason = "interrupted", failure
+            assignment.status, assignment.reason = Status.INTERRUPTED, failure
             self._put_back(assignment)
             self._count_unstarted(assignment.reason)
         elif failure:
-            assignment.status, assignment.reason = "failed", failure
+            assignment.status, assignment.reason = Status.FAILED, failure
         elif metrics is not None:
             assignment.metrics = metrics
             score = metrics.get(self.metric, math.nan)
             if assignment.number is None or math.isfinite(score):
-                assignment.status = "finished"
+                assignment.status = Status.FINISHED
             else:
-                assignment.status, assignment.reason = "failed", f"{self.metric} is {score}"
+                assignment.status, assignment.reason = Status.FAILED, f"{self.metric} is {score}"
         else:
-            assignment.status = "interrupted"  # it stays RUNNING in the storage, to be handed out again
-        if assignment.number is None and assignment.status in ("finished", "failed"):
+            assignment.status = Status.INTERRUPTED  # it stays RUNNING in the storage, to be handed out again
+        if assignment.number is None and assignment.status in (Status.FINISHED, Status.FAILED):
             self._verdicts.end(assignment.config)
 
     def _hand_out_again(self, assignment: Assignment) -> None:
@@ -259,13 +256,13 @@ class StudySearch:
             self._step_at_loss[assignment.label] = step
         self._num_lost[assignment.label] += 1
         if self._num_lost[assignment.label] <= self.spec.file.resources.retries:
-            assignment.status = "interrupted"
+            assignment.status = Status.INTERRUPTED
             self._put_back(assignment)
 
     def hand_out_again(self, trial_id: str, reason: str) -> None:
         """Let a trial that has ended, and is not committed, run again: what it has left is lost, or what it ran on."""
         assignment = self.assignments[trial_id]
-        assignment.status, assignment.reason = "interrupted", reason
+        assignment.status, assignment.reason = Status.INTERRUPTED, reason
         self._put_back(assignment)
 
     def _put_back(self, assignment: Assignment) -> None:
@@ -287,10 +284,10 @@ class StudySearch:
         )
 
     def _num_running(self) -> int:
-        return sum(assignment.status == "running" for assignment in self.assignments.values())
+        return sum(assignment.status == Status.RUNNING for assignment in self.assignments.values())
 
     def _num_progressing(self) -> int:
-        return sum(a.status == "running" and bool(a.curve) for a in self.assignments.values())
+        return sum(a.status == Status.RUNNING and bool(a.curve) for a in self.assignments.values())
 
     def _is_running(self) -> bool:
         return self._num_running() > 0
@@ -307,18 +304,18 @@ class StudySearch:
         with the same.
         """
         assignment = self.assignments[trial_id]
-        if assignment.status == "running":
+        if assignment.status == Status.RUNNING:
             return
         self._forget(trial_id)
-        if assignment.status == "interrupted":
+        if assignment.status == Status.INTERRUPTED:
             return
         entry = self._entries.get(-1 if assignment.number is None else assignment.number)
         if entry is None or entry.trial.state.is_finished():
             return
-        if assignment.status == "finished":
+        if assignment.status == Status.FINISHED:
             self._ledger.end(entry.trial, TrialState.COMPLETE, self.values_of(assignment))
         else:
-            state = TrialState.PRUNED if assignment.status == "pruned" else TrialState.FAIL
+            state = TrialState[assignment.status.in_optuna]
             self._ledger.end(entry.trial, state, reason=assignment.reason)
         self._settle_if_alone(entry.trial.number)
 
@@ -327,14 +324,14 @@ class StudySearch:
 
         A trial that tells no latency counts as the slowest.
         """
-        if assignment.number is None or assignment.status != "finished":
+        if assignment.number is None or assignment.status != Status.FINISHED:
             return []
         quality = assignment.metrics[self.metric]
         second = self.spec.file.search.second_objective
         if second == "embedding_dim":
             return [quality, float(assignment.config.size)]
         if second == "latency_ms":
-            latency = assignment.metrics.get(LATENCY, math.inf)
+            latency = assignment.metrics.get(LATENCY_MS, math.inf)
             return [quality, math.inf if math.isnan(latency) else latency]
         return [quality]
 
@@ -456,7 +453,7 @@ class StudySearch:
         """Count the time since the last call towards the budgets; to be called often while trials run."""
         if not self._budget.is_limited:
             return
-        running = sum(a.status == "running" and a.number is not None for a in self.assignments.values())
+        running = sum(a.status == Status.RUNNING and a.number is not None for a in self.assignments.values())
         was_spent = self._budget.spent()
         self._budget.pass_time(running)
         if self._is_search_over:

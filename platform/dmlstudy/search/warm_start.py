@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.search.samplers import FAMILY
 from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.trials import rank
 
 MOST_PER_FAMILY = 5
 MOST_READ = 50
@@ -39,7 +40,7 @@ def earlier_best(
             done.setdefault(str(trial.user_attrs.get("family")), []).append(trial)
         for family, trials in done.items():
             if family in ranked:
-                trials.sort(key=lambda trial: -trial.values[0])
+                trials.sort(key=lambda trial: rank(trial.values[0], trial.number), reverse=True)
                 ranked[family] += [
                     (rank, order, f"{name} #{trial.number}", _without_family(trial.params))
                     for rank, trial in enumerate(trials)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from dmlstudy.records import is_untrained
 from dmlstudy.registry import models, promotion, tracking
@@ -11,6 +10,7 @@ from dmlstudy.registry.card import card
 from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.mlflow_view import publish, publish_study
+from dmlstudy.registry.runs import Run
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.search.verdict import SHIPPED_SEED
 from dmlstudy.spec.study_file import StudySpec
@@ -40,9 +40,9 @@ def conclude(
     if shipped.get(winner) is None:
         raise StudyFailed(f"the retraining of {winner} failed; see `{store.command('logs', spec.name)}`")
     versions = {
-        row.family: _registered(spec, store, tracker, board, row, shipped[row.family])
+        row.family: _registered(spec, store, tracker, board, row, run)
         for row in sorted(trained, key=lambda row: row.family != winner)
-        if shipped.get(row.family) is not None
+        if (run := shipped[row.family]) is not None
     }
     own, *others = versions.values()
     decision = promotion.offer(store, own, *others[:1])
@@ -79,15 +79,15 @@ def _settings(spec: StudySpec) -> dict[str, str]:
 
 
 def _registered(
-    spec: StudySpec, store: Store, tracker: tracking.StudyTracker, board: Leaderboard, row: Row, run: Any
+    spec: StudySpec, store: Store, tracker: tracking.StudyTracker, board: Leaderboard, row: Row, run: Run
 ) -> models.RegisteredVersion:
     """The version of a family's model of the run, registered now or by an earlier session."""
     objective = spec.file.protocol.objective
     return models.register(
         store,
         spec.model_name,
-        lambda scratch: tracker.fetch_model(run.info.run_id, scratch),
-        run_id=run.info.run_id,
+        lambda scratch: tracker.fetch_model(run.id, scratch),
+        run_id=run.id,
         tags={
             "study": spec.name,
             "family": row.family,
@@ -99,7 +99,7 @@ def _registered(
             row,
             kind=spec.kind,
             data=spec.data,
-            trained=f"{datetime.fromtimestamp(run.info.end_time / 1000, UTC):%Y-%m-%d}",
+            trained=f"{datetime.fromtimestamp(run.ended or run.started, UTC):%Y-%m-%d}",
             origin=tracker.study_tags,
             protocol=spec.file.protocol.model_dump(),
             name=spec.model_name,

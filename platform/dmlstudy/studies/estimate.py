@@ -16,6 +16,7 @@ from dmlstudy import data
 from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
 from dmlstudy.data.folds import HELD_OUT
 from dmlstudy.data.images import Labels
+from dmlstudy.metric_names import IMAGES_PER_SECOND
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies.checks import StudyData
@@ -248,7 +249,7 @@ def _trial_of_embedder(
         "batch": config.batch.model_copy(update={"per_epoch": 2}),
         "training": config.training.model_copy(update={"freeze_backbone_epochs": 0}),
     }
-    rate = first_reports(config.model_copy(update=few), device)[-1][1].metrics["images_per_second"]
+    rate = first_reports(config.model_copy(update=few), device)[-1][1].metrics[IMAGES_PER_SECOND]
     folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)
     sizes = [(len(fold.train_indices), len(fold.validation_indices)) for fold in folds]
     # An epoch shows each training image about once; embedding an image costs a third of training on it.

@@ -6,16 +6,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dmlstudy.engine.stop_requests import (
     RunningTrial,
     tune_ids,
 )
+from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.spec.epochs import counted
 from dmlstudy.store import Store, StoreError
 from dmlstudy.studies.status import named, running_now, search_trials, served
 from dmlstudy.text import duration
+from dmlstudy.trials import Status
+
+if TYPE_CHECKING:
+    from dmlstudy.registry.runs import Run
 
 Write = Callable[[str], object]
 
@@ -60,7 +65,7 @@ def trial_log(store: Store, study: str | None, number: int) -> list[str]:
     if reason := trial.user_attrs.get("reason"):
         lines.append(f"reason: {reason}")
     lines += _sittings(runs)
-    params = runs[-1][0].data.params if runs else {}
+    params = runs[-1][0].params if runs else {}
     lines += ["", "configuration", *(f"  {key}: {value}" for key, value in (params or trial.params).items())]
     lines += ["", "learning curve", *_curve_lines(trial, runs)]
     ids = tune_ids(folder, number)
@@ -74,31 +79,29 @@ def trial_log(store: Store, study: str | None, number: int) -> list[str]:
 def trial_state(trial: Any, at_work: RunningTrial | None) -> str:
     if at_work is not None:
         return f"running, {at_work.place}, for {duration(time.time() - at_work.started)}"
-    return {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}.get(
-        trial.state.name, "waiting"
-    ) + (f", {trial.values[0]:.4f}" if trial.values else "")
+    score = f", {trial.values[0]:.4f}" if trial.values else ""
+    return Status.of_optuna(trial.state.name).words + score
 
 
-def _sittings(runs: list[tuple[Any, Any]]) -> list[str]:
+def _sittings(runs: list[tuple[Run, Any]]) -> list[str]:
     """A line for each time the trial was begun."""
     lines = []
     for run, _ in runs:
-        begun = run.info.start_time / 1000
-        line = f"begun {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(begun))}"
-        if run.info.end_time:
-            line += f", {run.data.tags.get('status', 'ended')} after {run.info.end_time / 1000 - begun:.1f} s"
-        lines.append(f"{line} (MLflow run {run.info.run_id})")
+        line = f"begun {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.started))}"
+        if run.ended:
+            line += f", {run.status.words} after {run.ended - run.started:.1f} s"
+        lines.append(f"{line} (MLflow run {run.id})")
     return lines
 
 
-def _curve_lines(trial: Any, runs: list[tuple[Any, Any]]) -> list[str]:
+def _curve_lines(trial: Any, runs: list[tuple[Run, Any]]) -> list[str]:
     """Epochs, fold by fold, with the objective, and with what else MLflow has once the trial has ended."""
     columns: dict[str, dict[int, float]] = {"objective": dict(trial.intermediate_values)}
     columns |= runs[-1][1] if runs else {}
     steps = sorted({step for values in columns.values() for step in values})
     if not steps:
         return ["  no report yet"]
-    params = runs[-1][0].data.params if runs else {}
+    params = runs[-1][0].params if runs else {}
     num_folds, num_epochs = int(params.get("num_folds", 1)), int(params.get("training.epochs", steps[-1]))
     folds = f"  {'fold':>6}" if num_folds > 1 else ""
     lines = [f"{folds}  {'epoch':>6}" + "".join(f"  {column:>17}" for column in columns)]
@@ -113,24 +116,16 @@ def _curve_lines(trial: Any, runs: list[tuple[Any, Any]]) -> list[str]:
     return lines
 
 
-def _runs_of_trial(store: Store, name: str, number: int) -> list[tuple[Any, dict[str, dict[int, float]]]]:
+def _runs_of_trial(store: Store, name: str, number: int) -> list[tuple[Run, dict[str, dict[int, float]]]]:
     """MLflow's runs of a trial, oldest first, each with its curves of loss and speed."""
     from dmlstudy.registry import tracking
+    from dmlstudy.registry.runs import Kind
 
-    client = tracking.connect(store)
-    experiment = tracking.experiment_of(client, store, name)
-    runs = tracking.search_all(
-        client, experiment, f"tags.dmlstudy_kind = 'search' and tags.trial_number = '{number}'"
-    )
-    found = []
-    for run in runs:
-        curves = {
-            key: {m.step: m.value for m in client.get_metric_history(run.info.run_id, key)}
-            for key in ("train_loss", "images_per_second")
-            if key in run.data.metrics
-        }
-        found.append((run, curves))
-    return found
+    runs = tracking.runs_of(store, name)
+    return [
+        (run, {key: runs.curve(run, key) for key in (TRAIN_LOSS, IMAGES_PER_SECOND) if key in run.metrics})
+        for run in runs.every(Kind.SEARCH, number=number)
+    ]
 
 
 def _mentions(path: Path, words: list[str], num: int = 200) -> list[str]:

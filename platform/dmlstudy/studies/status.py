@@ -15,15 +15,20 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dmlstudy.engine.stop_requests import (
     RunningTrial,
     running_trials,
 )
+from dmlstudy.metric_names import IMAGES_PER_SECOND
 from dmlstudy.records import Record
 from dmlstudy.store import Store, StoreError, seconds_spent, spec_of
 from dmlstudy.text import duration, pace
+from dmlstudy.trials import ENDED, Status, rank
+
+if TYPE_CHECKING:
+    from dmlstudy.registry.runs import Run
 
 
 class FamilyStatus(Record):
@@ -68,7 +73,7 @@ class StudyStatus(Record):
     def best(self) -> FamilyStatus | None:
         """The family with the best trial so far."""
         tried = [family for family in self.families if family.best is not None]
-        return max(tried, key=lambda family: family.best or 0.0, default=None)
+        return max(tried, key=lambda family: rank(family.best or 0.0, family.best_trial), default=None)
 
 
 def statuses(store: Store, study: str | None) -> list[StudyStatus]:
@@ -122,7 +127,7 @@ def study_status(store: Store, name: str) -> StudyStatus:
     num_left = 0 if is_searched else max(0, state.get("num_search_trials", 0) - num_ended)
     num_left += 0 if is_finished else max(0, state.get("num_verdict_trials", 0) - len(verdicts))
     ended_at = [trial.datetime_complete.timestamp() for trial in trials if trial.datetime_complete]
-    ended_at += [run.info.end_time / 1000 for run in verdicts]
+    ended_at += [run.ended for run in verdicts if run.ended]
     started = state.get("started", 0.0)
     own = [moment for moment in ended_at if moment >= started]
     elapsed = (time.time() if is_running else state["updated"]) - started
@@ -192,7 +197,7 @@ def status_lines(status: StudyStatus) -> list[str]:
 def _family_rows(
     state: Mapping[str, Any],
     trials: list[Any],
-    verdicts: list[Any],
+    verdicts: list[Run],
     running: list[RunningTrial],
     is_searched: bool,
 ) -> list[FamilyStatus]:
@@ -201,27 +206,27 @@ def _family_rows(
     of_trial = {
         trial.number: trial.user_attrs.get("family", names[trial.number % len(names)]) for trial in trials
     }
-    judged = Counter(run.data.tags["family"] for run in verdicts)
+    judged = Counter(run.family for run in verdicts)
     at_work = Counter(trial.family for trial in running)
     searched = Counter(trial.family for trial in running if trial.phase == "search")
     rows = []
     for name in [*names, *(other for other in judged if other not in names)]:
         own = [trial for trial in trials if of_trial[trial.number] == name]
-        by_state = Counter(trial.state.name for trial in own)
-        num_ended = sum(by_state[kind] for kind in ("COMPLETE", "PRUNED", "FAIL"))
+        by_status = Counter(Status.of_optuna(trial.state.name) for trial in own)
+        num_ended = sum(by_status[status] for status in ENDED)
         # One search over all families says only when it asks for a trial which family it is for.
         planned = state.get("num_search_trials", 0) // len(names) if is_equal and name in names else len(own)
         waiting = 0 if is_searched else max(0, planned - num_ended - searched[name])
-        scored = [trial for trial in own if trial.state.name == "COMPLETE"]
-        best = max(scored, key=lambda trial: (trial.values[0], -trial.number), default=None)
+        scored = [trial for trial in own if Status.of_optuna(trial.state.name) == Status.FINISHED]
+        best = max(scored, key=lambda trial: rank(trial.values[0], trial.number), default=None)
         rows.append(
             FamilyStatus(
                 family=name,
                 num_waiting=waiting,
                 num_running=at_work[name],
-                num_finished=by_state["COMPLETE"],
-                num_stopped=by_state["PRUNED"],
-                num_failed=by_state["FAIL"],
+                num_finished=by_status[Status.FINISHED],
+                num_stopped=by_status[Status.PRUNED],
+                num_failed=by_status[Status.FAILED],
                 num_judged=judged[name],
                 best=None if best is None else best.values[0],
                 best_trial=None if best is None else best.number,
@@ -258,21 +263,14 @@ def served(store: Store, state: Mapping[str, Any]) -> Store:
     return replace(store, server=store.server or state.get("server"))
 
 
-def _ended_runs(store: Store, name: str) -> tuple[list[Any], list[float]]:
+def _ended_runs(store: Store, name: str) -> tuple[list[Run], list[float]]:
     """The finished runs of the verdict, and the images per second of the last trials that ended."""
     from dmlstudy.registry import tracking
 
-    client = tracking.connect(store)
-    experiment = tracking.experiment_of(client, store, name)
-    verdicts = tracking.search_all(
-        client, experiment, "tags.dmlstudy_kind = 'verdict' and tags.status = 'finished'"
-    )
-    once = {(run.data.tags["family"], run.data.tags["seed"]): run for run in verdicts}
-    last = client.search_runs([experiment], max_results=10, order_by=["attributes.end_time DESC"])
-    speeds = [
-        run.data.metrics["images_per_second"] for run in last if "images_per_second" in run.data.metrics
-    ]
-    return list(once.values()), speeds
+    runs = tracking.runs_of(store, name)
+    verdicts = [run for run in runs.verdicts if run.status == Status.FINISHED]
+    told = [run.metrics.get(IMAGES_PER_SECOND) for run in runs.last_ended(10)]
+    return verdicts, [speed for speed in told if speed is not None]
 
 
 def named(store: Store, study: str | None) -> str:

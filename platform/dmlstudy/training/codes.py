@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dmlstudy import data, distributed, hashing
+from dmlstudy import data, distributed, hashing, metric_names
 from dmlstudy.data import RowFold
 from dmlstudy.data.images import Labels
 from dmlstudy.hashing import HashingFailed, HashingModel
@@ -99,7 +99,7 @@ def run_hashing_trial(
             about: dict[str, Any] = {"family": config.family, "config": config.model_dump(mode="json")}
             hashing.save(model, save_to, about, test.x_NF[: dataset_cache.NUM_EXAMPLES])
         return TrialResult(
-            metrics={f"test_{name}": value for name, value in scores.items()},
+            metrics=metric_names.all_on_test(scores),
             embedder_folder=None if save_to is None else str(save_to),
         )
 

@@ -25,6 +25,7 @@ from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
+from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
 
 EMBEDDED = 256
@@ -224,7 +225,7 @@ class Learner:
             num_images += len(batch)
             beat()
         elapsed = time.perf_counter() - started
-        metrics = {"train_loss": statistics.fmean(losses), "images_per_second": num_images / elapsed}
+        metrics = {TRAIN_LOSS: statistics.fmean(losses), IMAGES_PER_SECOND: num_images / elapsed}
         weights = self.module.loss.layer_weights
         if weights is not None:
             metrics |= {f"layer_weight_{layer}": alpha for layer, alpha in enumerate(weights.tolist())}

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from dmlstudy import metric_names
+
 
 def mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
     """Each score's mean over the folds."""
@@ -15,7 +17,7 @@ def mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
 def spread(scores: Sequence[dict[str, float]], objective: str) -> dict[str, float]:
     """The objective per fold and, with two folds or more, its standard error over them."""
     values = [score[objective] for score in scores]
-    found = {f"fold_{number}_{objective}": value for number, value in enumerate(values)}
+    found = {metric_names.of_fold(fold, objective): value for fold, value in enumerate(values)}
     if len(values) > 1:
-        found[f"{objective}_stderr"] = statistics.stdev(values) / math.sqrt(len(values))
+        found[metric_names.stderr(objective)] = statistics.stdev(values) / math.sqrt(len(values))
     return found

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy import data, distributed, online
+from dmlstudy import data, distributed, metric_names, online
 from dmlstudy.data.images import Indices, Labels
 from dmlstudy.online import constraints
 from dmlstudy.online.stream import BLOCK, Moment, Source, learn
@@ -60,7 +60,7 @@ def run_online_trial(
             about: dict[str, Any] = {"family": config.family, "config": config.model_dump(mode="json")}
             online.save(learned, save_to, about, sides.x_ND[sides.test[: dataset_cache.NUM_EXAMPLES]])
         return TrialResult(
-            metrics={f"test_{name}": value for name, value in scores.items()},
+            metrics=metric_names.all_on_test(scores),
             embedder_folder=None if save_to is None else str(save_to),
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlstudy import data, distributed, embedders, retrieval
+from dmlstudy import data, distributed, embedders, metric_names, retrieval
 from dmlstudy.data import LabelledImages, ZeroShotData
 from dmlstudy.data.images import Indices, Labels
 from dmlstudy.records import (
@@ -226,7 +226,7 @@ def _cross_validate(
         learner = Learner(config, development.select(folds[0].train_indices), device, stream=0)
         if distributed.rank() == 0:  # alone, for ranks of one machine would share its cores
             image_HWC = development.read(np.arange(1))[0]
-            metrics["embed_ms_per_image"] = embedders.latency_ms(learner.embedder, image_HWC, device)
+            metrics[metric_names.LATENCY_MS] = embedders.latency_ms(learner.embedder, image_HWC, device)
     return TrialResult(metrics=metrics | _damaged(config, dataset))
 
 
@@ -280,12 +280,13 @@ def _verdict(
     if folds:
         separate = [_score(embedded, test.labels_N, *sides, config) for embedded in of_folds]
         ensemble = _score(_concatenated(of_folds), test.labels_N, *sides, config)
-        metrics |= {f"test_separate_{name}": score for name, score in mean(separate).items()}
-        metrics |= {f"test_concatenated_{name}": score for name, score in ensemble.items()}
+        of_each = {metric_names.separate(name): score for name, score in mean(separate).items()}
+        of_all = {metric_names.concatenated(name): score for name, score in ensemble.items()}
+        metrics |= metric_names.all_on_test(of_each | of_all)
     learner = Learner(config, development, device, stream=0)
     train(learner, len(folds))
     scores = _judge(learner, test, *sides)
-    metrics |= {f"test_{name}": score for name, score in scores.items()} | _damaged(config, dataset)
+    metrics |= metric_names.all_on_test(scores) | _damaged(config, dataset)
     if save_to is not None and distributed.rank() == 0:
         provenance: dict[str, Any] = {
             "family": config.family,

@@ -1,0 +1,100 @@
+"""Names of the metrics that trials report and MLflow stores: built here, and read here.
+
+A bare name such as ``map_at_r`` is a score on validation classes, the mean over folds. From it are made:
+
+| name | meaning |
+|---|---|
+| ``map_at_r_stderr`` | standard error of the mean over folds |
+| ``fold_0_map_at_r`` | score of one fold |
+| ``test_map_at_r`` | score on the test classes |
+| ``test_separate_map_at_r`` | mean over the folds' models on the test classes |
+| ``test_concatenated_map_at_r`` | the folds' models as one embedding on the test classes |
+| ``test_map_at_r_low``, ``test_map_at_r_high`` | ends of an interval, in a leaderboard's row |
+| ``test_num_queries`` | a count that tells how a score came about |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+TRAIN_LOSS = "train_loss"
+IMAGES_PER_SECOND = "images_per_second"
+LATENCY_MS = "embed_ms_per_image"
+VALIDATION = "validation"
+"""The objective on validation classes, in a leaderboard's row."""
+
+_TEST = "test_"
+_COUNT = "num_"
+_SEPARATE, _CONCATENATED = "separate_", "concatenated_"
+_OF_FOLD_MODELS = (_SEPARATE, _CONCATENATED)
+
+
+def on_test(metric: str) -> str:
+    """The name of a score on the test classes."""
+    return f"{_TEST}{metric}"
+
+
+def all_on_test(scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores under their names on the test classes."""
+    return {on_test(name): score for name, score in scores.items()}
+
+
+def is_on_test(name: str) -> bool:
+    """Whether a name is that of a score on the test classes."""
+    return name.startswith(_TEST)
+
+
+def metric_of(name: str) -> str:
+    """The metric whose score on the test classes has this name; a bare name stays as it is."""
+    return name.removeprefix(_TEST)
+
+
+def for_people(name: str) -> str:
+    """A name as axes and columns show it: ``test map_at_r``."""
+    return f"test {metric_of(name)}" if is_on_test(name) else name
+
+
+def separate(metric: str) -> str:
+    """A metric's mean over the folds' models."""
+    return f"{_SEPARATE}{metric}"
+
+
+def concatenated(metric: str) -> str:
+    """A metric of the folds' models as one embedding."""
+    return f"{_CONCATENATED}{metric}"
+
+
+def is_of_fold_models(name: str) -> bool:
+    """Whether a score on the test classes is of the folds' models, not of the shipped one."""
+    return is_on_test(name) and metric_of(name).startswith(_OF_FOLD_MODELS)
+
+
+def is_count(name: str) -> bool:
+    """Whether a score on the test classes is no score but a count, of queries or pictures."""
+    return is_on_test(name) and f"_{_COUNT}" in name
+
+
+def stderr(metric: str) -> str:
+    """The name of a score's standard error over folds."""
+    return f"{metric}_stderr"
+
+
+def of_fold(fold: int, metric: str) -> str:
+    """The name of one fold's score."""
+    return f"fold_{fold}_{metric}"
+
+
+def num_folds(names: Iterable[str], metric: str) -> int:
+    """How many folds have a score of the metric among names."""
+    return sum(re.fullmatch(rf"fold_\d+_{re.escape(metric)}", name) is not None for name in names)
+
+
+def low(name: str) -> str:
+    """The name of the lower end of a score's interval."""
+    return f"{name}_low"
+
+
+def high(name: str) -> str:
+    """The name of the upper end of a score's interval."""
+    return f"{name}_high"

@@ -1,0 +1,304 @@
+"""Runs of studies as MLflow keeps them, typed: the one file that reads them.
+
+``tracking`` writes what is read here. A study is one experiment: a run of the study itself, a run per trial of the
+search and of the verdict, and, once it has ended, runs of folds and of the leaderboard's rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import mlflow
+from mlflow.entities import ViewType
+
+from dmlstudy.records import Record
+from dmlstudy.trials import Status, rank
+
+PARENT = "mlflow.parentRunId"
+KIND = "dmlstudy_kind"
+NOTE = "search"
+"""The tag of a study's run that says how its search trials ended, so that nobody must look at each."""
+STUDY_RUN = "study_run"
+"""The tag of an experiment that names the study's run."""
+STORE = "store_id"
+"""The tag of a study's run that names the store it belongs to."""
+VALUES = "objective_values"
+"""The tag of a finished search trial's run that holds, to the last digit, what Optuna is told of it."""
+PAGE = 1000
+
+
+class Kind(StrEnum):
+    """What a run is the record of."""
+
+    STUDY = "study"
+    SEARCH = "search"
+    VERDICT = "verdict"
+    FOLD = "fold"
+    LEADERBOARD = "leaderboard"
+
+
+TRIALS = (Kind.SEARCH, Kind.VERDICT)
+
+
+class Run(Record):
+    """One run; a trial that was begun twice has two. Times are in seconds since 1970, with no end while it runs.
+
+    ``number`` is the search trial's, ``values`` what the search takes it for. ``tags`` are those that MLflow has not
+    set itself.
+    """
+
+    id: str = ""
+    name: str = ""
+    kind: Kind
+    family: str
+    number: int | None = None
+    seed: int
+    status: Status
+    reason: str
+    started: float
+    ended: float | None
+    workers: int
+    device: str
+    params: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    values: list[float] = []
+    tags: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, raw: Any) -> Run:
+        """The record of one of MLflow's runs."""
+        tags = raw.data.tags
+        return cls(
+            id=raw.info.run_id,
+            name=raw.info.run_name or "",
+            kind=tags[KIND],
+            family=tags.get("family", ""),
+            number=int(tags["trial_number"]) if "trial_number" in tags else None,
+            seed=int(tags.get("seed", 0)),
+            status=tags.get("status", Status.RUNNING),
+            reason=tags.get("reason", ""),
+            started=raw.info.start_time / 1000,
+            ended=raw.info.end_time / 1000 if raw.info.end_time else None,
+            workers=int(tags.get("workers", 1)),
+            device=tags.get("device", "cpu"),
+            params=raw.data.params,
+            metrics=raw.data.metrics,
+            values=json.loads(tags.get(VALUES, "[]")),
+            tags={name: value for name, value in tags.items() if not name.startswith("mlflow.")},
+        )
+
+    @property
+    def trial(self) -> tuple[Kind, str, int | str]:
+        """What tells the run's trial from the study's other trials; old search trials have no number."""
+        if self.kind == Kind.VERDICT:
+            return self.kind, self.family, self.seed
+        return self.kind, self.family, self.id if self.number is None else self.number
+
+
+class SearchNote(NamedTuple):
+    """What is noted of a family's search: how many trials ended how, and the id of the best one's run."""
+
+    counts: dict[str, int]
+    best: str | None
+
+
+class StudyRun(NamedTuple):
+    """The run of a study itself; ``noted`` is by family, None in a study that noted nothing of its search."""
+
+    id: str
+    status: str
+    objective: str
+    second_objective: str | None
+    winner: str | None
+    model: str | None
+    num_test_images: int
+    test_sha256: str
+    noted: dict[str, SearchNote] | None
+    tags: dict[str, str]
+
+    @classmethod
+    def of(cls, run: Run) -> StudyRun:
+        """What the study's run says, with what older studies leave unsaid."""
+        tags = run.tags
+        noted = json.loads(tags[NOTE]) if tags.get(NOTE) else None
+        return cls(
+            id=run.id,
+            status=tags.get("status", "running"),
+            objective=tags.get("objective", "map_at_r"),
+            second_objective=tags.get("second_objective"),
+            winner=tags.get("winner"),
+            model=tags.get("model"),
+            num_test_images=int(tags.get("num_test_images", 0)),
+            test_sha256=tags.get("test_sha256", ""),
+            noted=noted and {family: SearchNote(own["counts"], own["best"]) for family, own in noted.items()},
+            tags=tags,
+        )
+
+
+class StudyRuns:
+    """The runs of one study's experiment, oldest first.
+
+    What ``study``, ``families``, ``best`` and ``judged`` say is read when first asked, and stays: make another to see
+    what a running study has done since.
+    """
+
+    def __init__(self, client: mlflow.MlflowClient, experiment_id: str) -> None:
+        self._client = client
+        self.experiment_id = experiment_id
+
+    def every(
+        self,
+        kind: Kind | None = None,
+        *,
+        status: Status | None = None,
+        family: str | None = None,
+        seed: int | None = None,
+        number: int | None = None,
+        parent: str | None = None,
+        is_open: bool = False,
+    ) -> Iterator[Run]:
+        """Every run of the study that is so, page by page; ``is_open`` are runs that MLflow takes for running."""
+        asked = {
+            f"tags.{KIND}": kind,
+            "tags.status": status,
+            "tags.family": family,
+            "tags.seed": seed,
+            "tags.trial_number": number,
+            f"tags.`{PARENT}`": parent,
+            "attributes.status": Status.RUNNING.in_mlflow if is_open else None,
+        }
+        wanted = " and ".join(f"{name} = '{value}'" for name, value in asked.items() if value is not None)
+        for raw in raw_runs(self._client, self.experiment_id, wanted):
+            if raw.data.tags.get(KIND) in set(Kind):  # others' runs in the experiment are none of the study's
+                yield Run.of(raw)
+
+    def get(self, run_id: str) -> Run:
+        """The run of this id."""
+        return Run.of(self._client.get_run(run_id))
+
+    def last_ended(self, num: int) -> list[Run]:
+        """The trials' runs among those that ended last, newest first."""
+        newest_first = ["attributes.end_time DESC"]
+        found = self._client.search_runs([self.experiment_id], max_results=num, order_by=newest_first)
+        return [Run.of(raw) for raw in found if raw.data.tags.get(KIND) in set(TRIALS)]
+
+    def curve(self, run: Run, metric: str) -> dict[int, float]:
+        """What a run told of a metric, by step; nothing of one that it does not know."""
+        if metric not in run.metrics:
+            return {}
+        return {point.step: point.value for point in self._client.get_metric_history(run.id, metric)}
+
+    @cached_property
+    def study(self) -> StudyRun:
+        """The run of the study itself."""
+        run_id = self._client.get_experiment(self.experiment_id).tags.get(STUDY_RUN)
+        run = self.get(run_id) if run_id else self.first()
+        assert run is not None
+        return StudyRun.of(run)
+
+    def first(self) -> Run | None:
+        """The run of the study itself, looked for among all; None where it was not begun."""
+        return next(self.every(Kind.STUDY), None)
+
+    @cached_property
+    def families(self) -> list[str]:
+        """Every family of which there is a trial, untrained embedders included."""
+        noted = self.study.noted
+        told = self._trials if noted is None else self.verdicts
+        return list(dict.fromkeys([*(noted or {}), *(run.family for run in told)]))
+
+    def counts(self, family: str) -> Mapping[str, int]:
+        """How many trials of a family's search ended how."""
+        if self.study.noted is not None:
+            return self.study.noted[family].counts if family in self.study.noted else {}
+        own = [run.status for run in self._trials if run.kind == Kind.SEARCH and run.family == family]
+        return {status: own.count(status) for status in Status}
+
+    @cached_property
+    def finished(self) -> list[Run]:
+        """The finished trials of the search."""
+        if self.study.noted is None:
+            return [r for r in self._trials if r.kind == Kind.SEARCH and r.status == Status.FINISHED]
+        return newest_of_each(self.every(Kind.SEARCH, status=Status.FINISHED))
+
+    def best(self, family: str) -> Run | None:
+        """The best finished trial of a family's search; None where there is none.
+
+        The search notes it while it runs. In older studies it is found among all trials, by the same rule.
+        """
+        if self.study.noted is None:
+            return best_of((run for run in self.finished if run.family == family), self.study.objective)
+        if family not in self._best:
+            run_id = self.study.noted[family].best if family in self.study.noted else None
+            self._best[family] = self.get(run_id) if run_id else None
+        return self._best[family]
+
+    @cached_property
+    def _best(self) -> dict[str, Run | None]:
+        return {}
+
+    def judged(self, family: str) -> list[Run]:
+        """The finished verdict trials of a family, one for each seed."""
+        return [run for run in self.verdicts if run.family == family and run.status == Status.FINISHED]
+
+    @cached_property
+    def _trials(self) -> list[Run]:
+        """All trials of the search and the verdict, for which every run is read."""
+        return newest_of_each(self.every())
+
+    @cached_property
+    def verdicts(self) -> list[Run]:
+        """All trials of the verdict."""
+        if "_trials" in self.__dict__:
+            return [run for run in self._trials if run.kind == Kind.VERDICT]
+        return newest_of_each(self.every(Kind.VERDICT))
+
+
+def best_of(trials: Iterable[Run], objective: str) -> Run | None:
+    """The best of finished search trials, as the search itself ranks them (``trials.rank``)."""
+    scored = [run for run in trials if objective in run.metrics]
+    return max(scored, key=lambda run: rank(run.metrics[objective], run.number), default=None)
+
+
+def newest_of_each(runs: Iterable[Run]) -> list[Run]:
+    """The newest run of each trial that was not broken off: a trial begun twice, after a crash, counts once."""
+    newest = {run.trial: run for run in runs if run.kind in TRIALS and run.status != Status.INTERRUPTED}
+    return list(newest.values())
+
+
+class Kept(NamedTuple):
+    """All that an experiment holds, deleted runs and others' included: ids, and the store of each study's own run."""
+
+    run_ids: list[str]
+    stores: list[str | None]
+
+
+def kept(client: mlflow.MlflowClient, experiment_id: str) -> Kept:
+    """Every run of an experiment, in whatever state, for its deletion."""
+    found = list(raw_runs(client, experiment_id, view=ViewType.ALL))
+    studies = [run.data.tags for run in found if run.data.tags.get(KIND) == Kind.STUDY]
+    return Kept([str(run.info.run_id) for run in found], [tags.get(STORE) for tags in studies])
+
+
+def raw_runs(
+    client: mlflow.MlflowClient, experiment_id: str, wanted: str = "", *, view: Any = ViewType.ACTIVE_ONLY
+) -> Iterator[Any]:
+    """MLflow's own runs of an experiment that the filter lets through, oldest first, page by page."""
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment_id],
+            wanted,
+            run_view_type=view,
+            max_results=PAGE,
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return

@@ -1,0 +1,75 @@
+"""How a trial stands, and which of two trials of a search is the better one.
+
+Everything that writes a status or asks for the best trial uses these two, so a study's search, its runs in MLflow,
+the leaderboard and the report never disagree.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """How a trial stands; the values are what studies store.
+
+    A pruned trial was stopped early, by the search or on request. An interrupted one runs again later. A superseded
+    run is one whose trial was run again although it had ended.
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    PRUNED = "pruned"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    SUPERSEDED = "superseded"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the trial is over for good."""
+        return self in ENDED
+
+    @property
+    def words(self) -> str:
+        """The status as people read it."""
+        return "stopped early" if self is Status.PRUNED else self.value
+
+    @property
+    def in_optuna(self) -> str:
+        """The name of Optuna's state for a trial of this status, which is over for good."""
+        return OPTUNA_STATES[self]
+
+    @property
+    def in_mlflow(self) -> str:
+        """MLflow's own status of a run, which knows no pruned runs."""
+        return MLFLOW_STATUSES[self]
+
+    @classmethod
+    def of_optuna(cls, state: str) -> Status:
+        """The status behind the name of an Optuna state.
+
+        A trial that Optuna calls RUNNING may be at work or may wait to go on after an interruption: its study's
+        folder says which. Here it is waiting.
+        """
+        return next((status for status, name in OPTUNA_STATES.items() if name == state), cls.WAITING)
+
+
+ENDED = (Status.FINISHED, Status.PRUNED, Status.FAILED)
+
+OPTUNA_STATES = {Status.FINISHED: "COMPLETE", Status.PRUNED: "PRUNED", Status.FAILED: "FAIL"}
+
+MLFLOW_STATUSES = {
+    Status.RUNNING: "RUNNING",
+    Status.FINISHED: "FINISHED",
+    Status.PRUNED: "FINISHED",
+    Status.FAILED: "FAILED",
+    Status.INTERRUPTED: "KILLED",
+}
+
+
+def rank(score: float, number: int | None) -> tuple[float, int]:
+    """A key by which the better of two finished trials is the larger: the higher objective, of equals the first.
+
+    Trials of old studies may have no ``number``; of equal ones without it none is larger.
+    """
+    return score, -(number or 0)
