@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from dmlstudy.text import one_line
+from dmlstudy.text import nearest, one_line
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
@@ -114,11 +114,15 @@ def main() -> None:
     """Run the command line; wrong input and what the machine refuses are one line and exit code 2."""
     try:
         try:
-            app(prog_name="dmlstudy")
+            code = app(prog_name="dmlstudy", standalone_mode=False)
         finally:
             sys.stdout.flush()
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except typer.Abort:
+        print("aborted", file=sys.stderr)
+        sys.exit(1)
     except BrokenPipeError:  # who read it has seen enough, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -132,7 +136,9 @@ def main() -> None:
 
 def _error_line(error: Exception) -> str | None:
     """What to tell people of an error, in one line; None of one that is a mistake of this program."""
-    if isinstance(error, OSError):
+    if hasattr(error, "format_message"):
+        text = _usage_line(error)
+    elif isinstance(error, OSError):
         text = _os_error_line(error)
     elif isinstance(error, MemoryError):
         text = "out of memory; free some, or take smaller batches, images or models"
@@ -145,6 +151,16 @@ def _error_line(error: Exception) -> str | None:
     else:
         return None
     return one_line(text, LONGEST_ERROR) or type(error).__name__
+
+
+def _usage_line(error: Any) -> str:
+    """What Typer says of a command line that it does not take, with the nearest option and where to read more."""
+    text, context = error.format_message() or "name a command", error.ctx
+    if hasattr(error, "possibilities"):
+        options = [name for parameter in context.command.get_params(context) for name in parameter.opts]
+        near = nearest(error.option_name, [name for name in options if name.startswith("-")])
+        text = f"{error.message}{near}"
+    return f"{text} (`{context.command_path} -h` tells more)" if context else text
 
 
 def _os_error_line(error: OSError) -> str:
@@ -292,6 +308,9 @@ def status(
     if json:
         texts = [one.model_dump_json(indent=1) for one in found]
         print(texts[0] if study else f"[{', '.join(texts)}]")
+        return
+    if not found:
+        print(f"no studies in the store {store}; start one with `dmlstudy run`")
         return
     _show_table(
         ("study", "state", "finished", "stopped early", "failed", "left", "best", "time"),

@@ -13,6 +13,7 @@ from typing import Any
 from dmlstudy.engine.cluster import ClusterError, connected
 from dmlstudy.engine.cluster_watch import ClusterWatch, told_at_last
 from dmlstudy.engine.progress import Tell, engine_noise_to
+from dmlstudy.files import temporary_folder
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.text import nearest
 from dmlstudy.training.exactness import CASES, Finding
@@ -60,7 +61,7 @@ def run_selfcheck(
         engine_noise_to(log),
         ClusterWatch(address, told_at_last(tell, AGAIN)) as watch,
         connected(address, resources),
-        tempfile.TemporaryDirectory() as folder,
+        temporary_folder() as folder,
         watch.told_if_dead(AGAIN),
     ):
         _follow(names, resources, folder, watch, on_finding, log)
