@@ -57,14 +57,24 @@ def run_selfcheck(
     descriptor, name = tempfile.mkstemp(prefix="dmlstudy-selfcheck-", suffix=".log")
     os.close(descriptor)
     log = Path(name)
+    telling = threading.Lock()
+
+    def hear(finding: Finding) -> None:
+        with telling:
+            on_finding(finding)
+
+    def last_words(line: str) -> None:
+        telling.acquire(timeout=1)  # for good: no finding is told after it
+        tell(line)
+
     with (
         engine_noise_to(log),
-        ClusterWatch(address, told_at_last(tell, AGAIN)) as watch,
+        ClusterWatch(address, told_at_last(last_words, AGAIN)) as watch,
         connected(address, resources),
         temporary_folder() as folder,
         watch.told_if_dead(AGAIN),
     ):
-        _follow(names, resources, folder, watch, on_finding, log)
+        _follow(names, resources, folder, watch, hear, log)
     log.unlink()
 
 
