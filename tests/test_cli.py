@@ -189,6 +189,47 @@ def test_the_version_and_the_short_help(
     assert "Exit codes: 0 done" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["status", "--jsn"],
+            "No such option: --jsn; did you mean '--json'? (`dmlstudy status -h` tells more)",
+        ),
+        (
+            ["run", "x", "--sett", "a=1"],
+            "No such option: --sett; did you mean '--set'? (`dmlstudy run -h` tells more)",
+        ),
+        (["jobs", "--nothing-like-it"], r"No such option: --nothing-like-it; known: --address, .*"),
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'? (`dmlstudy -h` tells more)"),
+        (["run"], "Missing argument 'spec'. (`dmlstudy run -h` tells more)"),
+        (
+            ["embed", "m", "x", "-o", "y", "--workers", "0"],
+            r"Invalid value for '--workers': .* equal to 1 \(.*",
+        ),
+        (["run", "x", "--store"], "Option '--store' requires an argument."),
+        ([], "name a command (`dmlstudy -h` tells more)"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *arguments) == 2
+    error = capfd.readouterr().err
+    assert error == f"error: {said}\n" or re.fullmatch(f"error: {said}\n", error)
+
+
+def test_an_empty_store_has_no_studies_and_a_folder_that_is_not_there_is_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "status", "--json", "--store", tmp_path) == 0
+    assert json.loads(capfd.readouterr().out) == []
+    assert call(monkeypatch, "status", "--store", tmp_path) == 0
+    assert capfd.readouterr().out.startswith(f"no studies in the store {tmp_path}; start one with")
+    assert call(monkeypatch, "status", "--json", "--store", tmp_path / "tpyo") == 2
+    assert capfd.readouterr().err.startswith("error: no studies in the store")
+
+
 class MlflowExceptionOfOurs(Exception):
     """Stands for an error of an engine that nobody has foreseen."""
 

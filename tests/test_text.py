@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmlstudy.text import FIRST, LINE, LISTED, VALUE, first_line, nearest, one_line, shown
+from dmlstudy.text import FIRST, LINE, LISTED, VALUE, counted, first_line, nearest, one_line, shown
 
 
 def test_the_nearest_known_name() -> None:
@@ -61,6 +61,11 @@ def test_a_message_is_one_line_that_keeps_its_ends() -> None:
     assert len(long) == LINE
     assert long.startswith("key.xxx")
     assert long.endswith("xxx: set it lower")
+
+
+def test_one_is_no_plural() -> None:
+    told = [counted(number, "query", "queries") for number in range(3)]
+    assert told == ["0 queries", "1 query", "2 queries"]
 
 
 def test_of_anothers_message_the_first_line_is_repeated() -> None:

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 PARQUET, HTML, ZIP = b"PAR1", b"<!doctype html", b"PK\x03\x04"
 """How files of results begin."""
+
+_temporary: set[str] = set()
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder that is deleted when the block ends, or by ``remove_temporary_folders``."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        _temporary.add(folder)
+        try:
+            yield folder
+        finally:
+            _temporary.discard(folder)
+
+
+def remove_temporary_folders() -> None:
+    """Delete what ``temporary_folder`` has made and not yet deleted, where a process ends in the middle of a block."""
+    for folder in list(_temporary):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_output(path: str | Path, what: str, begins: bytes) -> Path:

@@ -68,6 +68,11 @@ def one_line(message: object, limit: int = LINE) -> str:
     return f"{text[: limit - end - 5]} ... {text[-end:]}"
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """``1 query``, ``2 queries``."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's message, as ``one_line`` writes it, or the error's type where it has none."""
     lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]

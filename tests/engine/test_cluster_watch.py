@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,12 +146,35 @@ def test_what_a_dead_ray_makes_of_the_work_is_told_as_its_death(table: Table) ->
     assert str(caught.value) == "Ray on this machine has died: its raylet on the driver's node is gone; again"
 
 
+def test_the_death_of_the_drivers_raylet_is_heard_at_once(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    with ClusterWatch(None, ended.append) as watch:
+        for dies in (False, True):
+            ours, raylets = socket.socketpair()
+            monkeypatch.setattr(cluster_watch, "raylet_connection", lambda own=ours: own)
+            with watch.told_if_dead("again"):
+                raylets.send(b"something")
+                assert ended == []
+                if dies:
+                    raylets.close()
+                    assert until(lambda: ended)
+            raylets.close()
+            time.sleep(0.05)
+            assert len(ended) == dies, "a raylet that lives longer than the work is not heard"
+    assert ended == ["Ray on this machine has died: its raylet on the driver's node is gone"]
+
+
 STUCK = """
 import sys
 from functools import partial
 from dmlstudy.engine.cluster_watch import told_at_last
+from dmlstudy.files import temporary_folder
 try:
-    told_at_last(partial(print, flush=True), "again")("Ray has died")
+    with temporary_folder() as folder:
+        print(folder)
+        told_at_last(partial(print, flush=True), "again")("Ray has died")
 finally:
     print("the process goes on")
 """
@@ -157,7 +182,9 @@ finally:
 
 def test_a_process_that_waits_for_a_dead_ray_is_ended_with_one_line() -> None:
     ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stdout) == (2, "error: Ray has died; again\n")
+    folder, *lines = ended.stdout.splitlines()
+    assert (ended.returncode, lines) == (2, ["error: Ray has died; again"])
+    assert not Path(folder).exists()
 
 
 def test_a_selfcheck_ends_with_its_ray(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

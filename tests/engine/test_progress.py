@@ -203,3 +203,28 @@ def test_a_folder_is_made_for_the_noise(tmp_path: Path) -> None:
         [sys.executable, "-c", NOISE, str(log), "normal"], check=True, capture_output=True, timeout=120
     )
     assert "out of C" in log.read_text()
+
+
+ON_A_FULL_DISK = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from dmlstudy.engine.progress import engine_noise_to
+
+try:
+    with engine_noise_to(Path("/dev/full")):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                print("noise", file=stream)
+        raise ValueError("what is wrong")
+except ValueError as error:
+    print(error)
+    print(error, file=sys.stderr)
+"""
+
+
+def test_noise_that_a_full_disk_does_not_take_hides_no_error() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", ON_A_FULL_DISK], capture_output=True, text=True, timeout=120
+    )
+    assert (shown.stdout, shown.stderr) == ("what is wrong\n", "what is wrong\n")

@@ -419,7 +419,7 @@ def assert_ended_by_dead_ray(driver: Driver, victim: str, then: str) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", ["gcs_server"])
+@pytest.mark.parametrize("victim", ["raylet/raylet", "gcs_server"])
 def test_a_ray_that_dies_ends_an_embedding_in_one_line_and_it_goes_on_from_its_parts(
     tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, victim: str
 ) -> None:

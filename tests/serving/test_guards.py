@@ -130,7 +130,7 @@ def test_the_log_has_a_line_for_each_request_and_nothing_secret(
     assert len(lines) == 5
     first = lines[0].split()
     assert first[:4] == ["testclient", "POST", "/embed", "200"]
-    assert first[5:] == ["ms", "1", "items"]
+    assert first[5:] == ["ms", "1", "item"]
     assert lines[1].split()[2:4] == ["/embed", "401"]
     assert lines[2].split()[1] == "GET"
     text = "".join(lines)

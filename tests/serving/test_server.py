@@ -373,5 +373,5 @@ def test_the_command_serves_and_ends_gracefully(
         process.wait()
         log.close()
     lines = (tmp_path / "log").read_text().splitlines()
-    assert any(re.search(r"Z 127\.0\.0\.1 POST /retrieve 200 [0-9.]+ ms 1 items$", line) for line in lines)
+    assert any(re.search(r"Z 127\.0\.0\.1 POST /retrieve 200 [0-9.]+ ms 1 item$", line) for line in lines)
     assert TOKEN not in "".join(lines)

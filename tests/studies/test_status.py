@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -38,7 +39,7 @@ from dmlstudy.spec.epochs import place
 from dmlstudy.spec.space import Fixed
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.store import Store, StoreError, seconds_spent, sole_driver
-from dmlstudy.studies import stop
+from dmlstudy.studies import run, stop
 from dmlstudy.studies.logs import trial_log
 from dmlstudy.studies.resume import resume as resumed
 from dmlstudy.studies.status import status_lines, status_row, statuses, study_status
@@ -90,6 +91,28 @@ def _every_step_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The desk
+
+
+def test_a_full_disk_costs_what_is_shown_and_not_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        patched.setattr("builtins.open", full)
+        desk.note("a", Assignment("red #0", config(), 0))
+        desk.serve(Tune(a="RUNNING"), {"a": Assignment("red #0", config(), 0)})
+    assert running_trials(tmp_path) == []
+    desk.serve(Tune(b="RUNNING"), {"b": Assignment("blue #1", config("blue"), 1)})
+    assert [trial.number for trial in running_trials(tmp_path)] == [1]
+    told: list[str] = []
+    with run._kept(Path("/dev/full"), told.append) as tell:
+        tell("1/9")
+    assert told == ["1/9"]
 
 
 def test_the_desk_shows_what_runs(tmp_path: Path) -> None:

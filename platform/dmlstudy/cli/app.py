@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from dmlstudy.text import one_line
+from dmlstudy.text import nearest, one_line
 
 if TYPE_CHECKING:
     from dmlstudy.store import Store
@@ -121,11 +121,15 @@ def main() -> None:
     """Run the command line; wrong input and what the machine refuses are one line and exit code 2."""
     try:
         try:
-            app(prog_name="dmlstudy")
+            code = app(prog_name="dmlstudy", standalone_mode=False)
         finally:
             sys.stdout.flush()
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except typer.Abort:
+        print("aborted", file=sys.stderr)
+        sys.exit(1)
     except BrokenPipeError:  # who read it has seen enough, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -139,7 +143,9 @@ def main() -> None:
 
 def _error_line(error: Exception) -> str | None:
     """What to tell people of an error, in one line; None of one that is a mistake of this program."""
-    if isinstance(error, OSError):
+    if hasattr(error, "format_message"):
+        text = _usage_line(error)
+    elif isinstance(error, OSError):
         text = _os_error_line(error)
     elif isinstance(error, MemoryError):
         text = "out of memory; free some, or take smaller batches, images or models"
@@ -152,6 +158,16 @@ def _error_line(error: Exception) -> str | None:
     else:
         return None
     return one_line(text, LONGEST_ERROR) or type(error).__name__
+
+
+def _usage_line(error: Any) -> str:
+    """What Typer says of a command line that it does not take, with the nearest option and where to read more."""
+    text, context = error.format_message() or "name a command", error.ctx
+    if hasattr(error, "possibilities"):
+        options = [name for parameter in context.command.get_params(context) for name in parameter.opts]
+        near = nearest(error.option_name, [name for name in options if name.startswith("-")])
+        text = f"{error.message}{near}"
+    return f"{text} (`{context.command_path} -h` tells more)" if context else text
 
 
 def _os_error_line(error: OSError) -> str:

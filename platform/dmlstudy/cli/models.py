@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -192,7 +191,12 @@ def embed(
         from dmlstudy.records import ResourcesConfig
 
         shown, quiet = Console(file=terminal(2)), quiet_engine()
-        run = on_cluster(address, ResourcesConfig(workers=workers), partial(print, file=shown.file))
+
+        def last_words(line: str) -> None:
+            shown.show_cursor()  # the process ends here, and the bar has hidden it
+            print(line, file=shown.file)
+
+        run = on_cluster(address, ResourcesConfig(workers=workers), last_words)
 
     def follow(parts: Iterable[int], number: int) -> Iterable[int]:
         return track(

@@ -154,6 +154,9 @@ def status(
         texts = [one.model_dump_json(indent=1) for one in found]
         print(texts[0] if study else f"[{', '.join(texts)}]")
         return
+    if not found:
+        print(f"no studies in the store {store}; start one with `dmlstudy run`")
+        return
     show_table(
         ("study", "state", "finished", "stopped early", "failed", "left", "best", "time"),
         [of_studies.status_row(one) for one in found],

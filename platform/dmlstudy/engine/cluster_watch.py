@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import ray
 
 from dmlstudy.engine.cluster import ClusterError
-from dmlstudy.engine.ray_private import kill_started_ray
+from dmlstudy.engine.ray_private import kill_started_ray, raylet_connection
+from dmlstudy.files import remove_temporary_folders
 
 EVERY_S = 2.0
 DEAD_S = 10.0
@@ -25,6 +27,7 @@ LAST_S = 52.0
 """After so long without a sign of life the driver is ended from here, for its main thread may wait for Ray."""
 
 HEAD = "node:__internal_head__"
+RAYLET_GONE = "its raylet on the driver's node is gone"
 
 
 class ClusterWatch:
@@ -71,9 +74,14 @@ class ClusterWatch:
         It belongs inside the connection, for nothing can be asked of Ray after it. What Ray makes of its own death it
         says at once or never, so an error is doubted and a silence is left to ``at_last``. ValueError, of bad input,
         passes.
+
+        Where the driver's own raylet dies, ``at_last`` is called at once. Ray ends the process with exit code 1 and not
+        a word as soon as it uses its object store, which died with the raylet: at the latest when Ray's table has it
+        that the node is dead, some 14 s later.
         """
         try:
-            yield
+            with self._raylet_heard():
+                yield
         except ValueError:
             raise
         except Exception as error:
@@ -82,6 +90,34 @@ class ClusterWatch:
                 raise
             why = self.why_gone() or f"{self._where} has died: {self._dead or 'it does not answer'}"
             raise ClusterError(f"{why}; {then}") from error
+
+    @contextmanager
+    def _raylet_heard(self) -> Iterator[None]:
+        """Hear in another thread, while the block lasts, of the death of the driver's raylet."""
+        raylet = raylet_connection()
+        if raylet is None:
+            yield
+            return
+        is_over = threading.Event()
+        hearing = threading.Thread(
+            target=self._hear, args=(raylet, is_over), name="cluster-watch-raylet", daemon=True
+        )
+        hearing.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            with suppress(OSError):  # as of a raylet that has died just now
+                raylet.shutdown(socket.SHUT_RDWR)
+            hearing.join()
+            raylet.close()
+
+    def _hear(self, raylet: socket.socket, is_over: threading.Event) -> None:
+        with suppress(OSError):
+            while raylet.recv(4096):  # nothing is asked, so what comes is not for us
+                pass
+        if not is_over.is_set():
+            self._at_last(f"{self._where} has died: {RAYLET_GONE}")
 
     def __enter__(self) -> ClusterWatch:
         for target in (self._ask, self._judge):
@@ -135,7 +171,7 @@ def dead_node() -> str:
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     alive = [node for node in nodes if node["Alive"]]
     if all(node["NodeID"] != own for node in alive):
-        return "its raylet on the driver's node is gone"
+        return RAYLET_GONE
     if all(HEAD not in node["Resources"] for node in alive):
         return "its head node is gone"
     return ""
@@ -154,7 +190,8 @@ def told_at_last(tell: Callable[[str], None], then: str) -> Callable[[str], None
 def end_process() -> None:
     """End this process, whose main thread waits for a Ray that has died, after what it has started of that Ray.
 
-    Ray itself would end it soon, without a word.
+    Ray itself would end it soon, without a word. Its temporary folders are deleted.
     """
+    remove_temporary_folders()
     kill_started_ray()
     os._exit(2)

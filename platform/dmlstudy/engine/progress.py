@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -38,14 +38,25 @@ def engine_noise_to(path: Path) -> Iterator[None]:
         try:
             yield
         except Exception:
-            noise.write(traceback.format_exc().encode())
+            with suppress(OSError):  # as of a full disk, of which the error may tell
+                noise.write(traceback.format_exc().encode())
             raise
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush_or_drop(sys.stdout, 1)
+            _flush_or_drop(sys.stderr, 2)
             for descriptor, original in zip((1, 2), saved, strict=True):
                 os.dup2(original, descriptor)
                 os.close(original)
+
+
+def _flush_or_drop(stream: IO[str], descriptor: int) -> None:
+    """Flush a stream; what its file does not take, as on a full disk, is dropped."""
+    try:
+        stream.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), descriptor)
+        stream.flush()
 
 
 def terminal(descriptor: int = 1) -> IO[str]:

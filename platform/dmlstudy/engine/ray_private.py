@@ -172,6 +172,23 @@ def enable_token() -> None:
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
+def raylet_connection() -> socket.socket | None:
+    """An idle connection of its own to the connected driver's raylet, which ends when the raylet does.
+
+    None where there is no raylet to connect to.
+    """
+    node: Any = ray._private.worker._global_node
+    if node is None or not node.raylet_socket_name:
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(node.raylet_socket_name)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
 def kill_started_ray() -> None:
     """Kill the Ray processes that this one has started, if any, without asking them."""
     node: Any = ray._private.worker._global_node

@@ -13,6 +13,7 @@ from typing import Any
 from dmlstudy.engine.cluster import ClusterError, connected
 from dmlstudy.engine.cluster_watch import ClusterWatch, told_at_last
 from dmlstudy.engine.progress import Tell, engine_noise_to
+from dmlstudy.files import temporary_folder
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.text import nearest
 from dmlstudy.training.exactness import CASES, Finding
@@ -56,14 +57,24 @@ def run_selfcheck(
     descriptor, name = tempfile.mkstemp(prefix="dmlstudy-selfcheck-", suffix=".log")
     os.close(descriptor)
     log = Path(name)
+    telling = threading.Lock()
+
+    def hear(finding: Finding) -> None:
+        with telling:
+            on_finding(finding)
+
+    def last_words(line: str) -> None:
+        telling.acquire(timeout=1)  # for good: no finding is told after it
+        tell(line)
+
     with (
         engine_noise_to(log),
-        ClusterWatch(address, told_at_last(tell, AGAIN)) as watch,
+        ClusterWatch(address, told_at_last(last_words, AGAIN)) as watch,
         connected(address, resources),
-        tempfile.TemporaryDirectory() as folder,
+        temporary_folder() as folder,
         watch.told_if_dead(AGAIN),
     ):
-        _follow(names, resources, folder, watch, on_finding, log)
+        _follow(names, resources, folder, watch, hear, log)
     log.unlink()
 
 

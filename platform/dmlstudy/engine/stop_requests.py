@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,10 @@ class RunningTrial(Record):
 
 
 class Desk:
-    """The driver's side: shows what runs, and ends the trials that are wished away."""
+    """The driver's side: shows what runs, and ends the trials that are wished away.
+
+    What a full disk does not take is not shown. The study ends of it, and says why, where a trial is recorded.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Begin a session in the study's folder; what an earlier one left unanswered is void."""
@@ -72,7 +76,7 @@ class Desk:
     def note(self, trial_id: str, assignment: Assignment) -> None:
         """Keep under which id Tune, and so the engines' log, knows a trial."""
         line = {"number": assignment.number, "label": assignment.label, "trial_id": trial_id}
-        with open(self._folder / "trials.jsonl", "a", encoding="utf-8") as file:
+        with suppress(OSError), open(self._folder / "trials.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line | {"time": time.time()}) + "\n")
 
     def serve(self, controller: Any, assignments: Mapping[str, Assignment]) -> None:
@@ -111,7 +115,8 @@ class Desk:
     def _show(self, running: list[RunningTrial]) -> None:
         text = json.dumps([trial.model_dump() for trial in running])
         if text != self._shown:
-            _write(self._folder / "running.json", text)
+            with suppress(OSError):
+                _write(self._folder / "running.json", text)
             self._shown = text
 
 

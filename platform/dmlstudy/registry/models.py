@@ -23,6 +23,7 @@ from mlflow.models import Model, ModelSignature
 from numpy.typing import NDArray
 
 from dmlstudy import model_folder
+from dmlstudy.files import temporary_folder
 from dmlstudy.models import saved
 from dmlstudy.records import Record
 from dmlstudy.registry import drafts, standalone_file, tracking
@@ -293,7 +294,7 @@ def fetched(store: Store, reference: str) -> Iterator[Path]:
         model_folder.verify(reference)
         yield Path(reference)
         return
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         pull(store, reference, Path(scratch) / "model")
         yield Path(scratch) / "model"
 

@@ -14,6 +14,7 @@ from dmlstudy.serving.contact_sheet import Shown, write_sheet
 from dmlstudy.serving.embed import opened
 from dmlstudy.serving.gallery import Gallery
 from dmlstudy.serving.retriever import Found, Searcher
+from dmlstudy.text import counted
 
 BATCH = 256
 
@@ -99,7 +100,7 @@ def write_contact_sheet(
             for hit in own
         ]
         rows.append((Shown(queries.read(range(number, number + 1))[0], name), shown))
-    write_sheet(path, f"Nearest items of {len(queries)} queries", rows)
+    write_sheet(path, f"Nearest items of {counted(len(queries), 'query', 'queries')}", rows)
 
 
 def _rows(there: Sequence[str], gallery: Sequence[str]) -> Sequence[int] | None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dmlstudy.text import counted
+
 ITEMS = "dmlstudy.items"
 """Where an endpoint notes, in its scope, how many items a request had."""
 
@@ -67,7 +69,8 @@ def _log(scope: Scope, status: int, seconds: float, items: int) -> None:
     raw = scope.get("raw_path") or scope["path"].encode()
     path = raw.partition(b"?")[0][:200].decode("ascii", "backslashreplace")
     shown = path.encode("unicode_escape").decode().replace(" ", "%20")
-    LOG.info("%s %s %s %d %.1f ms %d items", client, scope["method"], shown, status, 1000 * seconds, items)
+    num = counted(items, "item", "items")
+    LOG.info("%s %s %s %d %.1f ms %s", client, scope["method"], shown, status, 1000 * seconds, num)
 
 
 class Rare(logging.Filter):

@@ -175,10 +175,11 @@ def _remove_checkpoints(checkpoints: str, tell: Tell) -> None:
 @contextmanager
 def _kept(path: Path, tell: Tell) -> Iterator[Tell]:
     """Tell, and keep what was told, for ``dmlstudy logs``."""
-    with open(path, "a", encoding="utf-8", buffering=1) as file:
+    with open(path, "ab", buffering=0) as file:  # which keeps nothing back that the end would write
 
         def tell_and_keep(line: str) -> None:
-            file.write(line.rstrip() + "\n")
+            with suppress(OSError):  # as of a full disk, which a trial's record tells of
+                file.write(f"{line.rstrip()}\n".encode())
             tell(line)
 
         yield tell_and_keep

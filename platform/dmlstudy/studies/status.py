@@ -77,9 +77,12 @@ class StudyStatus(Record):
 
 
 def statuses(store: Store, study: str | None) -> list[StudyStatus]:
-    """The status of one study, or of all of the store's; raises StoreError where there is none."""
+    """The status of one study, or of all of the store's, which may have none yet or no more.
+
+    Raises StoreError where there is no such study, and no store.
+    """
     names = [study] if study else store.studies()
-    if not names:
+    if not names and not store.root.is_dir():
         raise StoreError(f"no studies in the store {store.root}; start one with `dmlstudy run`")
     if study:
         return [study_status(store, study)]
