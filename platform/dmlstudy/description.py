@@ -74,7 +74,7 @@ class RecipeFields(_Strict):
 
 
 class InputFields(_Part):
-    """What a model of vectors takes."""
+    """The inputs of a model of vectors."""
 
     features: Features
 

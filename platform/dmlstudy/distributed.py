@@ -266,7 +266,7 @@ def _padded(x: Tensor, n: int) -> Tensor:
 
 
 def _device(x: Tensor) -> torch.device:
-    """Where the backend can see x: NCCL only reaches CUDA memory."""
+    """A device on which the backend can see x: NCCL only reaches CUDA memory."""
     if x.is_cuda or dist.get_backend() != "nccl":
         return x.device
     return torch.device("cuda", torch.cuda.current_device())

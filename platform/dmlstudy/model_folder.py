@@ -156,7 +156,7 @@ def read_description(path: Path, format_version: int, mend: str) -> dict[str, An
 
 
 def read_extra(path: Path) -> dict[str, Any]:
-    """What was given to ``describe`` beside the description; empty if nothing was."""
+    """The notes that were given to ``describe`` beside the description; empty if there were none."""
     content = read_json(path).get("extra", {})
     try:
         _Extra.model_validate(content)
@@ -166,7 +166,7 @@ def read_extra(path: Path) -> dict[str, Any]:
 
 
 class _Seen(BaseModel):
-    """How pictures were seen in training, as far as it is used again."""
+    """The way pictures were seen in training, as far as it is used again."""
 
     model_config = ConfigDict(strict=True)
 
@@ -179,13 +179,13 @@ class _Config(BaseModel):
 
 
 class _Extra(BaseModel):
-    """What is noted with a model, as far as it is used again; the rest may be anything."""
+    """Notes kept with a model, as far as they are used again; the rest may be anything."""
 
     config: _Config = _Config()
 
 
 def one_line(error: BaseException) -> str:
-    """What is wrong, in one line that is not long: of several fields the first, by its name."""
+    """One short line on what is wrong: of several fields the first, by its name."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(each) for each in first["loc"])

@@ -97,7 +97,7 @@ class Store:
 
     @property
     def artifacts(self) -> str | None:
-        """Where a new experiment keeps its artifacts; a server decides for itself."""
+        """The place of a new experiment's artifacts; a server decides for itself."""
         return None if self.server else (self.root.absolute() / "artifacts").as_uri()
 
     def command(self, verb: str, *words: str) -> str:
@@ -128,7 +128,7 @@ class Store:
                 raise StoreError(f"{database}: cannot be written; change its owner or name another --store")
 
     def identity(self) -> str:
-        """What tells this store from all others, made once."""
+        """The id that tells this store from all others, made once."""
         path = self.root / "store.id"
         make_whole(self, path, lambda draft: draft.write_text(secrets.token_hex(8), encoding="utf-8"))
         return path.read_text(encoding="utf-8")
@@ -200,7 +200,7 @@ class Store:
         os.replace(draft, path)
 
     def _last_sign(self, name: str) -> float:
-        """When a driver last wrote of its study (engines write into their log before a session begins)."""
+        """The time when a driver last wrote of its study (engines write into their log before a session begins)."""
         files = ("study.json", "running.json", "progress.log")
         paths = [self.study_folder(name) / file for file in files]
         return max(path.stat().st_mtime for path in paths if path.exists())
@@ -360,7 +360,7 @@ def make_whole(
 
 
 def draft_of(path: Path) -> Path:
-    """Where a file of the store is made; only the holder of ``sole_maker`` may touch it."""
+    """The draft of a file of the store; only the holder of ``sole_maker`` may touch it."""
     return path.with_name(f".{path.name}.draft")
 
 

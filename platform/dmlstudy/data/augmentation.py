@@ -20,7 +20,7 @@ TRIES = 10
 
 
 class Look(NamedTuple):
-    """How one image is seen once: which draws decide its crop, and whether it is mirrored."""
+    """One look at an image: the draws that decide its crop, and whether it is mirrored."""
 
     augmentation: Augmentation
     seed: tuple[int, ...]
@@ -53,7 +53,7 @@ class Augmentation:
         return self.crop == "none" and self.flip == 0
 
     def look(self, seed: int, epoch: int, index: int) -> Look:
-        """How the image ``index`` is seen in an epoch, on whichever rank and in whichever batch."""
+        """The look at the image ``index`` in an epoch, on whichever rank and in whichever batch."""
         return Look(self, (seed, epoch, index, VIEWS))
 
     def view(self, picture: Any, size: tuple[int, int], rng: np.random.Generator) -> Any:

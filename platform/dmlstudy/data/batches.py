@@ -14,7 +14,7 @@ from dmlstudy.data.images import Indices, Labels
 
 
 class Batches(Protocol):
-    """What an epoch consists of."""
+    """The batches of an epoch."""
 
     def __len__(self) -> int:
         """Number of batches per epoch."""

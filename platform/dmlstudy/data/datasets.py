@@ -221,7 +221,7 @@ def load(
 
 
 def reading(orientation: str, background: str, max_pixels: int) -> Reading:
-    """How pictures are read by the settings of a study. Raises ValueError naming the one that is wrong."""
+    """The way pictures are read by a study's settings. Raises ValueError naming the one that is wrong."""
     if orientation not in ORIENTATIONS:
         raise ValueError(f"data.orientation: {orientation!r}, choose from {', '.join(ORIENTATIONS)}")
     try:
@@ -231,7 +231,7 @@ def reading(orientation: str, background: str, max_pixels: int) -> Reading:
 
 
 def places(listings: Sequence[Listing]) -> Callable[[int], str]:
-    """What people call an image, by its number among those of all listings, one after the other."""
+    """Names of images for people, by their number among those of all listings, one after the other."""
     rows = [(each.pictures, int(row)) for each in listings for row in each.row_N]
     return lambda number: rows[number][0].place(rows[number][1])
 

@@ -66,7 +66,7 @@ DAMAGES = (
 
 
 class Reading(NamedTuple):
-    """How stored pixels become those that are seen, before they are resized.
+    """The way stored pixels become those that are seen, before they are resized.
 
     ``orientation``: 'exif' turns a picture as its EXIF tag says, 'as_stored' leaves it. ``background`` is the colour
     behind transparent pixels, None drops alpha. A picture of more than ``max_pixels`` is refused.
@@ -108,12 +108,12 @@ def formats() -> tuple[str, ...]:
 
 @functools.cache
 def suffixes() -> frozenset[str]:
-    """How files end that are taken for pictures."""
+    """Endings of files that are taken for pictures."""
     return frozenset(suffix for name in formats() for suffix in SUFFIXES[name])
 
 
 def missing_format(suffix: str) -> str:
-    """What to install for files that end so; empty for files that are read, and for those that never are."""
+    """The package to install for files that end so; empty for files that are read, and for those that never are."""
     name = next((name for name, ends in SUFFIXES.items() if suffix in ends), None)
     return "" if name is None or name in formats() else INSTALL.get(name, "")
 
@@ -168,7 +168,7 @@ def check_pixels(encoded: bytes, name: str, most: int) -> tuple[int, int]:
 
 
 def marks(encoded: bytes, reading: Reading) -> bytes:
-    """What tells a picture's pixels from those that ``AS_BEFORE`` reads; empty where these are the same.
+    """Marks that tell a picture's pixels from those that ``AS_BEFORE`` reads; empty if these are the same.
 
     So the fingerprint of a data set whose pictures are neither turned nor transparent is what it always was.
     """
@@ -242,7 +242,7 @@ def _damage_named(encoded: bytes, name: str) -> Iterator[None]:
 
 
 def _reason(error: Exception, encoded: bytes) -> str:
-    """What Pillow says, which names the buffer where it does not know the format."""
+    """Pillow's reason, which names the buffer if it does not know the format."""
     from PIL import UnidentifiedImageError
 
     if not isinstance(error, UnidentifiedImageError):
@@ -282,7 +282,7 @@ def _orientation(picture: Any) -> int:
 
 
 def _transposition(orientation: int) -> Any:
-    """What ``PIL.ImageOps.exif_transpose`` does, which would also write the metadata anew."""
+    """The transposition of ``PIL.ImageOps.exif_transpose``, which would also write the metadata anew."""
     from PIL.Image import Transpose
 
     return {

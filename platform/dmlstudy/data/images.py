@@ -61,7 +61,7 @@ class LabelledImages(Protocol):
 
 
 class Fit(NamedTuple):
-    """How pictures of any size become images of one size, before anything is left to chance.
+    """The way pictures of any size become images of one size, before anything is left to chance.
 
     Without ``resize_to`` a picture is resized to a square of ``image_size``, or left as it is for None. With it, the
     shorter side (``keep_aspect``), or both sides, become ``resize_to``; evaluation sees the centre of that, training
@@ -159,7 +159,7 @@ class ImageSet:
 def relabelled(
     labels_N: Labels, num_classes: int, classes: Sequence[int] | Labels
 ) -> tuple[NDArray[np.bool_], Labels]:
-    """Which images are of ``classes``, and all images' positions in ``classes``, -1 for those of other classes."""
+    """The images of ``classes``, and all images' positions in ``classes``, -1 for those of other classes."""
     new_label_C = np.full(num_classes, -1, dtype=np.int64)
     new_label_C[np.asarray(classes, dtype=np.int64)] = np.arange(len(classes))
     renumbered_N: Labels = new_label_C[labels_N]
@@ -219,7 +219,7 @@ class ZeroShotData:
 
     @property
     def num_damaged(self) -> int:
-        """How many pictures could not be decoded and were left out."""
+        """Number of pictures that could not be decoded and were left out."""
         return len(self.damaged)
 
     @cached_property
@@ -265,7 +265,7 @@ class _Hashed(Protocol):
 
 
 def num_shared(development: _Hashed, test: _Hashed) -> int:
-    """How many test items have the content of one that is trained on."""
+    """Number of test items that have the content of one that is trained on."""
     known = set(development.content_hashes())
     return sum(each in known for each in test.content_hashes())
 
@@ -275,7 +275,7 @@ def _content_hash(image_HWC: Images) -> bytes:
 
 
 def first_half(num_classes: int) -> int:
-    """How many classes are for development where data come without a split: the first half, rounded up."""
+    """Number of development classes of data without a split: the first half, rounded up."""
     return (num_classes + 1) // 2
 
 

@@ -46,7 +46,7 @@ class Inputs:
         return len(self.ids)
 
     def keys(self) -> Iterator[str]:
-        """What tells each item from others that were there before: its name, label and stamp."""
+        """Keys that tell each item from others that were there before: its name, label and stamp."""
         labels = self.labels or [""] * len(self.ids)
         return (
             f"{each}\0{label}\0{stamp}"

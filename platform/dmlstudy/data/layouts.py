@@ -19,7 +19,7 @@ from dmlstudy.data.pictures import Files, Listing, by_name, joined, listing
 
 
 class Counts(NamedTuple):
-    """How much of something there is."""
+    """Numbers of classes and images."""
 
     classes: int
     images: int

@@ -54,14 +54,14 @@ def in_threads(work: Callable[[T], U], items: Sequence[T]) -> list[U]:
 
 
 class Rates(NamedTuple):
-    """What the loader could have given, and how long it was waited for."""
+    """The speed the loader could have given, and the time it was waited for."""
 
     images_per_second: float
     waited_seconds: float
 
 
 class Readable(Protocol):
-    """What can be read by several threads at once."""
+    """Images that several threads can read at once."""
 
     def read(self, indices: Indices, looks: Looks | None = None) -> Inputs: ...
 

@@ -85,7 +85,7 @@ class PictureTable:
         return int(self._starts[-1])
 
     def ids(self) -> list[str]:
-        """Where each picture came from, or its number."""
+        """Each picture's origin, or its number."""
         return [path or str(row) for row, path in enumerate(self._path.to_pylist())]
 
     def place(self, row: int) -> str:
@@ -259,7 +259,10 @@ def join_embeddings(parts: Sequence[Path], path: str | Path, origin: Mapping[str
 
 
 def embeddings_origin(path: str | Path) -> dict[str, str]:
-    """What ``join_embeddings`` noted with a file; empty of another. Raises ValueError for one that cannot be read."""
+    """The origin that ``join_embeddings`` noted with a file; empty of another.
+
+    Raises ValueError for one that cannot be read.
+    """
     noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_ORIGIN)
     return {} if noted is None else dict(json.loads(noted))
 

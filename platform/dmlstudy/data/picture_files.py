@@ -39,7 +39,7 @@ def sub_folders(folder: Path) -> list[Path]:
 
 
 def left_out(files: Iterable[Path]) -> str:
-    """How many files of each kind are not read, as ``5 .heic (how to read them), 2 .txt``; empty where all are."""
+    """Counts of files that are not read, by kind, as ``5 .heic (how to read them), 2 .txt``; empty if all are read."""
     counts = Counter(path.suffix.lower() for path in files if not is_picture(path))
     kinds = sorted(counts, key=lambda suffix: (not missing_format(suffix), -counts[suffix], suffix))
     told = [f"{counts[kind]} {kind or 'without a suffix'}{_mend(kind)}" for kind in kinds[:MOST_KINDS]]
@@ -54,7 +54,7 @@ def _mend(suffix: str) -> str:
 
 
 def nothing_read(folder: Path) -> str:
-    """What to say of a folder without any picture that is read."""
+    """The message for a folder without any picture that is read."""
     if kinds := left_out(files_below(folder)):
         return f"no images in this folder that are read, only {kinds}; convert them"
     return "no images in this folder; put some into it"

@@ -43,7 +43,7 @@ class Pictures(Protocol):
     def __len__(self) -> int: ...
 
     def place(self, row: int) -> str:
-        """What people call the picture: its file, or its file and row."""
+        """The picture's name for people: its file, or its file and row."""
 
     def encoded(self, row: int) -> bytes:
         """The picture as it is stored; OSError or ValueError where it cannot be read."""
@@ -311,7 +311,7 @@ def _shape_of_first(first: Listing, fit: Fit, way_out: str) -> tuple[int, int]:
 
 
 def sound(each: Listing, reading: Reading) -> NDArray[np.bool_]:
-    """Which pictures can be decoded; every one is, once.
+    """The pictures that can be decoded; every one is, once.
 
     Raises ValueError naming a picture whose bytes cannot be read: that says nothing of the picture, and may pass, or
     be so on one machine only.

@@ -64,7 +64,7 @@ def described(
 
 
 def fit_of(preprocessing: Mapping[str, Any], place: str) -> Fit | None:
-    """How pictures are read and seen by a description; None of one from before it said so.
+    """The way a description reads and sees pictures; None if it is older than that.
 
     Raises ValueError, which begins with ``place``, for a description that is not understood.
     """

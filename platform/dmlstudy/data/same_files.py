@@ -56,7 +56,7 @@ def files_digest(dataset: ZeroShotData | ClosedSet, root: str | None) -> str:
 
 
 def _places(dataset: ZeroShotData | ClosedSet) -> list[str]:
-    """Where each picture lies, development's and then test's; nothing where that is not known."""
+    """The place of each picture, development's and then test's; empty where it is not known."""
     if dataset.places is not None:
         return [dataset.places(number) for number in range(len(dataset.development) + len(dataset.test))]
     sides = [side for side in (dataset.development, dataset.test) if isinstance(side, LazyImages)]
@@ -64,7 +64,7 @@ def _places(dataset: ZeroShotData | ClosedSet) -> list[str]:
 
 
 def _signs(places: Sequence[str]) -> list[str]:
-    """What each picture's file is known by, which is the same for its copy."""
+    """A sign of each picture's file, the same for its copy."""
     edges = functools.cache(_edges)
 
     def of(number: int) -> str:

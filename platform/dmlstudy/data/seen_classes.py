@@ -61,7 +61,7 @@ class ClosedSet:
 
     @property
     def relevance(self) -> tuple[Labels | NDArray[np.bool_], Labels | NDArray[np.bool_]]:
-        """What says which items are relevant to which: concepts or, where there are none, labels."""
+        """Relevance of items to each other: concepts or, if there are none, labels."""
         return self.concepts or (self.development.labels_N, self.test.labels_N)
 
     @cached_property

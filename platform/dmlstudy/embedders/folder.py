@@ -150,12 +150,12 @@ _verify = verify
 
 
 def extra(folder: str | Path) -> dict[str, Any]:
-    """What was given to ``save`` beside the embedder; empty if nothing was."""
+    """The notes that were given to ``save`` beside the embedder; empty if there were none."""
     return read_extra(Path(folder) / DESCRIPTION)
 
 
 def _preprocessing(embedder: Embedder, fit: Fit | None) -> dict[str, Any]:
-    """What the embedder is to be given; pictures are resized to its size where no ``fit`` says more."""
+    """The description of the embedder's inputs; pictures are resized to its size where no ``fit`` says more."""
     architecture = embedder.architecture
     if not architecture.image_size:
         return {"dtype": "float32", "layout": "NF", "features": architecture.in_channels}

@@ -90,7 +90,7 @@ class full_float32:
 
 
 def in_force() -> dict[str, str]:
-    """What PyTorch is told at this moment; "tf32" means something only on hardware that has it."""
+    """PyTorch's settings at this moment; "tf32" means something only on hardware that has it."""
     return {
         "matrix_products": _BACKENDS.cuda.matmul.fp32_precision,
         "convolutions": _BACKENDS.cudnn.conv.fp32_precision,

@@ -97,7 +97,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _prefix(needed: list[str], given: Mapping[str, Tensor]) -> str:
-    """What stands before the names of the network in the file: the candidate under which most of them are found."""
+    """The prefix of the network's names in the file: the candidate under which most of them are found."""
     if not needed:
         return ""
     first = needed[0]

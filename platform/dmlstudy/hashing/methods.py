@@ -28,7 +28,7 @@ BINS_PER_UNIT = 100
 
 
 class Step(NamedTuple):
-    """What a method makes of a batch: codes +-1 that carry its own gradient estimate, and its loss."""
+    """The outcome of a batch: codes +-1 that carry the method's own gradient estimate, and its loss."""
 
     z_BD: Tensor
     loss: Tensor

@@ -34,7 +34,7 @@ class HashingLoss(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What ``build`` made a model of."""
+    """The arguments that ``build`` made a model of."""
 
     name: str
     num_bits: int

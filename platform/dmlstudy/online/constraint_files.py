@@ -85,7 +85,7 @@ def _shown(value: object) -> str:
 
 
 def _place(path: Path, row: int) -> str:
-    """Where a row of a table is in its file: of CSV the line from 1, the header and empty ones counted."""
+    """The place of a table's row in its file: of CSV the line from 1, the header and empty ones counted."""
     if path.suffix.lower() == ".parquet":
         return f"{path}, row {row}"
     with path.open(encoding="utf-8", errors="replace") as lines:

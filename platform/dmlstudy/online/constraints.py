@@ -156,7 +156,7 @@ def close(
 
 
 def count_implied(seeds: IndexedConstraints) -> int:
-    """How many constraints ``close`` chooses from: those implied, less the seeds. Raises ValueError as ``close``."""
+    """Number of constraints that ``close`` chooses from: the implied ones less the seeds. Raises as ``close``."""
     return sum(each.num_free for each in closures(*seeds))
 
 

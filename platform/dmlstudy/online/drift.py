@@ -44,7 +44,7 @@ class Watch:
 
 
 class Score(NamedTuple):
-    """How far a race is: constraints seen, and the two sides' summed losses on those after the first half."""
+    """The standing of a race: constraints seen, and the two sides' summed losses on those after the first half."""
 
     seen: int = 0
     old: float = 0.0
@@ -80,7 +80,7 @@ class Race:
         return self.score.new < self.score.old
 
     def state(self) -> State:
-        """What ``restore`` needs beside the score."""
+        """The state that ``restore`` needs beside the score."""
         return {PREFIX + name: value for name, value in self.challenger.state().items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -140,7 +140,7 @@ class Choice(NamedTuple):
 
 
 def closures(index_TC: Rows, is_similar_T: Flags | None) -> list[Choice]:
-    """What the seeds imply less the seeds: the triplets, or the similar and the dissimilar pairs."""
+    """Constraints that the seeds imply, less the seeds: the triplets, or the similar and the dissimilar pairs."""
     index_TC = np.asarray(index_TC)
     wanted = 3 if is_similar_T is None else 2
     if index_TC.ndim != 2 or index_TC.shape[1] != wanted:

@@ -35,7 +35,7 @@ class Constraints(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many constraints a learner was given, how many of these it learned from, and how many were no constraints."""
+    """Counts of the constraints a learner was given, of those it learned from, and of what was no constraint."""
 
     seen: int = 0
     used: int = 0
@@ -110,7 +110,7 @@ class OnlineLearner(ABC):
 
     @property
     def settings(self) -> dict[str, bool | int | float | str]:
-        """What it was built with, by name."""
+        """The arguments it was built with, by name."""
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {name: value for name, value in public.items() if isinstance(value, (bool, int, float, str))}
 
@@ -137,7 +137,7 @@ class OnlineLearner(ABC):
 
     @abstractmethod
     def _parameters(self) -> State:
-        """What is learned, by name."""
+        """The learned arrays, by name."""
 
     @abstractmethod
     def _set_parameters(self, state: State) -> None:

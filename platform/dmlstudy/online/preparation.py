@@ -33,7 +33,7 @@ class Preparation(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, x_ND: NDArray[np.floating]) -> Self:
-        """What ``kind`` needs to know of training points. Raises ValueError for another kind, and without points."""
+        """The preparation of this ``kind`` from training points. Raises ValueError for an unknown kind or no points."""
         choice("online.scaling", kind, SCALINGS)
         if not len(x_ND):
             raise ValueError("no points to scale by")

@@ -35,7 +35,7 @@ Source: TypeAlias = Callable[[int], Iterator[Constraints]]
 
 
 class Moment(NamedTuple):
-    """How things stand after ``position`` constraints."""
+    """The state of affairs after ``position`` constraints."""
 
     position: int
     loss: float
@@ -99,7 +99,7 @@ def learn(
 
 @dataclass
 class _Progress:
-    """Where a stream is, what was heard in it, and the race that is under way."""
+    """The position in a stream, what was heard in it, and the race that is under way."""
 
     position: int = 0
     drifts: list[int] = field(default_factory=list)
@@ -231,7 +231,7 @@ class _Kept:
         return progress
 
     def losses(self) -> Iterator[Floats]:
-        """What was kept, in parts."""
+        """The kept losses, in parts."""
         with (self._folder / LOSSES).open("rb") as file:
             while part := file.read(8 << 16):
                 yield np.frombuffer(part, np.float64)

@@ -44,7 +44,7 @@ def best_threshold(dissimilarity_P: Floats, is_similar_P: Flags) -> float:
 
 
 def verify(learner: OnlineLearner, x_ND: NDArray[np.floating], folds: Sequence[Pairs]) -> Verified:
-    """How well the learned metric tells pairs: each fold with the threshold that is best on all the others.
+    """Verification of pairs by the learned metric: each fold with the threshold that is best on all the others.
 
     The standard error is that of the mean over folds, s / sqrt(F). Raises ValueError for fewer than two folds.
     """

@@ -46,7 +46,7 @@ BINS = 60
 
 
 class Look(NamedTuple):
-    """How a family, or a class, is told from others: never by colour alone."""
+    """The look that tells a family, or a class, from others: never by colour alone."""
 
     color: str
     symbol: str
@@ -335,7 +335,7 @@ def slices(family: Searched) -> go.Figure:
 
 
 def slice_columns(family: Searched) -> int:
-    """How many parameters stand side by side; one where the names of choices need the room."""
+    """Number of parameters side by side; one where the names of choices need the room."""
     letters = [sum(len(str(choice)) for choice in each.choices or []) for each in family.parameters]
     return 1 if max(letters) > MOST_CHARACTERS else min(2, len(letters))
 
@@ -523,7 +523,7 @@ def shares(distances: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArra
 
 
 def overlap(pairs: Pairs, edges: NDArray[np.float64]) -> float:
-    """What the two histograms have in common: the sum over bins of the smaller share."""
+    """The overlap of two histograms: the sum over bins of the smaller share."""
     return float(np.minimum(shares(pairs.positive_P, edges), shares(pairs.negative_P, edges)).sum())
 
 
@@ -542,7 +542,7 @@ def _described(trial: Tried) -> str:
 
 
 def _ticks(each: Parameter) -> list[tuple[float, str]]:
-    """What stands at an axis from 0 to 1: the range's ends and middle, or each choice."""
+    """Ticks of an axis from 0 to 1: the range's ends and middle, or each choice."""
     if each.choices is not None:
         last = max(len(each.choices) - 1, 1)
         return [(number / last, str(choice)[:MOST_CHARACTERS]) for number, choice in enumerate(each.choices)]

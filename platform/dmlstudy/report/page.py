@@ -151,7 +151,7 @@ def facts(caption: str, known: Iterable[tuple[str, str]], head: tuple[str, str] 
 
 
 def folded(summary: str, *content: str) -> Html:
-    """What is shown when its summary is asked for."""
+    """A part that is shown when its summary is clicked."""
     return element("details", element("summary", summary), *content)
 
 

@@ -99,7 +99,7 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
 
 
 def _state(store: Store, study: str) -> Mapping[str, Any]:
-    """What the study's folder says of it; nothing where it is in another store's."""
+    """The state in the study's folder; empty if the study lies in another store."""
     try:
         return store.read_state(study)
     except StoreError:
@@ -107,7 +107,7 @@ def _state(store: Store, study: str) -> Mapping[str, Any]:
 
 
 def _notice(board: Leaderboard, state: Mapping[str, Any]) -> str:
-    """What is to be known of a study that is not finished, with the fix."""
+    """A notice about a study that is not finished, with the fix."""
     now = state.get("state", board.status)
     if now == "finished":
         return ""
@@ -189,7 +189,7 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
 
 
 def _thinned(families: Sequence[Searched]) -> str:
-    """What to know of the points where there are too many trials to draw each."""
+    """A remark on the points if there are too many trials to draw each."""
     if all(len(each.trials) <= figures.MOST_POINTS for each in families):
         return ""
     return f" Of a family with more than {figures.MOST_POINTS} trials some at equal distances are drawn."

@@ -66,7 +66,7 @@ def _effect(each: Comparison, family: str) -> float:
 
 
 def verdict(board: Leaderboard) -> str:
-    """Which family wins, with its score on the test classes, and whether it differs from the runner-up.
+    """The winning family with its score on the test classes, and whether it differs from the runner-up.
 
     The winner is that of the validation classes, the runner-up the next there that was judged; what the test classes
     say against the winner is said too.
@@ -101,7 +101,7 @@ def verdict(board: Leaderboard) -> str:
 
 
 def comparison_of(board: Leaderboard, family: str, rival: str) -> tuple[str, Comparison | None]:
-    """How a family did against another, from its side; an empty outcome where they were not compared."""
+    """A family's comparison with another, from its side; an empty outcome if they were not compared."""
     for each in board.comparisons:
         if (each.first, each.second) == (family, rival):
             return each.outcome, each
@@ -162,7 +162,7 @@ def leaderboard_table(board: Leaderboard) -> Html:
 
 
 def search_table(board: Leaderboard) -> Html:
-    """How each family's search went: its best on the validation classes, and numbers of trials and seeds."""
+    """Each family's search: its best on the validation classes, and numbers of trials and seeds."""
     rows = [
         [
             _named(board, row),

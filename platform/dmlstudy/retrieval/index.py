@@ -44,7 +44,7 @@ _CODE_BYTES_IN_FLOAT32 = 48
 
 @dataclass(frozen=True)
 class Identity:
-    """What an index must share with whoever asks it: ``dim`` is D, or the number of bits of a code."""
+    """The properties that an index shares with whoever asks it: ``dim`` is D, or the number of bits of a code."""
 
     model_version: str
     dim: int
@@ -95,7 +95,7 @@ class Index(ABC):
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
-        """Where the vectors are, or will be."""
+        """The device of the vectors, now or once there are any."""
         return "cpu" if self._gpu is None else "gpu"
 
     def has_ids_below(self, count: int) -> bool:
@@ -479,7 +479,7 @@ def _gpu(device: str, kind: str, tuning: Tuning) -> int | None:
 
 
 def _why_not_on_gpu(kind: str, tuning: Tuning) -> str:
-    """What keeps an index off a GPU, and the fix; empty where nothing does."""
+    """The reason that keeps an index off a GPU, and the fix; empty if there is none."""
     if kind == "hnsw":
         return "hnsw has no GPU form: take device cpu"
     if kind.startswith("ivf") and tuning.num_probes > _MOST_ON_GPU:

@@ -44,7 +44,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
 
 
 class Content(NamedTuple):
-    """What a file holds: the header, the engine on the CPU, and the ids."""
+    """The content of a file: the header, the engine on the CPU, and the ids."""
 
     head: dict[str, Any]
     engine: Any

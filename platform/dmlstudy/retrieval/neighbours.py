@@ -189,7 +189,7 @@ class _Panel:
             mirrored.add(column_H, row_H + own.start, value_H)
 
     def filled(self) -> Iterator[_Hits]:
-        """What was found for the rows, which is not kept here any longer."""
+        """The finds for the rows, which are not kept here any longer."""
         for start in list(self._hits):
             yield self._hits.pop(start)
 
@@ -313,7 +313,7 @@ class _Product:
 
 
 class _OfThread(threading.local):
-    """What one thread keeps between its tiles: the left side of its last rows, and a tile to write on."""
+    """A thread's memory between its tiles: the left side of its last rows, and a tile to write on."""
 
     def __init__(self) -> None:
         self.start, self.left_BE = -1, np.empty((0, 0), np.float32)
@@ -321,7 +321,7 @@ class _OfThread(threading.local):
 
 
 class _Hits:
-    """What the tiles have found for some rows, from ``start``: every p above the row's floor, in any order.
+    """The finds of the tiles for some rows, from ``start``: every p above the row's floor, in any order.
 
     They are kept row by row, X places wide, with ``num_B`` of each row filled.
     """
@@ -550,7 +550,7 @@ def _hashed(z_ND: Floats) -> NDArray[np.uint64]:
 
 
 def _largest(group_N: NDArray[np.integer]) -> int:
-    """How many rows the largest group has."""
+    """Number of rows of the largest group."""
     return int(np.unique(group_N, return_counts=True)[1].max(initial=0))
 
 
