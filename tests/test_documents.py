@@ -16,7 +16,7 @@ import typer.core
 import typer.main
 import yaml
 
-from dmlstudy.cli import app
+from dmlstudy.cli.app import app
 from dmlstudy.spec import study_file
 
 ROOT = Path(__file__).resolve().parents[1]

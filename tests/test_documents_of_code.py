@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from test_layout import DOORS, FLOORS, PACKAGE, ROOT
 
-from dmlstudy.cli import app
+from dmlstudy.cli.app import app
 from dmlstudy.spec import options
 from dmlstudy.spec.study_file import StudyFile
 
