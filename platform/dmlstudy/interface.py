@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from dmlstudy.metric_names import for_people, on_test
 from dmlstudy.registry import leaderboard_file
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.store import Store
@@ -95,8 +96,8 @@ class Study:
 
     def _repr_html_(self) -> str:
         board = self._board
-        metric = f"test_{board.objective}"
-        head = ("family", f"validation {board.objective}", metric.replace("_", " ", 1), "seeds")
+        metric = on_test(board.objective)
+        head = ("family", f"validation {board.objective}", for_people(metric), "seeds")
         rows = [
             (
                 f"{row.family}{' *' if row.family == board.winner else ''}",
