@@ -205,3 +205,10 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
 )
 def test_what_is_allowed_passes(module: str, source: str) -> None:
     assert violations(source, module) == []
+
+
+def test_runs_of_studies_are_read_in_one_file() -> None:
+    """What else reads MLflow's runs would read them untyped, and name another trial the best."""
+    reads = re.compile(r"\.data\.(tags|params|metrics)\b|\.search_runs\(|\.get_metric_history\(")
+    found = {module for module, path in modules() if reads.search(path.read_text(encoding="utf-8"))}
+    assert found == {"dmlstudy.registry.runs"}

@@ -366,9 +366,10 @@ class StudyTracker:
         """
         self._noted = (counts, best)
         if time.monotonic() - self._note_written >= NOTE_EVERY_S:
-            self._write_note()
+            self.write_note()
 
-    def _write_note(self) -> None:
+    def write_note(self) -> None:
+        """Keep at once what ``note_search`` was told last, so that whoever reads now knows all of the search."""
         if self._noted is None:
             return
         counts, best = self._noted
@@ -393,7 +394,7 @@ class StudyTracker:
         self, status: Literal["finished", "failed", "interrupted"], summary: Mapping[str, Any]
     ) -> None:
         """Log the study's own numbers and tags, and end its run, with what an outage has left open."""
-        self._write_note()
+        self.write_note()
         self._end_leftovers()
         now = int(time.time() * 1000)
         metrics = [Metric(k, v, now, 0) for k, v in summary.items() if isinstance(v, float)]

@@ -28,6 +28,7 @@ def conclude(
     search: StudySearch,
 ) -> Leaderboard:
     """Register the winner and end the study's run."""
+    tracker.write_note()
     board = leaderboard(store, spec.name)
     winner = search.winner()
     if winner is None:
