@@ -11,6 +11,7 @@ from dmlstudy.data import state_file
 from dmlstudy.data.state_file import FILE
 from dmlstudy.engine import gang
 from dmlstudy.engine.mailbox import Command
+from dmlstudy.engine.tune_run import checkpoints_folder
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import SpecError, StudySpec
 from dmlstudy.store import Store
@@ -53,7 +54,7 @@ def study_at(storage_path: str | None) -> StudySpec:
 )
 def test_each_study_has_a_folder_of_its_name(storage_path: str | None, below: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert run._checkpoints(study_at(storage_path), store) == below.format(store=tmp_path)
+    assert checkpoints_folder(study_at(storage_path), store) == below.format(store=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_study_that_is_over_leaves_nothing_and_others_stay(
     server = request.getfixturevalue("s3") if where == "s3" else None
     root = server.uri("states") if server else str(tmp_path / "states")
     store = Store(tmp_path / "states")
-    folder = run._checkpoints(study_at(None if where == "store" else root), store)
+    folder = checkpoints_folder(study_at(None if where == "store" else root), store)
     ours = {"store": "studies/kept/checkpoints"}.get(where, "kept")
     for name in (f"{ours}/one", f"{ours}/two", f"{ours}-too/one"):
         state_file.at(state_file.join(root, name)).write(b"state")
@@ -188,7 +189,7 @@ def test_workers_are_told_a_folder_of_the_trial_s_own(monkeypatch: pytest.Monkey
             "trial": config,
             "resources": found.file.resources.model_dump(),
             "storage": "",
-            "checkpoints": run._checkpoints(found, Store(Path("store"))),
+            "checkpoints": checkpoints_folder(found, Store(Path("store"))),
             "vault": "",
             "expected": {},
         }
