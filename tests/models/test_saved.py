@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from support.verdict_trials import verdict_trial
 
 from dmlstudy import hashing, model_folder, online
 from dmlstudy.models import saved
-from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
@@ -67,15 +67,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def registered(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> tuple[Any, ...]:
     compute = SAVED[request.param](tmp_path / "model")
     tracker = StudyTracker(store, f"kinds {request.param}", {})
-    config = TrialConfig(
-        family="any",
-        phase="verdict",
-        data=DataConfig(name="digits"),
-        embedder=EmbedderConfig(),
-        batch=BatchConfig(),
-        training=TrainingConfig(),
-        loss=LossConfig(name="contrastive"),
-    )
+    config = verdict_trial("any")
     run_id = tracker.start_trial("any verdict seed 1", config, None)
     tracker.end_trial(run_id, "finished", [], {"test_map": 0.5})
     name = request.param.replace(" ", "-")

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import mlflow
 import numpy as np
 import pytest
+from support.verdict_trials import verdict_trial
 
 from dmlstudy import data, embedders
-from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.tracking import StudyTracker
@@ -39,15 +39,7 @@ class Registered(NamedTuple):
 def registered(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Registered:
     """Two versions of ``digits-embedder``; the second one is the champion."""
     tracker = StudyTracker(store, "models", {})
-    config = TrialConfig(
-        family="power",
-        phase="verdict",
-        data=DataConfig(name="digits"),
-        embedder=EmbedderConfig(),
-        batch=BatchConfig(),
-        training=TrainingConfig(),
-        loss=LossConfig(name="contrastive"),
-    )
+    config = verdict_trial("power")
     made = Registered(store, [], [], [])
     for seed in (1, 2):
         embedder = build(seed)

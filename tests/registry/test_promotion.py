@@ -14,8 +14,8 @@ import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from support.verdict_trials import verdict_trial
 
-from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, promotion, tracking
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.tracking import StudyTracker
@@ -34,16 +34,7 @@ def registered(store: Store, name: str, scores: Sequence[float], **origin: str) 
     tracker = StudyTracker(store, study, {}, origin={**ORIGIN, **origin})
     run_id = ""
     for seed, score in enumerate(scores, 1):
-        config = TrialConfig(
-            family="red",
-            phase="verdict",
-            data=DataConfig(name="digits"),
-            embedder=EmbedderConfig(),
-            batch=BatchConfig(),
-            training=TrainingConfig(),
-            loss=LossConfig(name="contrastive"),
-            seed=seed,
-        )
+        config = verdict_trial("red", seed)
         run_id = tracker.start_trial(f"red verdict seed {seed}", config, None)
         tracker.end_trial(run_id, "finished", [], {f"test_{origin.get('objective', 'map_at_r')}": score})
     client = tracking.connect(store)

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import requests
 import torch
+from support.verdict_trials import verdict_trial
 
 from dmlstudy import embedders, hashing, model_folder, online
-from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import models, standalone
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store
@@ -89,15 +89,7 @@ for name in names:
 
 def register(store: Store, name: str, folder: Path) -> None:
     tracker = StudyTracker(store, name, {})
-    config = TrialConfig(
-        family="any",
-        phase="verdict",
-        data=DataConfig(name="digits"),
-        embedder=EmbedderConfig(),
-        batch=BatchConfig(),
-        training=TrainingConfig(),
-        loss=LossConfig(name="contrastive"),
-    )
+    config = verdict_trial("any")
     run_id = tracker.start_trial("any", config, None)
     tracker.end_trial(run_id, "finished", [], {})
     tags = {"study": name, "family": "any"}

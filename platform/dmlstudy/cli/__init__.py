@@ -16,15 +16,14 @@ GROUPS = {
 
 
 def _group_commands() -> None:
-    places = {name: (group, place) for group, names in GROUPS.items() for place, name in enumerate(names)}
-    order = list(GROUPS)
-
-    def place_of(command: object) -> tuple[int, int]:
-        group, place = places[command.callback.__name__]  # type: ignore[attr-defined]
-        command.rich_help_panel = group  # type: ignore[attr-defined]
-        return order.index(group), place
-
-    app.app.registered_commands.sort(key=place_of)
+    named = {
+        command.callback.__name__: command for command in app.app.registered_commands if command.callback
+    }
+    assert named.keys() == {name for names in GROUPS.values() for name in names}
+    app.app.registered_commands[:] = [named[name] for names in GROUPS.values() for name in names]
+    for group, names in GROUPS.items():
+        for name in names:
+            named[name].rich_help_panel = group
 
 
 _group_commands()

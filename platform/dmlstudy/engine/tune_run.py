@@ -10,7 +10,7 @@ from ray import tune
 from dmlstudy.data import state_file
 from dmlstudy.engine import preflight
 from dmlstudy.engine.cluster import busy, concurrency, idle_gpus
-from dmlstudy.engine.cluster_watch import ClusterWatch
+from dmlstudy.engine.cluster_watch import HEAD, ClusterWatch
 from dmlstudy.engine.gang import KILL_TIMEOUT_ON_GPUS_S, GangTrainable
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
 from dmlstudy.engine.progress import Progress, Tell
@@ -24,7 +24,7 @@ from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
 
-HEAD_NODE = {"node:__internal_head__": 0.001}
+HEAD_NODE = {HEAD: 0.001}
 """What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and
 it stays beside the driver, where it does not end with a spot node."""
 
