@@ -14,7 +14,7 @@ from PIL import Image
 from dmlstudy import data
 from dmlstudy.data.images import Fit, with_channels
 
-OMNIGLOT = Path(__file__).resolve().parents[3] / "shared" / "data" / "omniglot"
+CHARACTERS = Path(__file__).resolve().parents[2] / "search_spaces" / "characters"
 
 
 def picture(seed: int, shape: tuple[int, ...] = (6, 6)) -> Image.Image:
@@ -86,15 +86,6 @@ def test_of_classes_renumbers_in_the_given_order_and_select_does_not() -> None:
     some = images.select(np.array([5, 0]))
     assert some.class_names == images.class_names
     np.testing.assert_array_equal(some.labels_N, images.labels_N[[5, 0]])
-
-
-@pytest.mark.skipif(not OMNIGLOT.is_dir(), reason="the shared data folder is not here")
-def test_omniglot_counts() -> None:
-    omniglot = data.load("hf_parquet", str(OMNIGLOT), 14)
-    for images, num_classes in ((omniglot.development, 964), (omniglot.test, 659)):
-        assert images.images_NHWC.shape == (20 * num_classes, 14, 14, 1)
-        np.testing.assert_array_equal(np.bincount(images.labels_N), np.full(num_classes, 20))
-    assert not set(omniglot.development.class_names) & set(omniglot.test.class_names)
 
 
 def test_image_folder_halves_the_sorted_classes(tmp_path: Path) -> None:
@@ -377,3 +368,15 @@ def test_digits_are_scikit_learn_s() -> None:
         np.testing.assert_array_equal(part.images_NHWC[..., 0], np.round(bunch.images[is_its] * 255 / 16))
         names = [part.class_names[label] for label in part.labels_N]
         assert names == [str(label) for label in bunch.target[is_its]]
+
+
+def test_the_quickstart_s_characters_lie_in_the_repository() -> None:
+    """200 characters to learn from and 100 others, 20 drawings each; ink is dark on white, as in Omniglot."""
+    found = data.load("hf_parquet", str(CHARACTERS), 28)
+    for side, count in ((found.development, 200), (found.test, 100)):
+        assert np.bincount(side.labels_N).tolist() == [20] * count
+        images_NHWC = side.read(np.arange(0, len(side), 10))
+        assert images_NHWC.shape[1:] == (28, 28, 1)
+        assert np.median(images_NHWC) == 255
+        assert images_NHWC.min(axis=(1, 2, 3)).max() < 140
+    assert found.num_shared_images == 0
