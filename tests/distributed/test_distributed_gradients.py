@@ -20,7 +20,7 @@ from dmlstudy import distributed
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum
 from dmlstudy.training import exactness
-from dmlstudy.training.learner import Step
+from dmlstudy.training.embedder_trainer import Step
 
 Gather = Callable[[Embeddings], Embeddings]
 Result = tuple[float, dict[str, NDArray[np.float64]]]

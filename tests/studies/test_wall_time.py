@@ -13,7 +13,7 @@ from dmlstudy.spec.study_file import SpecError, StudySpec
 from dmlstudy.studies import checks, estimate, wall_time
 from dmlstudy.studies.wall_time import Machine, Seconds, num_at_once, wall_seconds
 from dmlstudy.text import LINE
-from dmlstudy.training.learner import TrialFailed
+from dmlstudy.training.interface import TrialFailed
 
 FOUR_CPUS = Machine({"CPU": 4.0, "GPU": 0.0})
 

@@ -14,7 +14,8 @@ from torch import nn
 from dmlstudy import distributed
 from dmlstudy.embedders.backbones import BACKBONES, Backbone
 from dmlstudy.records import TrialConfig, TrialReport
-from dmlstudy.training.learner import Learner, TrialFailed
+from dmlstudy.training.embedder_trainer import EmbedderTrainer
+from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 
@@ -114,7 +115,7 @@ def broken_trial(
     begun: list[int] = []
     attempts = 0
     result = None
-    train_epoch = Learner.train_epoch
+    train_epoch = EmbedderTrainer.train_epoch
     while result is None:
         attempts += 1
         begun.clear()
@@ -131,7 +132,7 @@ def broken_trial(
                 raise Broken
             return train_epoch(self, epoch)
 
-        with mock.patch.object(Learner, "train_epoch", breaking):
+        with mock.patch.object(EmbedderTrainer, "train_epoch", breaking):
             try:
                 result = run_trial(
                     TrialConfig.model_validate(raw),

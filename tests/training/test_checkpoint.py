@@ -27,7 +27,8 @@ from dmlstudy.data.state_file import FILE
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.training import checkpoint as checkpoints
 from dmlstudy.training.checkpoint import Checkpoint, Progress
-from dmlstudy.training.learner import Learner, TrialFailed
+from dmlstudy.training.embedder_trainer import EmbedderTrainer
+from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 STATISTICS = {"backbone": "batch_normed", "width": 4, "dim": 8, "freeze_bn": False}
@@ -181,8 +182,8 @@ def test_what_training_changes_is_kept() -> None:
     given = TrialConfig.model_validate(raw)
     development = data.load("digits").development
 
-    def learner() -> Learner:
-        return Learner(given, development, torch.device("cpu"), stream=0)
+    def learner() -> EmbedderTrainer:
+        return EmbedderTrainer(given, development, torch.device("cpu"), stream=0)
 
     trained, fresh = learner(), learner()
     trained.train_epoch(0)
@@ -360,7 +361,9 @@ def test_a_trial_that_has_ended_ends_again_at_once(
         save_to = tmp_path / name if phase == "verdict" else None
         result = run_trial(given, reports.append, save_to=save_to, checkpoint=tmp_path / "state")
         ends.append((reports, result.metrics))
-        monkeypatch.setattr(Learner, "train_epoch", lambda *_: pytest.fail("an epoch was trained again"))
+        monkeypatch.setattr(
+            EmbedderTrainer, "train_epoch", lambda *_: pytest.fail("an epoch was trained again")
+        )
     assert ends[0] == ends[1]
     if phase == "verdict":
         weights = [embedders.load(tmp_path / name).state_dict() for name in ("first", "second")]

@@ -17,7 +17,7 @@ from dmlstudy.spec.study_file import SpecError
 from dmlstudy.store import StoreError
 from dmlstudy.studies import checks, provenance
 from dmlstudy.studies.estimate import describe
-from dmlstudy.training.learner import TrialFailed, derived_seed
+from dmlstudy.training.interface import TrialFailed, derived_seed
 from dmlstudy.training.trial import run_trial
 
 METHODS = ("sgh", "ssdh", "greedyhash", "tbh")

@@ -16,13 +16,13 @@ from support.ranks import broken_trial, config, steady, trial
 from dmlstudy import data, embedders
 from dmlstudy.losses import catalogue
 from dmlstudy.records import TrialConfig
-from dmlstudy.training import learner as learners
+from dmlstudy.training.embedder_trainer import PRECISIONS, EmbedderTrainer, Step
 
 
-def learner(**changes: Any) -> learners.Learner:
+def learner(**changes: Any) -> EmbedderTrainer:
     images = data.load("digits").development
     raw = config(**({"training__optimizer": "sgd", "training__lr": 1e-2} | changes))
-    return learners.Learner(TrialConfig.model_validate(raw), images, torch.device("cpu"), stream=0)
+    return EmbedderTrainer(TrialConfig.model_validate(raw), images, torch.device("cpu"), stream=0)
 
 
 def test_a_sampler_that_does_not_fit_the_regularizer_is_refused() -> None:
@@ -33,7 +33,7 @@ def test_a_sampler_that_does_not_fit_the_regularizer_is_refused() -> None:
         learner(regularizer={"name": "graph_consistency"}, batch__sampler="two_draws")
 
 
-def parameters(of: learners.Learner, part: str) -> dict[str, torch.Tensor]:
+def parameters(of: EmbedderTrainer, part: str) -> dict[str, torch.Tensor]:
     module = of.embedder.get_submodule(part)
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
@@ -92,7 +92,7 @@ def test_lower_precision_is_close_and_losses_are_float32(precision: str, toleran
     lower.embedder.head.register_forward_hook(lambda _m, _i, out: inner.append(out.dtype))
     losses = [one.train_epoch(0)["train_loss"] for one in (exact, lower)]
     assert set(dtypes) == {torch.float32}
-    assert set(inner) == {learners.PRECISIONS[precision]}
+    assert set(inner) == {PRECISIONS[precision]}
     assert 0 < abs(losses[0] - losses[1]) < tolerance * losses[0]
     for (name, a), b in zip(exact.embedder.named_parameters(), lower.embedder.parameters(), strict=True):
         assert b.dtype == torch.float32, name
@@ -134,7 +134,7 @@ def test_a_compiled_embedder_is_the_eager_one() -> None:
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     gradients = []
     for is_compiled in (False, True):
-        step = learners.Step(
+        step = Step(
             embedder, catalogue.build("contrastive", {}, num_classes=2, dim=4), None, "float32", is_compiled
         )
         total, _ = step(x, torch.tensor([0, 0, 1, 1, 1]), torch.arange(5))
@@ -161,7 +161,7 @@ def test_whatever_a_process_has_served_before_the_next_architecture_is_compiled_
         before = num_compiled
         embedder = embedders.build("mlp1", dim, width=8, in_channels=6, image_size=(), seed=0)
         loss = catalogue.build("contrastive", {}, num_classes=2, dim=dim)
-        step = learners.Step(embedder, loss, None, "float32", True)
+        step = Step(embedder, loss, None, "float32", True)
         step(torch.randn(4, 6), torch.tensor([0, 0, 1, 1]), torch.arange(4))
         counts.append(num_compiled - before)
     assert counts == [1] * 12

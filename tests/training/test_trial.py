@@ -17,7 +17,7 @@ from support.ranks import config, failing_trial, saving_trial, steady, stopped_t
 
 from dmlstudy import data, embedders, retrieval
 from dmlstudy.records import TrialConfig, TrialReport
-from dmlstudy.training.learner import TrialFailed
+from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 

@@ -68,7 +68,7 @@ def serve(loop_config: dict[str, Any]) -> None:
 def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torch.device, rank: int) -> None:
     """Run a trial and say how it ends; raises what leaves the gang of no more use."""
     from dmlstudy import distributed
-    from dmlstudy.training.learner import TrialFailed
+    from dmlstudy.training.interface import TrialFailed
     from dmlstudy.training.trial import TrialStopped, run_trial
 
     def report(report: TrialReport) -> None:

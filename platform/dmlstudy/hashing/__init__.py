@@ -5,13 +5,14 @@ from dmlstudy.hashing.folder import load, save
 from dmlstudy.hashing.methods import METHODS
 from dmlstudy.hashing.model import HashingModel, build
 from dmlstudy.hashing.ranking import PointRanking
-from dmlstudy.hashing.trainer import HashingFailed, train_hashing
+from dmlstudy.hashing.trainer import HashingFailed, HashingTrainer, train_hashing
 
 __all__ = [
     "METHODS",
     "METRICS",
     "HashingFailed",
     "HashingModel",
+    "HashingTrainer",
     "PointRanking",
     "build",
     "evaluate",

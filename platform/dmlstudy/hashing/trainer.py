@@ -1,4 +1,4 @@
-"""Train a hashing model on frozen features; knows no Ray and no labels.
+"""A hashing model in training on frozen features; knows no Ray and no labels.
 
 Shapes: N rows, F features.
 """
@@ -24,6 +24,65 @@ class HashingFailed(RuntimeError):
     """Training that cannot go on, with the reason."""
 
 
+class HashingTrainer:
+    """A hashing model in training on frozen features: ``model``, its ``optimizer``, its random ``generator``.
+
+    A pass takes the rows in an order drawn from (seed, epoch), in batches of ``hashing.batch_size`` and without the
+    rest (all rows as one batch where there are fewer). Equal configurations and features on one machine give equal
+    models, bit for bit. Raises ValueError for fewer than 2 rows, wrong features or a setting that has no meaning.
+    """
+
+    def __init__(
+        self, config: HashingConfig, x_NF: NDArray[np.float32], device: torch.device | None = None
+    ) -> None:
+        check_features("training features", x_NF, x_NF.shape[-1])
+        if len(x_NF) < 2:
+            raise ValueError(f"training features: {len(x_NF)} rows; needs at least 2")
+        self.config = config
+        term = config.regularizer
+        device = device or torch.device("cpu")
+        self.model = build(
+            config.loss.name,
+            config.hashing.num_bits,
+            x_NF.shape[1],
+            config.loss.params,
+            term=(term.name, term.params) if term else None,
+            seed=config.seed,
+        ).to(device)
+        self._x_NF = torch.from_numpy(x_NF).to(device)
+        self.model.prepare(self._x_NF, standardize=config.hashing.standardize)
+        self.optimizer = _optimizer(config.training, self.model)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.model.eval()
+
+    def train_epoch(self, epoch: int) -> dict[str, float]:
+        """One pass: ``train_loss``, its parts ``method_loss`` and ``ranking_loss``, and ``rows_per_second``.
+
+        The losses are means over the batches. Raises HashingFailed when the loss stops being finite.
+        """
+        num_rows = len(self._x_NF)
+        batch_size = min(self.config.hashing.batch_size, num_rows)
+        order_N = np.random.default_rng([self.config.seed, epoch]).permutation(num_rows)
+        losses: list[list[float]] = []
+        self.model.train()
+        started = time.perf_counter()
+        for start in range(0, num_rows - batch_size + 1, batch_size):
+            rows = torch.from_numpy(order_N[start : start + batch_size]).to(self._x_NF.device)
+            loss = self.model(self._x_NF[rows], self.generator)
+            losses.append([value.item() for value in loss])
+            beat()
+            if not math.isfinite(losses[-1][0]):
+                raise HashingFailed(f"epoch {epoch + 1}, batch {len(losses)}: the loss is {losses[-1][0]}")
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.total.backward()
+            self.optimizer.step()
+        elapsed = time.perf_counter() - started
+        self.model.eval()
+        means = [statistics.fmean(values) for values in zip(*losses, strict=True)]
+        metrics = dict(zip((TRAIN_LOSS, "method_loss", "ranking_loss"), means, strict=True))
+        return metrics | {"rows_per_second": len(losses) * batch_size / elapsed}
+
+
 def train_hashing(
     config: HashingConfig,
     x_NF: NDArray[np.float32],
@@ -33,51 +92,12 @@ def train_hashing(
 ) -> HashingModel:
     """The model after ``training.epochs`` passes over the features; after each it is handed to ``report`` too.
 
-    A pass takes the rows in an order drawn from (seed, epoch), in batches of ``hashing.batch_size`` and without the
-    rest (all rows as one batch where there are fewer). Reports ``train_loss`` and its parts ``method_loss`` and
-    ``ranking_loss``, means over the batches, and ``rows_per_second``. Equal configurations and features on one
-    machine give equal models, bit for bit. What ``report`` raises ends the training. Raises HashingFailed when
-    the loss stops being finite, ValueError for fewer than 2 rows, wrong features or a setting that has no meaning.
+    What ``report`` raises ends the training. Raises as ``HashingTrainer``.
     """
-    training = config.training
-    check_features("training features", x_NF, x_NF.shape[-1])
-    if len(x_NF) < 2:
-        raise ValueError(f"training features: {len(x_NF)} rows; needs at least 2")
-    term = config.regularizer
-    model = build(
-        config.loss.name,
-        config.hashing.num_bits,
-        x_NF.shape[1],
-        config.loss.params,
-        term=(term.name, term.params) if term else None,
-        seed=config.seed,
-    ).to(device or torch.device("cpu"))
-    x_all_NF = torch.from_numpy(x_NF).to(device or torch.device("cpu"))
-    model.prepare(x_all_NF, standardize=config.hashing.standardize)
-    optimizer = _optimizer(training, model)
-    generator = torch.Generator().manual_seed(config.seed)
-    batch_size = min(config.hashing.batch_size, len(x_NF))
-    for epoch in range(training.epochs):
-        order_N = np.random.default_rng([config.seed, epoch]).permutation(len(x_NF))
-        losses: list[list[float]] = []
-        started = time.perf_counter()
-        for start in range(0, len(x_NF) - batch_size + 1, batch_size):
-            rows = torch.from_numpy(order_N[start : start + batch_size]).to(x_all_NF.device)
-            loss = model(x_all_NF[rows], generator)
-            losses.append([value.item() for value in loss])
-            beat()
-            if not math.isfinite(losses[-1][0]):
-                raise HashingFailed(f"epoch {epoch + 1}, batch {len(losses)}: the loss is {losses[-1][0]}")
-            optimizer.zero_grad(set_to_none=True)
-            loss.total.backward()
-            optimizer.step()
-        elapsed = time.perf_counter() - started
-        means = [statistics.fmean(values) for values in zip(*losses, strict=True)]
-        metrics = dict(zip((TRAIN_LOSS, "method_loss", "ranking_loss"), means, strict=True))
-        metrics["rows_per_second"] = len(losses) * batch_size / elapsed
-        report(TrialReport(step=epoch + 1, metrics=metrics), model.eval())
-        model.train()
-    return model.eval()
+    trainer = HashingTrainer(config, x_NF, device)
+    for epoch in range(config.training.epochs):
+        report(TrialReport(step=epoch + 1, metrics=trainer.train_epoch(epoch)), trainer.model)
+    return trainer.model
 
 
 def _optimizer(training: TrainingConfig, model: HashingModel) -> torch.optim.Optimizer:

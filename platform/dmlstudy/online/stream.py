@@ -9,19 +9,19 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import safetensors
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from dmlstudy.files import written_whole
 from dmlstudy.heartbeat import beat
 from dmlstudy.online.drift import CanReopen, Race, Score, Watch
-from dmlstudy.online.learner import Constraints, Floats, OnlineLearner
+from dmlstudy.online.learner import Constraints, Floats, OnlineLearner, State
 
 FORMAT_VERSION = 1
 STATE, LOSSES = "stream.safetensors", "losses.f64"
@@ -64,24 +64,16 @@ def learn(
 ) -> Moment:
     """Give the learner the whole stream, one constraint after another, and say how things stand at its end.
 
-    With ``on_drift="reopen"`` the losses are watched (``drift.Watch``, by ``sensitivity``). Where their mean has risen
-    a fresh learner goes along for the next ``probation`` constraints, and takes the old one's place if in the second
-    half of these its losses are less (``drift.Race``); none other is begun meanwhile.
+    ``on_drift``, ``sensitivity`` and ``probation`` are ``Course``'s.
 
     In ``folder`` the state of all this is kept, whole or not at all, every ``save_every`` constraints (rounded up to
     blocks) and at the end: a call with the same learner, source and folder goes on from there, and ends with the same
     parameters as an unbroken one, bit for bit. ``about`` is what else must be the same for that.
 
-    Raises ValueError for an empty stream, for a folder of something else, for ``reopen`` of a learner that cannot, for
-    a probation below 2, and as ``partial_fit``; what was saved stays.
+    Raises ValueError for an empty stream, for a folder of something else, as ``Course`` and as ``partial_fit``; what
+    was saved stays.
     """
-    if on_drift not in ("ignore", "reopen"):
-        raise ValueError(f"on_drift={on_drift!r}: choose ignore or reopen")
-    if on_drift == "reopen" and not isinstance(learner, CanReopen):
-        raise ValueError(f"on_drift='reopen': {type(learner).__name__} cannot begin anew; set ignore")
-    if probation < 2:
-        raise ValueError(f"probation={probation} must be at least 2 constraints")
-    watch = Watch(sensitivity) if on_drift == "reopen" else None
+    course = Course(learner, on_drift=on_drift, sensitivity=sensitivity, probation=probation)
     with contextlib.ExitStack() as stack:
         kept = None
         if folder is not None:
@@ -92,92 +84,147 @@ def learn(
                 "probation": probation,
             }
             kept = stack.enter_context(_Kept(Path(folder), learner, about))
-        return _learn(
-            learner, source, report or (lambda _: None), report_every, watch, probation, kept, save_every
-        )
+        return _learn(course, source, report or (lambda _: None), report_every, kept, save_every)
 
 
-@dataclass
-class _Progress:
-    """The position in a stream, what was heard in it, and the race that is under way."""
+class Course:
+    """A learner on its way along a stream: watched for drift, and with the race that is under way.
+
+    With ``on_drift="reopen"`` the losses are watched (``drift.Watch``, by ``sensitivity``). Where their mean has risen
+    a fresh learner goes along for the next ``probation`` constraints, and takes the old one's place if in the second
+    half of these its losses are less (``drift.Race``); none other is begun meanwhile.
+
+    Raises ValueError for ``reopen`` of a learner that cannot, and for a probation below 2.
+    """
+
+    def __init__(
+        self,
+        learner: OnlineLearner,
+        *,
+        on_drift: OnDrift = "ignore",
+        sensitivity: float = 0.002,
+        probation: int = 3000,
+    ) -> None:
+        if on_drift not in ("ignore", "reopen"):
+            raise ValueError(f"on_drift={on_drift!r}: choose ignore or reopen")
+        if on_drift == "reopen" and not isinstance(learner, CanReopen):
+            raise ValueError(f"on_drift='reopen': {type(learner).__name__} cannot begin anew; set ignore")
+        if probation < 2:
+            raise ValueError(f"probation={probation} must be at least 2 constraints")
+        self.learner, self.probation = learner, probation
+        self.watch = Watch(sensitivity) if on_drift == "reopen" else None
+        self.position = 0
+        self.drifts: list[int] = []
+        self.reopened: list[int] = []
+        self.race: Race | None = None
+        self.since_report: list[Floats] = []
+        """Losses since the last report."""
+
+    def follow(self, block: Constraints) -> Floats:
+        """Learn from the next constraints of the stream, and return their losses."""
+        losses = self.learner.partial_fit(block)
+        beat()
+        self.position += len(losses)
+        self.since_report.append(losses)
+        if self.watch is not None:
+            self._mind_drift(self.watch, block, losses)
+        return losses
+
+    @property
+    def num_since_report(self) -> int:
+        return sum(map(len, self.since_report))
+
+    def moment(self) -> Moment:
+        """How things stand now."""
+        losses = np.concatenate(self.since_report) if self.since_report else np.empty(0)
+        known = losses[~np.isnan(losses)]
+        mean = float(known.mean()) if len(known) else float("nan")
+        heard = tuple(self.drifts), tuple(self.reopened)
+        learner = self.learner
+        return Moment(self.position, mean, learner.counts.utilization, learner.layer_weights, *heard)
+
+    def state(self) -> State:
+        """Parameters of the learner and of the one that races it; ``restore`` needs ``progress`` and the losses too."""
+        return self.learner.state() | ({} if self.race is None else self.race.state())
+
+    @property
+    def progress(self) -> Progress:
+        score = None if self.race is None else self.race.score
+        return Progress(self.position, tuple(self.drifts), tuple(self.reopened), score)
+
+    def restore(
+        self, state: Mapping[str, NDArray[Any]], progress: Progress, losses: Iterable[Floats] = ()
+    ) -> None:
+        """Go on as the course whose ``state`` and ``progress`` these are.
+
+        ``losses`` are all that it has seen, in parts of any length; they are needed by a course that is watched.
+        Raises ValueError for the state of another kind or size of learner.
+        """
+        self.learner.restore(state)
+        self.position = progress.position
+        self.drifts, self.reopened = list(progress.drifts), list(progress.reopened)
+        self.race = None
+        if progress.race is not None:
+            self.race = self._begun_race(Score(*progress.race))
+            self.race.restore(state)
+        if self.watch is not None:
+            for part in losses:
+                self.watch.update(part)
+
+    def _mind_drift(self, watch: Watch, block: Constraints, losses: Floats) -> None:
+        """Go on with the race under way, or begin one where the losses have risen."""
+        has_risen, race, learner = watch.update(losses), self.race, self.learner
+        if race is not None:
+            race.follow(block, losses)
+            if race.is_over:
+                if race.is_won:
+                    learner.restore({**race.challenger.state(), "counts": learner.state()["counts"]})
+                    self.reopened.append(self.position)
+                self.race = None
+        elif has_risen:
+            self.drifts.append(self.position)
+            self.race = self._begun_race()
+
+    def _begun_race(self, score: Score | None = None) -> Race:
+        assert isinstance(self.learner, CanReopen)
+        return Race(self.learner.anew(len(self.drifts)), self.probation, score)
+
+
+class Progress(NamedTuple):
+    """The position in a stream, what was heard in it, and the standing of the race that is under way."""
 
     position: int = 0
-    drifts: list[int] = field(default_factory=list)
-    reopened: list[int] = field(default_factory=list)
-    race: Race | None = None
+    drifts: tuple[int, ...] = ()
+    reopened: tuple[int, ...] = ()
+    race: Score | None = None
 
 
 def _learn(
-    learner: OnlineLearner,
+    course: Course,
     source: Source,
     report: Callable[[Moment], None],
     report_every: int,
-    watch: Watch | None,
-    probation: int,
     kept: _Kept | None,
     save_every: int,
 ) -> Moment:
-    progress = _Progress() if kept is None else kept.restore(learner, probation)
-    if kept is not None and watch is not None:
-        for losses in kept.losses():
-            watch.update(losses)
-    since_report: list[Floats] = []
-    last_saved = progress.position
-
-    def moment() -> Moment:
-        losses = np.concatenate(since_report) if since_report else np.empty(0)
-        known = losses[~np.isnan(losses)]
-        mean = float(known.mean()) if len(known) else float("nan")
-        heard = tuple(progress.drifts), tuple(progress.reopened)
-        return Moment(progress.position, mean, learner.counts.utilization, learner.layer_weights, *heard)
-
-    for block in source(progress.position):
-        losses = learner.partial_fit(block)
-        beat()
-        progress.position += len(losses)
-        since_report.append(losses)
-        if watch is not None:
-            _mind_drift(learner, block, losses, watch, probation, progress)
+    if kept is not None:
+        kept.restore(course)
+    last_saved = course.position
+    for block in source(course.position):
+        losses = course.follow(block)
         if kept is not None:
             kept.add(losses)
-            if progress.position - last_saved >= save_every:
-                kept.save(learner, progress)
-                last_saved = progress.position
-        if sum(map(len, since_report)) >= report_every:
-            report(moment())
-            since_report.clear()
-    if not progress.position:
+            if course.position - last_saved >= save_every:
+                kept.save(course)
+                last_saved = course.position
+        if course.num_since_report >= report_every:
+            report(course.moment())
+            course.since_report.clear()
+    if not course.position:
         raise ValueError("the stream is empty: there is nothing to learn from")
-    if kept is not None and progress.position > last_saved:
-        kept.save(learner, progress)
-    return moment()
-
-
-def _mind_drift(
-    learner: OnlineLearner,
-    block: Constraints,
-    losses: Floats,
-    watch: Watch,
-    probation: int,
-    progress: _Progress,
-) -> None:
-    """Go on with the race under way, or begin one where the losses have risen."""
-    has_risen, race = watch.update(losses), progress.race
-    if race is not None:
-        race.follow(block, losses)
-        if race.is_over:
-            if race.is_won:
-                learner.restore({**race.challenger.state(), "counts": learner.state()["counts"]})
-                progress.reopened.append(progress.position)
-            progress.race = None
-    elif has_risen:
-        progress.drifts.append(progress.position)
-        progress.race = _race(learner, len(progress.drifts), probation)
-
-
-def _race(learner: OnlineLearner, number: int, probation: int, score: Score | None = None) -> Race:
-    assert isinstance(learner, CanReopen)
-    return Race(learner.anew(number), probation, score)
+    if kept is not None and course.position > last_saved:
+        kept.save(course)
+    return course.moment()
 
 
 class _Kept:
@@ -197,10 +244,10 @@ class _Kept:
     def __exit__(self, *of_error: object) -> None:
         self._losses.close()
 
-    def restore(self, learner: OnlineLearner, probation: int) -> _Progress:
-        """Set the learner to what was kept, if anything was."""
+    def restore(self, course: Course) -> None:
+        """Set the course to what was kept, if anything was."""
         path = self._folder / STATE
-        progress = _Progress()
+        progress, state = Progress(), None
         if path.exists():
             try:
                 with safetensors.safe_open(path, "np") as file:
@@ -216,19 +263,16 @@ class _Kept:
                 raise ValueError(
                     f"{path}: the state of another learner or stream; give each a folder of its own"
                 )
-            learner.restore(state)
-            progress = _Progress(header["position"], header["drifts"], header["reopened"])
-            if header["race"] is not None:
-                progress.race = _race(learner, len(progress.drifts), probation, Score(*header["race"]))
-                progress.race.restore(state)
-        position = progress.position
+            progress = Progress(*(header[name] for name in Progress._fields))
         size = self._losses.tell()
-        if size < 8 * position:
+        if size < 8 * progress.position:
             raise ValueError(
-                f"{self._folder / LOSSES}: has {size // 8} losses of {position}; remove the folder to begin anew"
+                f"{self._folder / LOSSES}: has {size // 8} losses of {progress.position};"
+                " remove the folder to begin anew"
             )
-        self._losses.truncate(8 * position)  # what came after the last state is learned again
-        return progress
+        self._losses.truncate(8 * progress.position)  # what came after the last state is learned again
+        if state is not None:
+            course.restore(state, progress, self.losses())
 
     def losses(self) -> Iterator[Floats]:
         """The kept losses, in parts."""
@@ -239,19 +283,11 @@ class _Kept:
     def add(self, losses: Floats) -> None:
         self._losses.write(losses.astype("<f8").tobytes())
 
-    def save(self, learner: OnlineLearner, progress: _Progress) -> None:
+    def save(self, course: Course) -> None:
         """Keep the losses first, then the state that counts on them."""
         self._losses.flush()
         os.fsync(self._losses.fileno())
-        header = {
-            "format_version": FORMAT_VERSION,
-            "fingerprint": self._fingerprint,
-            "position": progress.position,
-            "drifts": progress.drifts,
-            "reopened": progress.reopened,
-            "race": None if progress.race is None else progress.race.score,
-        }
-        state = learner.state() | ({} if progress.race is None else progress.race.state())
-        content = save(state, {"stream": json.dumps(header)})
+        header = {"format_version": FORMAT_VERSION, "fingerprint": self._fingerprint}
+        content = save(course.state(), {"stream": json.dumps(header | course.progress._asdict())})
         with written_whole(self._folder / STATE, self._folder / f".{STATE}.draft") as file:
             file.write(content)

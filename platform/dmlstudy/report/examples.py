@@ -31,7 +31,7 @@ from dmlstudy.serving.contact_sheet import LEAST_SIDE, data_uri
 from dmlstudy.store import Store
 from dmlstudy.text import one_line
 from dmlstudy.training import dataset_cache
-from dmlstudy.training.streams import sides_of
+from dmlstudy.training.stream_trainer import sides_of
 
 Vectors = NDArray[Any]
 Ints = NDArray[np.int64]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from dmlstudy.training.learner import TrialFailed
+from dmlstudy.training.interface import TrialFailed
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 REPEATABLE_WORKSPACE = ":4096:8"

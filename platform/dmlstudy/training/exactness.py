@@ -22,7 +22,7 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import Scalar
-from dmlstudy.training.learner import Step
+from dmlstudy.training.embedder_trainer import Step
 
 NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
 TOLERANCE = 1e-9

@@ -1,42 +1,33 @@
-"""One trial: train an embedder with one configuration and say how good it is, fold by fold, epoch by epoch.
+"""One trial: train what a configuration says and say how good it is, fold by fold, epoch by epoch.
 
-``run_trial`` knows no Ray and no MLflow: ``report`` is a callable, so a test runs a trial with a lambda.
-It runs on every rank alike; what is global (batches, losses, scores) is the same number on each.
+``run_trial`` knows no Ray and no MLflow: ``report`` is a callable, so a test runs a trial with a lambda. What kind of
+thing is learned it asks the trial's task (``tasks``). It runs on every rank alike; what is global (batches, losses,
+scores) is the same number on each.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dmlstudy import data, distributed, embedders, metric_names, retrieval
-from dmlstudy.data import LabelledImages, ZeroShotData
-from dmlstudy.data.images import Indices, Labels
-from dmlstudy.records import (
-    RetrievalConfig,
-    TrialConfig,
-    TrialReport,
-    TrialResult,
-)
-from dmlstudy.training import dataset_cache
+from dmlstudy import distributed, embedders, metric_names
+from dmlstudy.data import ZeroShotData
+from dmlstudy.records import TrialConfig, TrialReport, TrialResult
 from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
-from dmlstudy.training.codes import run_hashing_trial
 from dmlstudy.training.determinism import repeatable
-from dmlstudy.training.learner import Embedded, Learner, TrialFailed
+from dmlstudy.training.interface import Share, Task, Trainer, TrialData, TrialFailed
 from dmlstudy.training.scores import mean, spread
-from dmlstudy.training.streams import run_online_trial
-
-OF_FOLDS = ("fold_embeddings", "fold_structure")
-"""What a verdict trial's state calls the test embeddings of the folds' models."""
+from dmlstudy.training.tasks import task_of
 
 Report = Callable[[TrialReport], None]
+
+OUTPUTS = "fold_"
+"""How the names begin under which a trial's state keeps the outputs of fold models; no trainer's own do."""
 
 
 class TrialStopped(Exception):
@@ -54,17 +45,19 @@ def run_trial(
 ) -> TrialResult:
     """Train and evaluate one configuration.
 
-    Phase ``search``: for each class-disjoint fold of the development classes, train from scratch and
-    evaluate on the fold's validation classes after every epoch. The reported objective after epoch e of
+    Phase ``search``: for each fold of the development items (of classes, for an embedder; else of rows), train from
+    scratch and evaluate on the held-out items after every epoch. The reported objective after epoch e of
     fold f is the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
-    Phase ``verdict``: train on all development classes and evaluate once, at the end, on the test classes.
+    Phase ``verdict``: train on all development items and evaluate once, at the end, on the test items; a stream of
+    constraints also after each of its parts, which are its epochs.
 
-    With ``fold_models`` a model is trained for each fold as well, and scored on the test classes twice: each by
+    With ``fold_models`` an embedder is trained for each fold as well, and scored on the test classes twice: each by
     itself ('test_separate_', the mean over folds), and all together as one embedding, the concatenation
     ('test_concatenated_').
 
-    Rank 0 writes the embedder of a verdict trial to ``save_to``. Raises TrialFailed when the loss or an
-    embedding stops being finite, and lets TrialStopped from ``report`` pass.
+    Rank 0 writes the model of a verdict trial to ``save_to``. Raises TrialFailed when the loss or an
+    embedding stops being finite, ValueError on several ranks where one process learns, and lets TrialStopped from
+    ``report`` pass.
 
     In the folder ``checkpoint``, a path or a URI, which belongs to this trial alone and is seen by all ranks, rank 0
     keeps the trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always). A
@@ -75,20 +68,18 @@ def run_trial(
     be killed until it has recorded the result, and call again for it. Raises ValueError for the state of another
     configuration.
 
-    A configuration with ``hashing`` is ``codes.run_hashing_trial``'s, and one with ``online`` is
-    ``streams.run_online_trial``'s; these keep no state: their trials are short.
-
     Losses and all that is scored are computed in full float32, whatever PyTorch was told (``embedders.precision``).
     """
     device = device or torch.device("cpu")
+    task = task_of(config)
+    if distributed.world_size() > 1 and not task.is_distributed:
+        raise ValueError(
+            f"resources.workers: one process trains {task.noun}, not {distributed.world_size()}; set 1"
+        )
     try:
         with embedders.full_products(), repeatable(config.training.deterministic, device):
-            if config.online is not None:
-                return run_online_trial(config, report, save_to=save_to)
-            if config.hashing is not None:
-                return run_hashing_trial(config, report, device=device, save_to=save_to)
             kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
-            return _run_embedder_trial(config, report, device, save_to, kept)
+            return _Trial(task, config, report, device, kept).run(save_to)
     finally:
         if (
             device.type == "cuda"
@@ -96,19 +87,136 @@ def run_trial(
             torch.cuda.empty_cache()
 
 
-def _run_embedder_trial(
-    config: TrialConfig, report: Report, device: torch.device, save_to: Path | None, kept: Checkpoint
-) -> TrialResult:
-    dataset = dataset_cache.zero_shot(config.data)
-    _agree_on(dataset)
-    if config.phase == "verdict":
-        return _verdict(config, dataset, report, device, save_to, kept)
-    return _cross_validate(config, dataset, report, device, kept)
+class _Trial:
+    """A trial on its way: one model after another, of each fold and, in a verdict, of all development items."""
+
+    def __init__(
+        self, task: Task, config: TrialConfig, report: Report, device: torch.device, kept: Checkpoint
+    ) -> None:
+        self.task, self.config, self.device, self.kept = task, config, device, kept
+        self.dataset = task.dataset(config.data)
+        _agree_on(self.dataset)
+        self.is_verdict = config.phase == "verdict"
+        self.is_judged = task.draws_test_curve or not self.is_verdict
+        """Whether models are scored after each epoch."""
+        self.num_epochs = max(config.training.epochs, 1) if self.is_judged else config.training.epochs
+        self.shares = self._shares()
+        self.begun = kept.load()
+        self.reports = _Reports(report, self.begun.reports)
+        self.finished = list(self.begun.scores)
+        """The last scores of each fold of a search."""
+        self.outputs = {
+            name: tensor for name, tensor in self.begun.tensors.items() if name.startswith(OUTPUTS)
+        }
+        """What the fold models of a verdict have left."""
+
+    def run(self, save_to: Path | None) -> TrialResult:
+        if not self.is_verdict:
+            return self._search()
+        trainer, scores = self._verdict()
+        if save_to is not None and distributed.rank() == 0:
+            trainer.save(save_to, self._provenance())
+        return TrialResult(metrics=scores, embedder_folder=None if save_to is None else str(save_to))
+
+    def _shares(self) -> list[Share]:
+        """Of a search the folds; of a verdict all development items, after the folds if they have models too."""
+        config, is_verdict = self.config, self.is_verdict
+        if is_verdict and not (config.fold_models and self.task.has_fold_models):
+            return [Share(0, None, None)]
+        folds = self.task.folds(config)
+        if not is_verdict:
+            return [
+                Share(number, fold.train_indices, fold.validation_indices)
+                for number, fold in enumerate(folds)
+            ]
+        of_folds = [Share(number, fold.train_indices, None) for number, fold in enumerate(folds, 1)]
+        return [*of_folds, Share(0, None, None)]
+
+    def _search(self) -> TrialResult:
+        for number in range(self.begun.fold, len(self.shares)):
+            _, scores = self._train(number)
+            self.finished.append(scores)
+            self._keep(number + 1, 0)
+        metrics = mean(self.finished) | spread(self.finished, self.config.objective)
+        metrics |= self.task.measured_once(self.config, self.device)
+        return TrialResult(metrics=metrics | _damaged(self.config, self.dataset))
+
+    def _verdict(self) -> tuple[Trainer, dict[str, float]]:
+        """The trainer of all development items, and the scores on the test items."""
+        *of_folds, whole = range(len(self.shares))
+        for number in of_folds[self.begun.fold :]:
+            trainer, _ = self._train(number)
+            own = trainer.outputs()
+            self.outputs |= {f"{OUTPUTS}{name}.{number}": tensor for name, tensor in own.items()}
+            self._keep(number + 1, 0)
+        metrics: dict[str, float] = {}
+        if of_folds:
+            left = [_numbered(self.outputs, number) for number in of_folds]
+            metrics = metric_names.all_on_test(self.task.score_fold_models(self.config, left))
+        trainer, scores = self._train(whole)
+        metrics |= metric_names.all_on_test(scores or trainer.score())
+        return trainer, metrics | _damaged(self.config, self.dataset)
+
+    def _train(self, number: int) -> tuple[Trainer, dict[str, float]]:
+        """The trainer of a share after all its epochs, or those that are left, and its scores after the last one.
+
+        There are no scores where none was due, or where nothing was left to train.
+        """
+        trainer = self.task.fit(self.config, self.shares[number], self.device)
+        start = self.begun.epoch if number == self.begun.fold else 0
+        if start:
+            trainer.restore(self.begun.tensors, start)
+        scores: dict[str, float] = {}
+        for epoch in range(start, self.num_epochs):
+            metrics = trainer.train_epoch(epoch)
+            if self.is_judged:
+                scores = trainer.score()
+                metrics = mean([*self.finished, scores]) | metrics
+            self.reports.make(number * self.num_epochs + epoch + 1, metrics)
+            # What is left of a share after its last epoch is kept when it is known; of a verdict's model that is all.
+            if epoch + 1 < self.num_epochs or (self.is_verdict and number + 1 == len(self.shares)):
+                self._keep(number, epoch + 1, trainer)
+        return trainer, scores
+
+    def _keep(self, number: int, epoch: int, trainer: Trainer | None = None) -> None:
+        """Offer the state after ``epoch`` epochs of a share to the checkpoint."""
+        is_last = number == len(self.shares) or (
+            self.is_verdict and number + 1 == len(self.shares) and epoch == self.num_epochs
+        )
+
+        def tensors() -> dict[str, Tensor]:
+            return self.outputs | (trainer.state() if trainer else {})
+
+        self.kept.offer(number, epoch, self.finished, tensors, self.reports.made, is_last=is_last)
+
+    def _provenance(self) -> dict[str, Any]:
+        """What a saved model says of its making: the same for every task."""
+        config, dataset, device = self.config, self.dataset, self.device
+        return {
+            "family": config.family,
+            "trained_on": dataset.name,
+            "development_fingerprint": dataset.development_fingerprint,
+            "test_fingerprint": dataset.test_fingerprint,
+            "num_shared_images": dataset.num_shared_images,
+            "workers": distributed.world_size(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "config": config.model_dump(mode="json"),
+        }
 
 
-def _agree_on(dataset: ZeroShotData) -> None:
+def _numbered(outputs: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """Of all outputs those of one fold model, by their own names."""
+    end = f".{number}"
+    return {
+        name.removeprefix(OUTPUTS).removesuffix(end): tensor
+        for name, tensor in outputs.items()
+        if name.endswith(end)
+    }
+
+
+def _agree_on(dataset: TrialData) -> None:
     """Raise TrialFailed, on every rank, where ranks have left out different damaged pictures."""
-    if distributed.world_size() == 1:
+    if distributed.world_size() == 1 or not isinstance(dataset, ZeroShotData):
         return
     own = hashlib.sha256(repr(dataset.damaged).encode()).digest()[:8]
     seen_W2 = torch.tensor([[int.from_bytes(own, "little", signed=True), dataset.num_damaged]])
@@ -120,206 +228,11 @@ def _agree_on(dataset: ZeroShotData) -> None:
         )
 
 
-def _damaged(config: TrialConfig, dataset: ZeroShotData) -> dict[str, float]:
+def _damaged(config: TrialConfig, dataset: TrialData) -> dict[str, float]:
     """How many pictures were left out, where any may be."""
-    return {"num_damaged_images": float(dataset.num_damaged)} if config.data.on_corrupt == "skip" else {}
-
-
-def _judge(
-    learner: Learner,
-    images: LabelledImages,
-    query: Indices | None = None,
-    gallery: Indices | None = None,
-) -> dict[str, float]:
-    """Retrieval among the images by the learner's embeddings; each is query and gallery item, or as told."""
-    embedded = learner.embed(images, structure=learner.config.retrieval.rerank == "structure")
-    return _score(embedded, images.labels_N, query, gallery, learner.config)
-
-
-def _score(
-    embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
-) -> dict[str, float]:
-    """What ``_scores`` says, computed by rank 0 for all: every rank must call this."""
-    return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config))
-
-
-def _scores(
-    embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
-) -> dict[str, float]:
-    """Metrics of the retrieval that the configuration asks for.
-
-    With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall
-    time of both stages too, which no two runs measure alike, and scores of clusters if wished for.
-    """
-    rerankers = _rerankers(embedded, config.retrieval)
-    found = retrieval.compare(
-        embedded.z_ND,
-        labels_N,
-        rerankers,
-        config.retrieval.first if rerankers else 1,
-        config.recall_at,
-        query=query,
-        gallery=gallery,
-        map_at=[(k, denominator) for k in config.map_at for denominator in get_args(retrieval.Denominator)],
-        full_map=config.full_map,
-        macro=config.macro,
-    )
-    first_stage = found["none"]
-    search_ms = first_stage.pop("ms_per_query")
-    clusters: dict[str, float] = {}
-    if config.clusters and config.phase == "verdict":
-        clusters = retrieval.evaluate_clusters(embedded.z_ND, labels_N)
-    if not rerankers:
-        return first_stage | clusters
-    scores = found[config.retrieval.rerank]
-    rerank_ms = scores.pop("ms_per_query")
-    scores |= {
-        f"first_stage_{name}": score for name, score in first_stage.items() if not name.startswith("num_")
-    }
-    if config.phase == "verdict":
-        scores |= {"search_ms_per_query": search_ms, "rerank_ms_per_query": rerank_ms}
-    return scores | clusters
-
-
-def _rerankers(embedded: Embedded, how: RetrievalConfig) -> dict[str, retrieval.Reranker]:
-    """The one that is wished for, by its name."""
-    z_ND, omega_ND = embedded
-    if how.rerank == "k_reciprocal":
-        encodings = retrieval.KReciprocal(z_ND, how.k1, how.k2, how.distance_weight)
-        return {how.rerank: lambda row_Q, index_QK: encodings.order(row_Q, index_QK, how.first)}
-    if omega_ND is not None:
-        return {
-            how.rerank: lambda row_Q, index_QK: retrieval.by_structure(
-                z_ND[row_Q], omega_ND[row_Q], z_ND, index_QK, how.first
-            )
-        }
-    return {}
-
-
-def _cross_validate(
-    config: TrialConfig, dataset: ZeroShotData, report: Report, device: torch.device, kept: Checkpoint
-) -> TrialResult:
-    development = dataset.development
-    folds = data.class_disjoint_folds(development.labels_N, config.num_folds, config.seed)
-    num_epochs = max(config.training.epochs, 1)
-    first_fold, first_epoch, scores_of_finished, tensors, reported = kept.load()
-    reports = _Reports(report, reported)
-    finished = list(scores_of_finished)
-    for number, fold in enumerate(folds[first_fold:], first_fold):
-        learner = Learner(config, development.select(fold.train_indices), device, stream=number)
-        validation = development.select(fold.validation_indices)
-        scores: dict[str, float] = {}
-        if first_epoch:
-            learner.restore(tensors, first_epoch)
-        for epoch in range(first_epoch, num_epochs):
-            progress = learner.train_epoch(epoch)
-            scores = _judge(learner, validation)
-            step = number * num_epochs + epoch + 1
-            reports.make(step, mean([*finished, scores]) | progress)
-            if epoch + 1 < num_epochs:
-                kept.offer(number, epoch + 1, finished, learner.state, reports.made)
-        finished.append(scores)
-        kept.offer(number + 1, 0, finished, dict, reports.made, is_last=number + 1 == len(folds))
-        first_epoch = 0
-    metrics = mean(finished) | spread(finished, config.objective)
-    if config.measure_latency:
-        learner = Learner(config, development.select(folds[0].train_indices), device, stream=0)
-        if distributed.rank() == 0:  # alone, for ranks of one machine would share its cores
-            image_HWC = development.read(np.arange(1))[0]
-            metrics[metric_names.LATENCY_MS] = embedders.latency_ms(learner.embedder, image_HWC, device)
-    return TrialResult(metrics=metrics | _damaged(config, dataset))
-
-
-def _verdict(
-    config: TrialConfig,
-    dataset: ZeroShotData,
-    report: Report,
-    device: torch.device,
-    save_to: Path | None,
-    kept: Checkpoint,
-) -> TrialResult:
-    development, test = dataset.development, dataset.test
-    folds = (
-        data.class_disjoint_folds(development.labels_N, config.num_folds, config.seed)
-        if config.fold_models
-        else []
-    )
-    metrics: dict[str, float] = {}
-    num_epochs = config.training.epochs
-    first_model, first_epoch, _, tensors, reported = kept.load()
-    reports = _Reports(report, reported)
-    of_folds = [_kept_embeddings(tensors, number) for number in range(first_model)]
-    has_structure = config.retrieval.rerank == "structure"
-
-    def train(learner: Learner, model: int) -> None:
-        """All its epochs, or those that are left; ``model`` counts the folds' models, and the last is of all."""
-
-        def state() -> dict[str, Tensor]:
-            done = {
-                f"{name}.{number}": torch.from_numpy(columns)
-                for number, embedded in enumerate(of_folds)
-                for name, columns in zip(OF_FOLDS, embedded, strict=True)
-                if columns is not None
-            }
-            return learner.state() | done
-
-        start = first_epoch if model == first_model else 0
-        if start:
-            learner.restore(tensors, start)
-        for epoch in range(start, num_epochs):
-            step = model * num_epochs + epoch + 1
-            reports.make(step, learner.train_epoch(epoch))
-            is_last = model == len(folds) and epoch + 1 == num_epochs
-            kept.offer(model, epoch + 1, [], state, reports.made, is_last=is_last)
-
-    for number, fold in enumerate(folds[first_model:], first_model):
-        learner = Learner(config, development.select(fold.train_indices), device, stream=number + 1)
-        train(learner, number)
-        of_folds.append(learner.embed(test, structure=has_structure))
-    sides = dataset.test_query, dataset.test_gallery
-    if folds:
-        separate = [_score(embedded, test.labels_N, *sides, config) for embedded in of_folds]
-        ensemble = _score(_concatenated(of_folds), test.labels_N, *sides, config)
-        of_each = {metric_names.separate(name): score for name, score in mean(separate).items()}
-        of_all = {metric_names.concatenated(name): score for name, score in ensemble.items()}
-        metrics |= metric_names.all_on_test(of_each | of_all)
-    learner = Learner(config, development, device, stream=0)
-    train(learner, len(folds))
-    scores = _judge(learner, test, *sides)
-    metrics |= metric_names.all_on_test(scores) | _damaged(config, dataset)
-    if save_to is not None and distributed.rank() == 0:
-        provenance: dict[str, Any] = {
-            "family": config.family,
-            "trained_on": dataset.name,
-            "development_fingerprint": dataset.development_fingerprint,
-            "test_fingerprint": dataset.test_fingerprint,
-            "num_shared_images": dataset.num_shared_images,
-            "workers": distributed.world_size(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "config": config.model_dump(mode="json"),
-        }
-        embedders.save(
-            learner.embedder,
-            save_to,
-            provenance,
-            test.read(np.arange(min(dataset_cache.NUM_EXAMPLES, len(test)))),
-            fit=dataset_cache.fit_of(config.data),
-        )
-    return TrialResult(metrics=metrics, embedder_folder=None if save_to is None else str(save_to))
-
-
-def _kept_embeddings(tensors: Mapping[str, Tensor], number: int) -> Embedded:
-    """The test embeddings of a fold's model, from the trial's state."""
-    z_ND, omega_ND = (tensors.get(f"{name}.{number}") for name in OF_FOLDS)
-    assert z_ND is not None
-    return Embedded(z_ND.numpy(), None if omega_ND is None else omega_ND.numpy())
-
-
-def _concatenated(of_folds: Sequence[Embedded]) -> Embedded:
-    """All models' embeddings as one of unit norm, with all structure embeddings beside each other."""
-    omegas = [embedded.omega_ND for embedded in of_folds if embedded.omega_ND is not None]
-    z_NE = np.concatenate([embedded.z_ND for embedded in of_folds], axis=1) / math.sqrt(len(of_folds))
-    return Embedded(z_NE.astype(np.float32), np.concatenate(omegas, axis=1) if omegas else None)
+    if config.data.on_corrupt != "skip" or not isinstance(dataset, ZeroShotData):
+        return {}
+    return {"num_damaged_images": float(dataset.num_damaged)}
 
 
 class _Reports:

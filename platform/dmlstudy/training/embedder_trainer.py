@@ -9,9 +9,9 @@ import itertools
 import math
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
+from dmlstudy.training import dataset_cache, trainer_state
+from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
+from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -34,10 +37,6 @@ EMBEDDED = 256
 Embed = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class TrialFailed(RuntimeError):
-    """A trial that cannot go on, with the reason; raised on every rank at once."""
 
 
 class Encoder(Protocol):
@@ -105,21 +104,29 @@ def _compiled(embed: Embed) -> Embed:
     return torch.compile(embed)
 
 
-class Embedded(NamedTuple):
-    """Embeddings z_ND of unit norm and, where a structure head is asked for them, omega_ND."""
+class HeldOut(NamedTuple):
+    """Images that an embedder is judged on; each is query and gallery item, or as told."""
 
-    z_ND: NDArray[np.float32]
-    omega_ND: NDArray[np.float32] | None = None
+    images: LabelledImages
+    query: Indices | None = None
+    gallery: Indices | None = None
 
 
-class Learner:
-    """An embedder in training on one set of classes."""
+class EmbedderTrainer(Trainer):
+    """An embedder in training on one set of classes, judged on ``held_out`` ones."""
 
     def __init__(
-        self, config: TrialConfig, train: LabelledImages, device: torch.device, *, stream: int
+        self,
+        config: TrialConfig,
+        train: LabelledImages,
+        device: torch.device,
+        *,
+        stream: int,
+        held_out: HeldOut | None = None,
     ) -> None:
         self.config = config
         self.device = device
+        self.held_out = held_out
         self.seed = derived_seed(config.seed, stream)
         present, labels_N = np.unique(train.labels_N, return_inverse=True)
         self.images = train
@@ -296,52 +303,44 @@ class Learner:
         assert omega_ND is not None
         return np.concatenate([z_ND, omega_ND], axis=1)
 
+    def score(self) -> dict[str, float]:
+        """Metrics of retrieval among the held-out images, computed by rank 0 for all."""
+        embedded, (images, query, gallery) = self._embed_held_out()
+        return retrieval_scores(embedded, images.labels_N, query, gallery, self.config)
+
+    def outputs(self) -> dict[str, Tensor]:
+        """Embeddings of the held-out images."""
+        return self._embed_held_out()[0].tensors()
+
+    def _embed_held_out(self) -> tuple[Embedded, HeldOut]:
+        assert self.held_out is not None
+        has_structure = self.config.retrieval.rerank == "structure"
+        return self.embed(self.held_out.images, structure=has_structure), self.held_out
+
+    def save(self, folder: Path, provenance: Mapping[str, Any]) -> None:
+        """Write the embedder, and what it makes of some held-out images."""
+        assert self.held_out is not None
+        images = self.held_out.images
+        example_NHWC = images.read(np.arange(min(dataset_cache.NUM_EXAMPLES, len(images))))
+        fit = dataset_cache.fit_of(self.config.data)
+        embedders.save(self.embedder, folder, dict(provenance), example_NHWC, fit=fit)
+
     def state(self) -> dict[str, Tensor]:
         """Everything that training has changed, by name; the tensors themselves, not copies."""
-        state = dict(self._tensors())
-        for index, of_parameter in self.optimizer.state_dict()["state"].items():
-            for name, value in of_parameter.items():
-                if value is not None:  # SGD's momentum before a parameter's first gradient
-                    state[f"optimizer.{index}.{name}"] = value
+        state = trainer_state.state_of(self.parts, self.optimizer)
         state |= {f"scaler.{name}": torch.tensor(value) for name, value in self.scaler.state_dict().items()}
         return state
 
     def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
-        """Take over the ``state`` of a learner of the same configuration after that many epochs.
+        """Take over the ``state`` of a trainer of the same configuration after that many epochs.
 
-        Raises ValueError if its tensors are not this learner's.
+        Raises ValueError if its tensors are not this trainer's.
         """
-        own = dict(self._tensors())
-        saved = {name: value for name, value in state.items() if name.partition(".")[0] in self.parts}
-        differing = {name for name in own.keys() & saved.keys() if own[name].shape != saved[name].shape}
-        if wrong := sorted(differing | (own.keys() ^ saved.keys())):
-            raise ValueError(f"a trial's state does not fit its configuration: {', '.join(wrong[:5])}")
-        with torch.no_grad():
-            for name, value in own.items():
-                if value.dtype == saved[name].dtype:  # in place: data parallel and the optimizer hold them
-                    value.copy_(saved[name])
-                else:  # a buffer that its module has replaced (pml:LargeMarginSoftmaxLoss)
-                    part, _, path = name.partition(".")
-                    owner, _, leaf = path.rpartition(".")
-                    setattr(self.parts[part].get_submodule(owner), leaf, saved[name].to(value.device))
-        of_parameters: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        for name, value in state.items():
-            part, _, rest = name.partition(".")
-            if part == "optimizer":
-                index, _, key = rest.partition(".")
-                of_parameters[int(index)][key] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": dict(of_parameters), "param_groups": groups})
+        trainer_state.restore(self.parts, self.optimizer, state)
         scaler = {name.partition(".")[2]: v.item() for name, v in state.items() if name.startswith("scaler.")}
         if scaler:
             self.scaler.load_state_dict(scaler)
         self.num_epochs = num_epochs
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and buffers, also those that a state_dict leaves out."""
-        for part, module in self.parts.items():
-            for name, value in (*module.named_parameters(), *module.named_buffers()):
-                yield f"{part}.{name}", value
 
     def _agree_on_statistics(self) -> None:
         """Rank 0's batch statistics on every rank, as in the next step, and as they are kept and saved."""
@@ -386,10 +385,6 @@ def _batches(batch: BatchConfig, labels_N: Labels, num_classes: int, seed: int) 
     if batch.sampler == "two_draws":
         return data.TwoDraws(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
     return PKBatches(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
-
-
-def derived_seed(seed: int, stream: int) -> int:
-    return int(np.random.SeedSequence([seed, stream]).generate_state(1)[0])
 
 
 def _structure_head(regularizer: LossConfig | None) -> str:

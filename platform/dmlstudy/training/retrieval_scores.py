@@ -1,0 +1,107 @@
+"""Scores of embeddings, as retrieval finds one by another.
+
+Shapes: N items, D embedding size, E size of several side by side, Q queries, K results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dmlstudy import distributed, retrieval
+from dmlstudy.data.images import Indices, Labels
+from dmlstudy.records import RetrievalConfig, TrialConfig
+
+NAMES = ("embeddings", "structure")
+"""Of the tensors of ``Embedded``."""
+
+
+class Embedded(NamedTuple):
+    """Embeddings z_ND of unit norm and, where a structure head is asked for them, omega_ND."""
+
+    z_ND: NDArray[np.float32]
+    omega_ND: NDArray[np.float32] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The same as tensors by name."""
+        columns = zip(NAMES, self, strict=True)
+        return {name: torch.from_numpy(values) for name, values in columns if values is not None}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Embedded:
+        """What ``tensors`` was made of."""
+        z_ND, omega_ND = (tensors.get(name) for name in NAMES)
+        assert z_ND is not None
+        return cls(z_ND.numpy(), None if omega_ND is None else omega_ND.numpy())
+
+
+def concatenated(of_folds: Sequence[Embedded]) -> Embedded:
+    """All models' embeddings as one of unit norm, with all structure embeddings beside each other."""
+    omegas = [embedded.omega_ND for embedded in of_folds if embedded.omega_ND is not None]
+    z_NE = np.concatenate([embedded.z_ND for embedded in of_folds], axis=1) / math.sqrt(len(of_folds))
+    return Embedded(z_NE.astype(np.float32), np.concatenate(omegas, axis=1) if omegas else None)
+
+
+def retrieval_scores(
+    embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
+) -> dict[str, float]:
+    """Metrics of the retrieval that the configuration asks for, computed by rank 0 for all: every rank must call this.
+
+    With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall
+    time of both stages too, which no two runs measure alike, and scores of clusters if wished for.
+    """
+    return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config))
+
+
+def _scores(
+    embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
+) -> dict[str, float]:
+    rerankers = _rerankers(embedded, config.retrieval)
+    found = retrieval.compare(
+        embedded.z_ND,
+        labels_N,
+        rerankers,
+        config.retrieval.first if rerankers else 1,
+        config.recall_at,
+        query=query,
+        gallery=gallery,
+        map_at=[(k, denominator) for k in config.map_at for denominator in get_args(retrieval.Denominator)],
+        full_map=config.full_map,
+        macro=config.macro,
+    )
+    first_stage = found["none"]
+    search_ms = first_stage.pop("ms_per_query")
+    clusters: dict[str, float] = {}
+    if config.clusters and config.phase == "verdict":
+        clusters = retrieval.evaluate_clusters(embedded.z_ND, labels_N)
+    if not rerankers:
+        return first_stage | clusters
+    scores = found[config.retrieval.rerank]
+    rerank_ms = scores.pop("ms_per_query")
+    scores |= {
+        f"first_stage_{name}": score for name, score in first_stage.items() if not name.startswith("num_")
+    }
+    if config.phase == "verdict":
+        scores |= {"search_ms_per_query": search_ms, "rerank_ms_per_query": rerank_ms}
+    return scores | clusters
+
+
+def _rerankers(embedded: Embedded, how: RetrievalConfig) -> dict[str, retrieval.Reranker]:
+    """The one that is wished for, by its name."""
+    z_ND, omega_ND = embedded
+    if how.rerank == "k_reciprocal":
+        encodings = retrieval.KReciprocal(z_ND, how.k1, how.k2, how.distance_weight)
+        return {how.rerank: lambda row_Q, index_QK: encodings.order(row_Q, index_QK, how.first)}
+    if omega_ND is not None:
+        return {
+            how.rerank: lambda row_Q, index_QK: retrieval.by_structure(
+                z_ND[row_Q], omega_ND[row_Q], z_ND, index_QK, how.first
+            )
+        }
+    return {}

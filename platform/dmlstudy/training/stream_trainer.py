@@ -1,0 +1,265 @@
+"""A learner of a stream of constraints in training, judged by k-NN classification with what it has been taught.
+
+Shapes: N rows, D features, T constraints, L + 1 layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dmlstudy import online
+from dmlstudy.data.images import Indices, Labels
+from dmlstudy.online import constraints
+from dmlstudy.online.drift import Score
+from dmlstudy.online.learner import Floats as Floats64
+from dmlstudy.online.stream import BLOCK, Course, Progress
+from dmlstudy.records import DataConfig, OnlineConfig, TrialConfig
+from dmlstudy.training import dataset_cache
+from dmlstudy.training.interface import Share, Trainer, derived_seed
+
+Floats = NDArray[np.float32]
+
+LEARNER = "learner."
+"""Before the names of the learner's own state."""
+
+
+class Sides(NamedTuple):
+    """Rows of all that is known, and which of them are for development and for the test."""
+
+    x_ND: Floats
+    labels_N: Labels
+    development: Indices
+    test: Indices
+
+
+class StreamTrainer(Trainer):
+    """A learner taught by constraints on some rows, and judged by others that are looked up among these.
+
+    ``training.epochs`` is in how many parts the stream is given: an epoch is a part of it. Its scores say where in the
+    stream it stands, too. With ``split: shuffled`` development and test are two halves of all rows, shuffled by
+    the verdict's seed (a search has the shuffle 0), as the paper repeats its experiments.
+    """
+
+    def __init__(self, config: TrialConfig, share: Share) -> None:
+        settings = config.online
+        assert settings is not None
+        self.config, self.settings = config, settings
+        sides = rows_of(config)
+        train, held_out = (
+            side if rows is None else sides.development[rows]
+            for rows, side in ((share.train, sides.development), (share.held_out, sides.test))
+        )
+        self.seed = derived_seed(config.seed, share.stream)
+        self.preparation = online.Preparation.of(settings.scaling, sides.x_ND[train])
+        self.x_ND, self.labels_N = self.preparation(sides.x_ND[train]), sides.labels_N[train]
+        self.query_QD, self.labels_Q = self.preparation(sides.x_ND[held_out]), sides.labels_N[held_out]
+        self.examples = sides.x_ND[held_out[: dataset_cache.NUM_EXAMPLES]]
+        self.learner = online.build(
+            config.loss.name,
+            config.loss.params,
+            num_features=self.x_ND.shape[1],
+            seed=self.seed,
+            on_invalid="skip",
+        )
+        self.learner.prepare(self.x_ND, self.seed)
+        self.course = Course(
+            self.learner,
+            on_drift=settings.on_drift,
+            sensitivity=settings.sensitivity,
+            probation=settings.probation,
+        )
+        self.losses: list[Floats64] = []
+        """All losses, where a watch hears drift in them."""
+
+    @functools.cached_property
+    def stream(self) -> constraints.IndexedConstraints:
+        """The constraints of all parts."""
+        return _constraints(self.settings, self.learner, self.labels_N, self.seed)
+
+    @property
+    def part(self) -> int:
+        """Constraints of a part, but for the last: whole blocks."""
+        return -(-len(self.stream.index_TC) // (self.config.training.epochs * BLOCK)) * BLOCK
+
+    def train_epoch(self, epoch: int) -> dict[str, float]:
+        """Learn from the stream's next part; what there is to tell of it, ``score`` tells.
+
+        Where blocks are fewer than parts, the last parts are empty, and their loss is that of the constraints since
+        the last whole part.
+        """
+        if self.config.training.epochs == 0:
+            return {}
+        course = self.course
+        if course.num_since_report >= self.part:
+            course.since_report.clear()
+        for block in self._next_part():
+            losses = course.follow(block)
+            if course.watch is not None:
+                self.losses.append(losses)
+        return {}
+
+    def _next_part(self) -> Iterator[online.Constraints]:
+        stream, here = self.stream, slice(self.course.position, self.course.position + self.part)
+        is_similar_T = None if stream.is_similar_T is None else stream.is_similar_T[here]
+        rest = constraints.IndexedConstraints(stream.index_TC[here], is_similar_T)
+        return rest.blocks(self.x_ND, BLOCK) if len(rest.index_TC) else iter(())
+
+    def score(self) -> dict[str, float]:
+        """How others are classified, and where in the stream the learner stands."""
+        scores = _judged(
+            self.settings,
+            self.learner,
+            self.x_ND,
+            self.labels_N,
+            self.query_QD,
+            self.labels_Q,
+            self.config.recall_at,
+            self.seed,
+        )
+        if self.course.position:
+            moment = self.course.moment()
+            scores |= {
+                "num_constraints": moment.position,
+                "utilization": moment.utilization,
+                "train_loss": moment.loss,
+                "num_drifts": len(moment.drifts),
+                "num_reopened": len(moment.reopened),
+            }
+        return scores | {
+            f"layer_weight_{layer}": alpha for layer, alpha in enumerate(self.learner.layer_weights)
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        position, drifts, reopened, race = self.course.progress
+        arrays = {
+            **{LEARNER + name: value for name, value in self.course.state().items()},
+            "position": np.array(position),
+            "drifts": np.array(drifts, np.int64),
+            "reopened": np.array(reopened, np.int64),
+            "race": np.array([] if race is None else race, np.float64),
+            "since_report": _joined(self.course.since_report),
+            "losses": _joined(self.losses),
+        }
+        return {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+    def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
+        arrays = {name: value.numpy() for name, value in state.items()}
+        race = arrays["race"].tolist()
+        progress = Progress(
+            int(arrays["position"]),
+            tuple(arrays["drifts"].tolist()),
+            tuple(arrays["reopened"].tolist()),
+            Score(int(race[0]), *race[1:]) if race else None,
+        )
+        of_learner = {
+            name.removeprefix(LEARNER): value for name, value in arrays.items() if name.startswith(LEARNER)
+        }
+        self.losses = [arrays["losses"]]
+        self.course.restore(of_learner, progress, self.losses)
+        self.course.since_report = [arrays["since_report"]]
+
+    def save(self, folder: Path, provenance: Mapping[str, Any]) -> None:
+        name, params = self.config.loss.name, self.config.loss.params
+        learned = online.Learned(self.learner, self.preparation, name, params)
+        online.save(learned, folder, dict(provenance), self.examples)
+
+
+def _joined(parts: Sequence[Floats64]) -> Floats64:
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _constraints(
+    settings: OnlineConfig, learner: online.OnlineLearner, labels_N: Labels, seed: int
+) -> constraints.IndexedConstraints:
+    """What the learner is taught by: the first triplets of one pass over the rows, or seeds and what they imply.
+
+    Few pairs imply few: where these are less than are wished for, more seeds are drawn in their place, a tenth of all
+    at a time.
+    """
+    if learner.makes_own_triplets:
+        of_one_pass = constraints.one_pass_triplets(labels_N.tolist())
+        first = itertools.islice(of_one_pass, settings.num_seeds + settings.num_implied)
+        return constraints.IndexedConstraints(np.array(list(first), np.int64))
+    num_seeds, num_implied = settings.num_seeds, settings.num_implied
+    while num_implied and learner.arity == 2:
+        seeds = constraints.sample_pairs(labels_N, num_seeds, np.random.default_rng(seed))
+        if constraints.count_implied(seeds) >= num_implied:
+            break
+        more = min(num_implied, -(-(num_seeds + num_implied) // 10))
+        num_seeds, num_implied = num_seeds + more, num_implied - more
+    return constraints.stream_of(
+        labels_N, learner.arity, num_seeds, num_implied, rng=np.random.default_rng(seed)
+    )
+
+
+def _judged(
+    settings: OnlineConfig,
+    learner: online.OnlineLearner,
+    x_ND: Floats,
+    labels_N: Labels,
+    query_QD: Floats,
+    labels_Q: Labels,
+    recall_at: tuple[int, ...],
+    seed: int,
+) -> dict[str, float]:
+    """Error rate and macro F1 of classification and, if wished for, AUC of comparison and Recall@K of retrieval."""
+    vote = settings.vote
+    if vote == "own":
+        vote = "similarity" if len(learner.layer_weights) > 1 else "majority"
+    predicted_Q = online.classify(learner, query_QD, x_ND, labels_N, settings.k, vote)
+    scores = online.judged(labels_Q, predicted_Q)
+    if settings.num_pairs:
+        pairs = constraints.sample_pairs(labels_Q, settings.num_pairs, np.random.default_rng(seed))
+        assert pairs.is_similar_T is not None
+        one, other = query_QD[pairs.index_TC[:, 0]], query_QD[pairs.index_TC[:, 1]]
+        scores["auc"] = online.roc_auc(online.dissimilarity(learner, one, other), pairs.is_similar_T)
+    if settings.measure_recall:
+        found_QK, _ = online.retrieve_distinct(
+            learner, query_QD, query_QD, max(recall_at), self_index=np.arange(len(query_QD))
+        )
+        hit_QK = labels_Q[found_QK] == labels_Q[:, None]
+        scores |= {f"recall_at_{k}": float(hit_QK[:, :k].any(axis=1).mean()) for k in recall_at}
+    return scores
+
+
+def rows_of(config: TrialConfig) -> Sides:
+    """The rows of a trial: its seed shuffles those of a verdict, if they are shuffled at all."""
+    settings = config.online
+    assert settings is not None
+    shuffle = config.seed if config.phase == "verdict" else 0
+    return _sides(config.data, settings.features, shuffle if settings.split == "shuffled" else None)
+
+
+@functools.lru_cache(maxsize=1)
+def _rows(config: DataConfig, features: str) -> tuple[Floats, Labels, int]:
+    """Features and labels of all rows, development first, and how many these are."""
+    closed = dataset_cache.closed(config)
+    if closed.concepts is not None:
+        raise ValueError("data.name: items with several labels have no class to be told; choose another set")
+    parts = [dataset_cache.features_of(side, features) for side in (closed.development, closed.test)]
+    labels = np.concatenate([closed.development.labels_N, closed.test.labels_N])
+    return np.concatenate(parts), labels, len(parts[0])
+
+
+@functools.lru_cache(maxsize=1)
+def _sides(config: DataConfig, features: str, shuffle: int | None) -> Sides:
+    x_ND, labels_N, num_development = _rows(config, features)
+    return Sides(x_ND, labels_N, *sides_of(len(x_ND), num_development, shuffle))
+
+
+def sides_of(num_rows: int, num_development: int, shuffle: int | None) -> tuple[Indices, Indices]:
+    """Rows for development and for the test: the data's own sides, of which development comes first, or halves."""
+    order = np.arange(num_rows)
+    if shuffle is not None:
+        order = np.random.default_rng(shuffle).permutation(num_rows)
+        num_development = num_rows // 2
+    return order[:num_development], order[num_development:]
