@@ -17,7 +17,7 @@ PACKAGE = ROOT / "platform" / "dmlstudy"
 TOP_LEVEL = {"pyproject.toml", "platform", "search_spaces", "jobs", "tests", "cluster.yaml", "README.md"}
 
 FLOORS = (  # top to bottom
-    ("cli", "__main__", "interface", ""),  # "": the package itself, which looks the interface up
+    ("cli", "__main__", "interface", "models", ""),  # "": the package itself, which looks the interface up
     ("studies",),
     ("report",),
     ("engine",),
@@ -26,7 +26,7 @@ FLOORS = (  # top to bottom
     ("search",),
     ("spec",),
     ("training",),
-    ("models",),
+    ("saved",),
     ("hashing",),
     ("online",),
     ("retrieval",),
