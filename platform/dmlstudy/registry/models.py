@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dmlstudy import model_folder
 from dmlstudy.files import sha256, temporary_folder
 from dmlstudy.records import Record
-from dmlstudy.registry import drafts, standalone_file, tracking
+from dmlstudy.registry import drafts, runs, standalone_file, tracking
 from dmlstudy.registry.card import usage
 from dmlstudy.registry.environment import installed
 from dmlstudy.saved import Model, is_model
@@ -114,7 +114,7 @@ def register(
 
 def _logged(client: mlflow.MlflowClient, run_id: str) -> Any | None:
     """The MLflow model of a run, complete or not; None where it was not begun."""
-    experiment_id = client.get_run(run_id).info.experiment_id
+    experiment_id = runs.read(client, run_id).experiment_id
     query = f"source_run_id = '{run_id}' AND name = '{LOGGED}'"
     return next(iter(client.search_logged_models([experiment_id], query)), None)
 
@@ -139,7 +139,7 @@ def _log(
     model_folder.seal(folder)
     digest = sha256(folder / model_folder.MANIFEST)
     if begun is None:
-        experiment_id = client.get_run(run_id).info.experiment_id
+        experiment_id = runs.read(client, run_id).experiment_id
         begun = client.create_logged_model(experiment_id, LOGGED, run_id, {"sha256": digest})
     else:
         client.set_logged_model_tags(begun.model_id, {"sha256": digest})
@@ -153,8 +153,7 @@ def _log(
             MLmodel(run_id=run_id, model_id=begun.model_id, model_uuid=begun.model_id),
         )
         client.log_model_artifacts(begun.model_id, str(path))
-    outputs = client.get_run(run_id).outputs
-    if begun.model_id not in [each.model_id for each in (outputs.model_outputs if outputs else [])]:
+    if begun.model_id not in runs.read(client, run_id).models:
         client.log_outputs(run_id, [LoggedModelOutput(begun.model_id, 0)])
     client.finalize_logged_model(begun.model_id, LoggedModelStatus.READY)
     return client.get_logged_model(begun.model_id)
