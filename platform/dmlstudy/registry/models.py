@@ -245,7 +245,7 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
 def pull(store: Store, reference: str, to: Path, *, replace: bool = False) -> RegisteredVersion:
     """Copy a registered model into the folder ``to``, verified; with ``replace`` in place of a model that is there.
 
-    The folder holds weights.safetensors, its description (``kinds``), its program for torch alone, example.safetensors,
+    The folder holds weights.safetensors, its description (``KINDS``), its program for torch alone, example.safetensors,
     card.md and manifest.json. It is there whole or not at all. Raises StoreError where the folder exists already (with
     ``replace``: where it holds anything but a model), the model does not, a file is not what was registered or the
     model does not reproduce its example to ``TOLERANCE``; then ``to`` is left as it was.
