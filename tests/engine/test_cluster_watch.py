@@ -149,7 +149,7 @@ def test_what_a_dead_ray_makes_of_the_work_is_told_as_its_death(table: Table) ->
 
 def of_a_task(error: Exception) -> Exception:
     """What Ray raises here for an error that a task has raised there."""
-    cause: Exception = ray.exceptions.RayTaskError("task", "traceback", error).as_instanceof_cause()
+    cause: Exception = ray.exceptions.RayTaskError("task", f"traceback: {error}", error).as_instanceof_cause()
     return cause
 
 

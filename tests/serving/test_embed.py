@@ -294,7 +294,7 @@ def test_pictures_are_read_while_others_are_computed(
     models: dict[str, Path], pictures: Path, tmp_path: Path
 ) -> None:
     own = job(models["plain"], pictures, tmp_path / "z.parquet")
-    one, compute, later = own.items.one, own.compute, threading.Event()
+    one, network, later = own.items.one, own.opened.loaded, threading.Event()
     assert one is not None
     num_computed = 0
 
@@ -308,10 +308,11 @@ def test_pictures_are_read_while_others_are_computed(
         num_computed += 1
         if num_computed == 1:
             assert later.wait(60), "a picture of the next part is read before the first batch is computed"
-        return compute(items)
+        computed: np.ndarray = network.compute(items)
+        return computed
 
     object.__setattr__(own.items, "one", reading)
-    own.__dict__["compute"] = computing
+    own.opened.__dict__["loaded"] = network._replace(compute=computing)
     embed_into(own)
     agrees(tmp_path / "z.parquet", models["plain"], pictures)
 
