@@ -23,6 +23,7 @@ import dmlstudy
 from dmlstudy import data, embedders
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
 from dmlstudy.engine.progress import Tell, engine_noise_to
+from dmlstudy.saved import Model
 from dmlstudy.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,8 +61,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def of_the_registry(folder: Path) -> Iterator[Path]:
-    yield folder / "model"
+def of_the_registry(folder: Path) -> Iterator[Model]:
+    yield Model.open(folder / "model")
 
 
 def test_the_samples_of_the_readme_run(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,8 +74,8 @@ def test_the_samples_of_the_readme_run(place: Path, monkeypatch: pytest.MonkeyPa
         lambda spec, store, *, address, tell: asked.append((spec.name, store.root.name, address)),
     )
     monkeypatch.setattr(
-        "dmlstudy.interface.registered",
-        lambda model, store: asked.append((model, store)) or of_the_registry(place),
+        "dmlstudy.registry.models.fetched",
+        lambda store, model, **_: asked.append((model, store.root.name)) or of_the_registry(place),
     )
     assert len(SAMPLES) >= 4
     names: dict[str, Any] = {}

@@ -14,14 +14,11 @@ if TYPE_CHECKING:
     from dmlstudy import models as models
     from dmlstudy.interface import Study as Study
     from dmlstudy.interface import load as load
-    from dmlstudy.interface import registered
     from dmlstudy.interface import run as run
-
-    _registered = registered
 
 __all__ = ["Study", "distributed", "load", "losses", "models", "run"]
 
-_OF_INTERFACE = {"Study": "Study", "load": "load", "run": "run", "_registered": "registered"}
+_OF_INTERFACE = ("Study", "load", "run")
 _ROOMS = ("distributed", "losses", "models")
 
 
@@ -30,7 +27,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _OF_INTERFACE:
-        return getattr(importlib.import_module("dmlstudy.interface"), _OF_INTERFACE[name])
+        return getattr(importlib.import_module("dmlstudy.interface"), name)
     if name in _ROOMS:
         return importlib.import_module(f"dmlstudy.{name}")
     if name == "__version__":

@@ -10,7 +10,8 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from dmlstudy.model_folder import MOST_SIDE, one_line, read_description
+from dmlstudy.model_folder import MOST_SIDE, read_description
+from dmlstudy.text import reason
 
 FORMAT_VERSION = 1
 
@@ -110,4 +111,4 @@ def described(path: Path, kind: type[T], mend: str) -> T:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise ValueError(f"{path}: not understood ({one_line(error)}); {mend}") from None
+        raise ValueError(f"{path}: not understood ({reason(error)}); {mend}") from None

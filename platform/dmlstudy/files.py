@@ -1,8 +1,9 @@
-"""Files of results: where one may go, and how it is written whole or not at all."""
+"""Files of results: where one may go, how it is written whole or not at all, and its digest."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
@@ -77,3 +78,9 @@ def written_whole(path: Path, draft: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ def run(
         spec = study_file.given(study, name, overrides or {})
     else:
         spec = study_file.load(study, name, overrides or {})
-    place = _store(store, tracking_uri)
+    place = store_at(store, tracking_uri)
     for note in spec.notes:
         tell(f"note: {note}")
     try:
@@ -170,17 +170,11 @@ def run(
 
 def load(store: str | Path | None, study: str, *, tracking_uri: str | None = None) -> Study:
     """A study of a store; None is the default store. Raises ValueError where there is no such study."""
-    return Study(_store(store, tracking_uri), study)
+    return Study(store_at(store, tracking_uri), study)
 
 
-def registered(model: str, store: str | Path | None) -> AbstractContextManager[Path]:
-    """A verified copy of a registered model for the time being; for ``models.load``."""
-    from dmlstudy.registry.models import fetched
-
-    return fetched(_store(store, None), model)
-
-
-def _store(root: str | Path | None, tracking_uri: str | None) -> Store:
+def store_at(root: str | Path | None, tracking_uri: str | None = None) -> Store:
+    """The store in a folder; None is DMLSTUDY_STORE, or the folder dmlstudy_store, and DMLSTUDY_TRACKING_URI."""
     server = tracking_uri or os.environ.get("DMLSTUDY_TRACKING_URI") or None
     given = {} if root is None else {"--store": str(root)}
     if tracking_uri:

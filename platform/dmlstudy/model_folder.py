@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dmlstudy import text
+from dmlstudy.files import sha256
+from dmlstudy.text import reason
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
@@ -29,9 +30,6 @@ Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 
 MOST_SIDE = 1 << 14
 """Pixels of a side that a picture is made to have: beyond it no memory is enough."""
-
-MOST_TEXT = 300
-"""Characters of a reason in an error's line."""
 
 WEIGHTS, EXAMPLE, MANIFEST = "weights.safetensors", "example.safetensors", "manifest.json"
 
@@ -61,20 +59,21 @@ def add_example(folder: Path, x_N: NDArray[Any] | None, compute: Compute) -> Non
 
 def example(folder: str | Path) -> NDArray[Any] | None:
     """The inputs of a folder's example; None without one."""
-    kept = _example(folder)
+    kept = read_example(folder)
     return None if kept is None else kept[0]
 
 
 def largest_deviation(folder: str | Path, compute: Compute) -> float | None:
     """The largest difference between the example's outputs as saved and as computed now; None without one."""
-    kept = _example(folder)
+    kept = read_example(folder)
     if kept is None:
         return None
     x_N, z_N = kept
     return float(np.abs(compute(x_N).astype(np.float64) - z_N).max(initial=0))
 
 
-def _example(folder: str | Path) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def read_example(folder: str | Path) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """The inputs of a folder's example and the outputs that were saved with them; None without one."""
     path = Path(folder) / EXAMPLE
     if not path.is_file():
         return None
@@ -95,9 +94,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        reason = str(error).strip().replace("\n", " ")
         raise ValueError(
-            f"{path}: not a readable safetensors file ({reason}); copy the folder again"
+            f"{path}: not a readable safetensors file ({reason(error)}); copy the folder again"
         ) from None
 
 
@@ -105,19 +103,24 @@ def seal(folder: str | Path) -> None:
     """Write the manifest over every file now in ``folder``: call it again after adding files."""
     folder = Path(folder)
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
-    manifest = {p.relative_to(folder).as_posix(): _sha256(p) for p in files}
+    manifest = {p.relative_to(folder).as_posix(): sha256(p) for p in files}
     draft = folder / f".{MANIFEST}.{os.getpid()}.draft"
     draft.write_text(json.dumps(manifest, indent=2) + "\n")
     os.replace(draft, folder / MANIFEST)
 
 
-def verify(folder: str | Path, *needed: str) -> None:
+def verify(folder: str | Path, *needed: str, fingerprint: str | None = None) -> str:
     """Check every file against the manifest, which must list the weights and those that are ``needed``, and all others.
 
-    Raises ValueError naming the file that is missing, altered, a link, or absent from the manifest.
+    Returns the SHA-256 (hex) of the manifest; ``fingerprint`` is what that must be. Raises ValueError naming the file
+    that is missing, altered, a link, or absent from the manifest.
     """
     folder = Path(folder)
-    manifest = read_json(folder / MANIFEST)
+    content = _content(folder / MANIFEST)
+    own = hashlib.sha256(content).hexdigest()
+    if fingerprint not in (None, own):
+        raise ValueError(f"{MANIFEST} is not the one that was registered; do not use it")
+    manifest = _object(folder / MANIFEST, content)
     for name in (WEIGHTS, *needed):
         if name not in manifest:
             raise ValueError(f"{folder / MANIFEST}: does not list {name}; save the model again")
@@ -128,7 +131,7 @@ def verify(folder: str | Path, *needed: str) -> None:
             raise ValueError(f"{folder / name}: a link, not the file itself; copy the folder again")
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name}: listed in the manifest, but missing; copy the folder again")
-        if _sha256(folder / name) != expected:
+        if sha256(folder / name) != expected:
             raise ValueError(
                 f"{folder / name}: altered since it was saved, by its SHA-256 in {MANIFEST}; copy the folder again"
             )
@@ -138,6 +141,7 @@ def verify(folder: str | Path, *needed: str) -> None:
             raise ValueError(
                 f"{path}: a {_called(path)} that the manifest does not list; take it out of the folder"
             )
+    return own
 
 
 def _called(path: Path) -> str:
@@ -157,11 +161,16 @@ def read_description(path: Path, format_version: int, mend: str) -> dict[str, An
 
 def read_extra(path: Path) -> dict[str, Any]:
     """The notes that were given to ``describe`` beside the description; empty if there were none."""
-    content = read_json(path).get("extra", {})
+    return checked_extra(read_json(path), path)
+
+
+def checked_extra(description: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The same of a description that was read from ``path``. Raises ValueError for notes of another form."""
+    content = description.get("extra", {})
     try:
         _Extra.model_validate(content)
     except ValidationError as error:
-        raise ValueError(f"{path}: extra.{one_line(error)}; save the model again") from None
+        raise ValueError(f"{path}: extra.{reason(error)}; save the model again") from None
     return dict(content)
 
 
@@ -184,32 +193,24 @@ class _Extra(BaseModel):
     config: _Config = _Config()
 
 
-def one_line(error: BaseException) -> str:
-    """One short line on what is wrong: of several fields the first, by its name."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(each) for each in first["loc"])
-        message = f"{field}: {first['msg']}" if field else first["msg"]
-    else:
-        message = str(error) or type(error).__name__
-    return text.one_line(message, MOST_TEXT)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file. Raises ValueError naming a file that is missing or holds anything else."""
+    return _object(path, _content(path))
+
+
+def _content(path: Path) -> bytes:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; is this the folder of a saved model?")
+    return path.read_bytes()
+
+
+def _object(path: Path, encoded: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(encoded.decode("utf-8"))
     except RecursionError:
         raise ValueError(f"{path}: not valid JSON (nested too deeply)") from None
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({one_line(error)})") from None
+        raise ValueError(f"{path}: not valid JSON ({reason(error)})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object")
     return content

@@ -7,6 +7,8 @@ import itertools
 import reprlib
 from collections.abc import Iterable, Sequence
 
+from pydantic import ValidationError
+
 LINE = 500
 """Characters of a message, at most."""
 
@@ -15,6 +17,9 @@ VALUE = 80
 
 FIRST = 200
 """Characters of another's message of which only the first line is repeated, at most."""
+
+REASON = 300
+"""Characters of a reason in an error's line, at most."""
 
 SQLALCHEMYS_OWN = "(raised as a result of Query-invoked autoflush"
 """How a line begins that SQLAlchemy puts before what a database says."""
@@ -77,6 +82,15 @@ def first_line(error: Exception) -> str:
     """The first line of an error's message, as ``one_line`` writes it, or the error's type where it has none."""
     lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]
     return one_line(lines[0], FIRST) if lines else type(error).__name__
+
+
+def reason(error: BaseException, limit: int = REASON) -> str:
+    """What is wrong, for an error's line in parentheses: of fields that pydantic refuses the first, by its name."""
+    if not isinstance(error, ValidationError):
+        return one_line(str(error) or type(error).__name__, limit)
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(each) for each in first["loc"])
+    return one_line(f"{field}: {first['msg']}" if field else first["msg"], limit)
 
 
 def duration(seconds: float) -> str:

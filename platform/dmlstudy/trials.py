@@ -1,12 +1,16 @@
 """How a trial stands, and which of two trials of a search is the better one.
 
-Everything that writes a status or asks for the best trial uses these two, so a study's search, its runs in MLflow,
+Everything that writes a status or asks for the best trial asks here, so a study's search, its runs in MLflow,
 the leaderboard and the report never disagree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Status(StrEnum):
@@ -73,3 +77,8 @@ def rank(score: float, number: int | None) -> tuple[float, int]:
     Trials of old studies may have no ``number``; of equal ones without it none is larger.
     """
     return score, -(number or 0)
+
+
+def best_ranked(trials: Iterable[T], standing: Callable[[T], tuple[float, int | None]]) -> T | None:
+    """The best of finished trials by ``rank`` of their score and number; None of no trial."""
+    return max(trials, key=lambda trial: rank(*standing(trial)), default=None)

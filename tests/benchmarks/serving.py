@@ -36,7 +36,7 @@ from mlflow.models import infer_signature
 from PIL import Image
 
 from dmlstudy import embedders
-from dmlstudy.models import saved
+from dmlstudy.saved import Model
 from dmlstudy.serving.embed import Job, embed_into
 from dmlstudy.serving.gallery import build
 
@@ -269,7 +269,7 @@ def saved_for_mlflow(model: Path, folder: Path) -> Path:
         folder / "mlflow",
         loader_module="dmlstudy.registry.pyfunc",
         data_path=str(model),
-        signature=infer_signature(images, saved.verified(model)(images)),
+        signature=infer_signature(images, Model.open(model).compute(images)),
         pip_requirements=["dmlstudy"],
     )
     return folder / "mlflow"
@@ -352,7 +352,7 @@ def load_mlflow(model: Path, folder: Path, seconds: int, connections: int) -> Lo
     command += ["--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)]
     with served(command, port, "/ping", folder / "mlflow.log") as process:
         (made,) = answers(address, [case])
-        np.testing.assert_allclose(made["predictions"], saved.verified(model)(image), atol=1e-5)
+        np.testing.assert_allclose(made["predictions"], Model.open(model).compute(image), atol=1e-5)
         drive(address, [case], 2, connections, folder)
         before = memory(process)
         load = drive(address, [case], seconds, connections, folder)

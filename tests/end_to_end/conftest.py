@@ -9,6 +9,7 @@ import io
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
+from support.trees import end_tree
 
 from dmlstudy import cli
 
@@ -156,18 +157,7 @@ def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         wait_for_port(ports[1], head)
         yield f"http://127.0.0.1:{ports[1]}"
     finally:
-        end_tree(head)
-
-
-def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """End a process with everything it started."""
-    tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for member in tree:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.terminate()
-    for member in psutil.wait_procs(tree, timeout=10)[1]:
-        member.kill()
-    process.wait(timeout=10)
+        end_tree(head, signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")

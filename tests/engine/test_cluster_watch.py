@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 import ray.util.queue
+import requests
 
 from dmlstudy.engine import cluster_watch, embed_on_ray, selfcheck
 from dmlstudy.engine.cluster import ClusterError
@@ -139,11 +140,35 @@ def test_what_a_dead_ray_makes_of_the_work_is_told_as_its_death(table: Table) ->
             raise KeyError("of living workers")
         broken = r"has died: it does not answer; again$"
         with pytest.raises(ClusterError, match=broken), watch.told_if_dead("again"):
-            raise BrokenPipeError
+            exec(compile("raise BrokenPipeError", str(Path(ray.__file__).with_name("client.py")), "exec"))
         table.nodes = lambda: [node("own", alive=False)]
         with pytest.raises(ClusterError) as caught, watch.told_if_dead("again"):
             raise ray.exceptions.RaySystemError("noise")
     assert str(caught.value) == "Ray on this machine has died: its raylet on the driver's node is gone; again"
+
+
+def of_a_task(error: Exception) -> Exception:
+    """What Ray raises here for an error that a task has raised there."""
+    cause: Exception = ray.exceptions.RayTaskError("task", f"traceback: {error}", error).as_instanceof_cause()
+    return cause
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError("the MLflow server"),
+        requests.exceptions.ConnectionError("the MLflow server"),
+        of_a_task(ConnectionResetError("the MLflow server")),
+    ],
+)
+def test_a_lost_connection_to_another_server_is_not_rays_death(table: Table, error: Exception) -> None:
+    with ClusterWatch(None, lambda reason: None, every_s=0.02) as watch:
+        with pytest.raises(type(error), match="the MLflow server") as caught, watch.told_if_dead("again"):
+            raise error
+        assert caught.value is error
+        table.nodes = lambda: [node("own", alive=False)]
+        with pytest.raises(ClusterError, match="has died"), watch.told_if_dead("again"):
+            raise error
 
 
 def test_the_death_of_the_drivers_raylet_is_heard_at_once(

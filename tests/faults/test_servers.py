@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlflow
-import psutil
 import pytest
 import requests
 from mlflow.exceptions import MlflowException
+from support.trees import end_tree
 
 from dmlstudy.registry import tracking
 from dmlstudy.registry.runs import raw_runs
@@ -67,19 +67,6 @@ def wait_until(condition: Callable[[], bool], timeout: float, why: Callable[[], 
         assert time.monotonic() - started < timeout, why()
         time.sleep(0.1)
     return time.monotonic() - started
-
-
-def end_tree(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) -> None:
-    """End a process with everything it started, if it has not ended itself."""
-    if process.poll() is not None:
-        return
-    tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for member in tree:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.send_signal(how)
-    for member in psutil.wait_procs(tree, timeout=20)[1]:
-        member.kill()
-    process.wait(timeout=10)
 
 
 def postgres_programs() -> Path:

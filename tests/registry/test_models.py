@@ -172,12 +172,13 @@ def test_an_unknown_model_makes_no_folder(registered: Registered, tmp_path: Path
 
 
 def test_fetched_for_the_time_being(registered: Registered, tmp_path: Path) -> None:
-    with models.fetched(registered.store, "digits-embedder/1") as folder:
-        assert embedders.load(folder).architecture.seed == 1
-    assert not folder.exists()
+    with models.fetched(registered.store, "digits-embedder/1") as model:
+        assert model.loaded.network.architecture.seed == 1
+    assert not model.folder.exists()
+    assert model.compute(pictures(2)).shape == (2, 6)
     models.pull(registered.store, "digits-embedder", tmp_path / "model")
-    with models.fetched(registered.store, str(tmp_path / "model")) as folder:
-        assert folder == tmp_path / "model"
+    with models.fetched(registered.store, str(tmp_path / "model")) as model:
+        assert model.folder == tmp_path / "model"
     with open(tmp_path / "model" / "weights.safetensors", "ab") as file:
         file.write(b"x")
     with (
@@ -235,7 +236,7 @@ def stored(registered: Registered, name: str) -> Path:
     found = [
         path
         for path in (registered.store.root / "artifacts").rglob(name)
-        if models._sha256(path.parent / "manifest.json") == registered.versions[0].sha256
+        if models.sha256(path.parent / "manifest.json") == registered.versions[0].sha256
     ]
     (path,) = found
     return path
@@ -330,7 +331,7 @@ def test_files_swapped_for_others_that_agree_with_each_other(registered: Registe
     kept = {path: path.read_bytes() for path in (manifest, weights)}
     try:
         weights.write_bytes(kept[weights] + b"x")
-        listed = json.loads(kept[manifest]) | {"weights.safetensors": models._sha256(weights)}
+        listed = json.loads(kept[manifest]) | {"weights.safetensors": models.sha256(weights)}
         manifest.write_text(json.dumps(listed))
         with pytest.raises(StoreError, match=r"manifest\.json is not the one that was registered"):
             models.pull(registered.store, "digits-embedder/1", tmp_path / "model")

@@ -126,7 +126,7 @@ def test_distances_before_and_after_training_are_of_the_same_pairs(
     assert [each.text for each in plot.figure.layout.annotations] == ["before training", "after training"]
     assert "the same pairs in each panel" in plot.caption
     with examples.model_of(small.store, "small", "alpha", 1) as folder:
-        model = examples.opened(folder)
+        model = examples.opened(examples.of_folder(folder))
         own = examples.test_items(model.config, None, None)
         z_ND = examples.embedded(model, own)
     positive, _ = examples.pairs_of(own, np.random.default_rng(examples.SEED))
@@ -251,7 +251,7 @@ def test_codes_are_ranked_by_bits_in_tables(store: Store, tmp_path: Path) -> Non
 def test_a_learner_of_a_stream_is_shown_on_rows_that_it_was_not_taught(store: Store, tmp_path: Path) -> None:
     maker = vectors_study(store, "online", tmp_path, "online")
     with examples.model_of(store, "online", "codes", 1) as folder:
-        own = examples.test_items(examples.opened(folder).config, None, None)
+        own = examples.test_items(examples.opened(examples.of_folder(folder)).config, None, None)
     held_out = np.random.default_rng(1).permutation(120)[60:]
     assert own.place_N.tolist() == sorted((held_out[held_out >= 60] - 60).tolist())
     board = leaderboard(store, "online")

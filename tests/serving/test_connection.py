@@ -21,6 +21,7 @@ import requests
 import uvicorn
 from PIL import Image
 
+from dmlstudy.saved import Model
 from dmlstudy.serving.batching import Gone
 from dmlstudy.serving.connection import Connection
 from dmlstudy.serving.guards import Limits
@@ -63,7 +64,7 @@ def running(service: Service) -> Iterator[int]:
 
 
 def made(models: dict[str, Path], **limits: Any) -> Service:
-    return Service(models["plain"], None, Limits(**limits), device="cpu")
+    return Service(Model.open(models["plain"]), None, Limits(**limits))
 
 
 def sent(port: int, content: bytes = b"") -> socket.socket:

@@ -20,9 +20,10 @@ from PIL import Image, ImageOps
 
 from dmlstudy import data, model_folder
 from dmlstudy.data.decoding import ORIENTATION_TAG
-from dmlstudy.models import saved
+from dmlstudy.saved import Model
+from dmlstudy.saved.items import of_files
 from dmlstudy.serving import embed, retrieve
-from dmlstudy.serving.embed import Job, embed_into, one_by_one, opened, told
+from dmlstudy.serving.embed import Job, embed_into, one_by_one, told
 from dmlstudy.serving.gallery import build
 from dmlstudy.serving.retriever import Searcher
 
@@ -51,8 +52,8 @@ def test_every_kind_of_model(
     own = job(models[kind], inputs, output)
     made = embed_into(own, one_by_one, follow)  # type: ignore[arg-type]
     ids, labels, z_ND = data.read_embeddings(output)
-    items = opened(models[kind], inputs)
-    expected = saved.verified(models[kind])(items.read(range(len(items))))
+    items = of_files(Model.open(models[kind]), inputs)
+    expected = Model.open(models[kind]).compute(items.read(range(len(items))))
     assert made == (len(items), expected.shape[1], [])
     assert (ids, labels) == (list(items.ids), items.labels)
     assert z_ND.dtype == expected.dtype
@@ -60,7 +61,7 @@ def test_every_kind_of_model(
     assert told == [(list(range(len(own.parts))), len(own.parts))]
     assert len(own.parts) > 2
     assert data.embeddings_origin(output) == {
-        "model": saved.fingerprint(models[kind]),
+        "model": Model.open(models[kind]).fingerprint,
         "source": str(inputs),
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["z.parquet"]
@@ -153,9 +154,9 @@ def noted(made: list[int]) -> Any:
 def agrees(output: Path, model: Path, inputs: Path) -> None:
     """What was written is what the model makes of all pictures that are there, in their order."""
     ids, labels, z_ND = data.read_embeddings(output)
-    items = opened(model, inputs)
+    items = of_files(Model.open(model), inputs)
     assert (ids, labels) == (list(items.ids), items.labels)
-    np.testing.assert_allclose(z_ND, saved.verified(model)(items.read(range(len(items)))), atol=1e-6)
+    np.testing.assert_allclose(z_ND, Model.open(model).compute(items.read(range(len(items)))), atol=1e-6)
 
 
 @pytest.mark.parametrize("mend", ["remove", "repair"])
@@ -222,9 +223,9 @@ def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
     ids, _, z_ND = data.read_embeddings(output)
     for path in broken:
         path.unlink()
-    items = opened(models["plain"], own_pictures)
+    items = of_files(Model.open(models["plain"]), own_pictures)
     assert ids == list(items.ids)
-    np.testing.assert_allclose(z_ND, saved.verified(models["plain"])(items.read(range(28))), atol=1e-6)
+    np.testing.assert_allclose(z_ND, Model.open(models["plain"]).compute(items.read(range(28))), atol=1e-6)
 
     for path in broken:  # and broken off: without skip, a part that has left something out is made again
         path.write_bytes(b"no picture")
@@ -293,7 +294,7 @@ def test_pictures_are_read_while_others_are_computed(
     models: dict[str, Path], pictures: Path, tmp_path: Path
 ) -> None:
     own = job(models["plain"], pictures, tmp_path / "z.parquet")
-    one, compute, later = own.items.one, own.compute, threading.Event()
+    one, network, later = own.items.one, own.opened.loaded, threading.Event()
     assert one is not None
     num_computed = 0
 
@@ -307,10 +308,11 @@ def test_pictures_are_read_while_others_are_computed(
         num_computed += 1
         if num_computed == 1:
             assert later.wait(60), "a picture of the next part is read before the first batch is computed"
-        return compute(items)
+        computed: np.ndarray = network.compute(items)
+        return computed
 
     object.__setattr__(own.items, "one", reading)
-    own.__dict__["compute"] = computing
+    own.opened.__dict__["loaded"] = network._replace(compute=computing)
     embed_into(own)
     agrees(tmp_path / "z.parquet", models["plain"], pictures)
 
@@ -341,8 +343,8 @@ def test_a_model_from_before_reads_pictures_as_then(models: dict[str, Path], tmp
         embed_into(job(model, tmp_path / "set", tmp_path / "z.parquet"))
         z_1D = data.read_embeddings(tmp_path / "z.parquet")[2]
         seen = np.asarray(expected)[None, ..., None]
-        np.testing.assert_allclose(z_1D, saved.verified(model)(seen), atol=1e-6)
-    with_none = saved.fit_of(old)
+        np.testing.assert_allclose(z_1D, Model.open(model).compute(seen), atol=1e-6)
+    with_none = Model.open(old).fit
     assert with_none is not None
     assert with_none.reading == data.AS_BEFORE
 
@@ -425,14 +427,14 @@ def test_a_gallery_without_the_skipped_pictures_still_has_a_sheet(
     (own_pictures / "class0" / "00.png").write_bytes(b"no picture")
     output = tmp_path / "z.parquet"
     embed_into(Job(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip"))
-    searcher = Searcher(models["plain"], build(output, tmp_path / "gallery"))
-    queries = opened(models["plain"], own_pictures / "class1")
+    searcher = Searcher(Model.open(models["plain"]), build(output, tmp_path / "gallery"))
+    queries = of_files(Model.open(models["plain"]), own_pictures / "class1")
     hits = retrieve.retrieve(searcher, queries, 1)
     drawn: list[Any] = []
     monkeypatch.setattr(retrieve, "write_sheet", lambda path, title, rows: drawn.extend(rows))
-    retrieve.write_contact_sheet(tmp_path / "s.html", models["plain"], searcher, queries, hits)
+    retrieve.write_contact_sheet(tmp_path / "s.html", searcher, queries, hits)
     for query, (found,) in drawn:  # each finds itself, which is another row of the gallery than of the folder
         np.testing.assert_array_equal(found.image_HWC, query.image_HWC)
     (own_pictures / "class1" / "01.png").unlink()
     with pytest.raises(ValueError, match="holds other items than the gallery was made of"):
-        retrieve.write_contact_sheet(tmp_path / "s.html", models["plain"], searcher, queries, hits)
+        retrieve.write_contact_sheet(tmp_path / "s.html", searcher, queries, hits)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from dmlstudy import data
-from dmlstudy.models import saved
 from dmlstudy.records import ResourcesConfig
+from dmlstudy.saved import Model
+from dmlstudy.saved.items import of_files
 from dmlstudy.serving import embed
-from dmlstudy.serving.embed import Job, embed_into, opened
+from dmlstudy.serving.embed import Job, embed_into
 
 on_ray = [
     pytest.mark.long,
@@ -92,9 +93,9 @@ def test_parts_by_two_processes_are_those_of_one(models: dict[str, Path], tmp_pa
     assert sorted(told) == list(range(len(job.parts)))
     assert not ray.is_initialized()
     ids, labels, z_ND = data.read_embeddings(output)
-    items = opened(models["codes"], tmp_path / "x.npz")
+    items = of_files(Model.open(models["codes"]), tmp_path / "x.npz")
     assert (ids, labels) == (list(items.ids), items.labels)
-    np.testing.assert_array_equal(z_ND, saved.verified(models["codes"])(x_NF))
+    np.testing.assert_array_equal(z_ND, Model.open(models["codes"]).compute(x_NF))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npz", "z.parquet"]
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from dmlstudy import cli, data, embedders, hashing, model_folder, online
 from dmlstudy.data import Fit, Reading, preprocessing
 from dmlstudy.data.decoding import ORIENTATION_TAG
-from dmlstudy.models import saved
+from dmlstudy.saved import Model
 from dmlstudy.serving import export as exports
 from dmlstudy.serving.export import Format, export
 
@@ -73,7 +73,7 @@ def computed(path: Path, x_N: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def inputs(folder: Path, number: int) -> np.ndarray:
-    takes, rng = saved.takes(folder), np.random.default_rng(number)
+    takes, rng = Model.open(folder).takes, np.random.default_rng(number)
     if takes.image_size is None:
         return rng.normal(size=(number, takes.num_features)).astype(np.float32)
     size = embedders.load(folder).architecture.image_size
@@ -84,7 +84,7 @@ def agrees(folder: Path, output: Path) -> None:
     """A file computes what the model does, of 1, 2 and 7 items."""
     for number in (1, 2, 7):
         x_N = inputs(folder, number)
-        z_ND, omega_ND = saved.parts(folder).embed(x_N)
+        z_ND, omega_ND = Model.open(folder).query(x_N)
         got = computed(output, x_N)
         assert got.keys() == ({"embedding"} if omega_ND is None else {"embedding", "structure"})
         assert got["embedding"].dtype == z_ND.dtype
@@ -101,7 +101,7 @@ def check_embedder(case: tuple[Any, ...], kind: Format, folder: Path) -> None:
     example: Any = rng.integers(0, 256, shape, dtype=np.uint8) if size else rng.normal(size=shape)
     embedders.save(made, folder / "model", {}, example if size else example.astype(np.float32))
     output = folder / f"it{exports.SUFFIXES[kind]}"
-    exported = export(folder / "model", output, kind)
+    exported = export(Model.open(folder / "model"), output, kind)
     assert 0 <= exported.difference <= 1e-5
     agrees(folder / "model", output)
     assert sorted(path.name for path in folder.iterdir()) == [output.name, "model"]
@@ -129,7 +129,7 @@ def test_codes_are_the_same_bits(method: str, kind: Format, tmp_path: Path) -> N
     made.prepare(torch.from_numpy(X), standardize=True)
     hashing.save(made.eval(), tmp_path / "model", {}, X[:3])
     output = tmp_path / f"codes{exports.SUFFIXES[kind]}"
-    assert export(tmp_path / "model", output, kind).about["distance"] == "hamming"
+    assert export(Model.open(tmp_path / "model"), output, kind).about["distance"] == "hamming"
     agrees(tmp_path / "model", output)
 
 
@@ -157,11 +157,11 @@ def test_an_online_learner_is_the_same_map(
     made.partial_fit(online.Constraints(x_BCD, np.arange(len(x_BCD)) % 2 == 0 if made.arity == 2 else None))
     online.save(online.Learned(made, preparation, name, params), tmp_path / "model", {}, X[:2])
     output = tmp_path / f"learner{exports.SUFFIXES[kind]}"
-    export(tmp_path / "model", output, kind)
+    export(Model.open(tmp_path / "model"), output, kind)
     agrees(tmp_path / "model", output)
     origin = np.zeros((1, 10), np.float32)
     np.testing.assert_allclose(
-        computed(output, origin)["embedding"], saved.verified(tmp_path / "model")(origin), atol=1e-5
+        computed(output, origin)["embedding"], Model.open(tmp_path / "model").compute(origin), atol=1e-5
     )
 
 
@@ -169,7 +169,7 @@ def test_what_a_file_says_of_itself(models: dict[str, Path], tmp_path: Path) -> 
     import onnxruntime
 
     expected = {
-        "model": saved.fingerprint(models["structure"]),
+        "model": Model.open(models["structure"]).fingerprint,
         "input": {
             "name": "images",
             "dtype": "uint8",
@@ -183,11 +183,14 @@ def test_what_a_file_says_of_itself(models: dict[str, Path], tmp_path: Path) -> 
         },
         "distance": "euclidean",
         "preprocessing": json.loads((models["structure"] / "embedder.json").read_text())["preprocessing"],
-        "preprocessing_steps": preprocessing.words(saved.preprocessing(models["structure"])),
-        "preprocessing_code": preprocessing.code(saved.preprocessing(models["structure"])),
+        "preprocessing_steps": preprocessing.words(Model.open(models["structure"]).preprocessing),
+        "preprocessing_code": preprocessing.code(Model.open(models["structure"]).preprocessing),
     }
     for kind in FORMATS:
-        assert export(models["structure"], tmp_path / f"m{exports.SUFFIXES[kind]}", kind).about == expected
+        assert (
+            export(Model.open(models["structure"]), tmp_path / f"m{exports.SUFFIXES[kind]}", kind).about
+            == expected
+        )
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     assert json.loads(session.get_modelmeta().custom_metadata_map["dmlstudy"]) == expected
     assert session.get_modelmeta().custom_metadata_map["preprocessing_code"] == expected["preprocessing_code"]
@@ -233,13 +236,13 @@ def test_who_has_the_file_alone_reproduces_the_example_from_pictures(
     made = embedders.build(backbone, 6, width=4, in_channels=channels, image_size=size, seed=1)
     embedders.save(made, tmp_path / "model", {}, example, fit)
     kept = model_folder.read_arrays(tmp_path / "model" / model_folder.EXAMPLE)
-    assert saved.preprocessing(tmp_path / "model")["network_order"] == (
+    assert Model.open(tmp_path / "model").preprocessing["network_order"] == (
         "BGR" if backbone == "bn_inception" else "RGB"
     )
     for form in forms:
         output = tmp_path / f"it{exports.SUFFIXES[form]}"
         space: dict[str, Any] = {}
-        exec(export(tmp_path / "model", output, form).about["preprocessing_code"], space)
+        exec(export(Model.open(tmp_path / "model"), output, form).about["preprocessing_code"], space)
         read = np.stack([space["read"](path) for path in sorted(folder.iterdir())])
         np.testing.assert_array_equal(read, kept["x"])
         np.testing.assert_allclose(computed(output, read)["embedding"], kept["z"], atol=1e-5)
@@ -257,14 +260,14 @@ def test_a_program_is_loaded_without_unpickling(
 
     really = torch.load
     for name in models:
-        export(models[name], tmp_path / f"{name}.pt2", "torch_export")
+        export(Model.open(models[name]), tmp_path / f"{name}.pt2", "torch_export")
     for module, attribute in ((pickle, "Unpickler"), (pickle, "loads"), (pickle, "load")):
         monkeypatch.setattr(module, attribute, refused)
     monkeypatch.setattr(torch, "load", plain)
     for name, folder in models.items():
         x_N = inputs(folder, 2)
         np.testing.assert_allclose(
-            computed(tmp_path / f"{name}.pt2", x_N)["embedding"], saved.verified(folder)(x_N), atol=1e-5
+            computed(tmp_path / f"{name}.pt2", x_N)["embedding"], Model.open(folder).compute(x_N), atol=1e-5
         )
 
 
@@ -273,13 +276,13 @@ def test_a_file_that_differs_is_not_left_behind(
     kind: Format, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / f"m{exports.SUFFIXES[kind]}"
-    export(models["plain"], output, kind)
+    export(Model.open(models["plain"]), output, kind)
     before = output.read_bytes()
     another = embedders.build("small_conv", 6, width=4, in_channels=1, image_size=8, seed=9).eval()
     monkeypatch.setattr(exports, "PROGRAMS", {"embedder": lambda _: exports._Embedder(another)})
     for path in (output, tmp_path / f"new{output.suffix}"):
         with pytest.raises(ValueError, match=r"differs from the model by \d\.\de[+-]\d\d, more than 1e-05"):
-            export(models["plain"], path, kind)
+            export(Model.open(models["plain"]), path, kind)
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
     assert output.read_bytes() == before
 
@@ -302,7 +305,7 @@ def test_what_the_exporter_cannot_do_is_one_line(
 
     monkeypatch.setattr(exports, "PROGRAMS", {"embedder": lambda _: Branching()})
     with pytest.raises(ValueError, match=rf"plain: has no form of --format {kind} \(.+\); take") as caught:
-        export(models["plain"], tmp_path / f"m{exports.SUFFIXES[kind]}", kind)
+        export(Model.open(models["plain"]), tmp_path / f"m{exports.SUFFIXES[kind]}", kind)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -314,7 +317,7 @@ def test_oasis_is_refused_with_what_to_do(tmp_path: Path) -> None:
         online.Learned(made, online.Preparation.of("none", X), "oasis", {}), tmp_path / "m", {}, X[:2]
     )
     with pytest.raises(ValueError, match=r"oasis embeds queries otherwise.*dmlstudy\.online\.load") as caught:
-        export(tmp_path / "m", tmp_path / "o.onnx", "onnx")
+        export(Model.open(tmp_path / "m"), tmp_path / "o.onnx", "onnx")
     assert "\n" not in str(caught.value)
 
 
@@ -324,8 +327,8 @@ def test_without_the_extra_it_says_what_to_install(
     for name in ("onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"needs onnx, onnxruntime: pip install 'dmlstudy\[export\]'"):
-        export(models["plain"], tmp_path / "m.onnx", "onnx")
-    assert export(models["plain"], tmp_path / "m.pt2", "torch_export").difference <= 1e-5
+        export(Model.open(models["plain"]), tmp_path / "m.onnx", "onnx")
+    assert export(Model.open(models["plain"]), tmp_path / "m.pt2", "torch_export").difference <= 1e-5
 
 
 def test_outputs_that_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
@@ -342,12 +345,12 @@ def test_outputs_that_are_refused(models: dict[str, Path], tmp_path: Path) -> No
     ]
     for output, kind, message in table:
         with pytest.raises(ValueError, match=message):
-            export(copy, output, kind)
+            export(Model.open(copy), output, kind)
     assert (tmp_path / "thesis.onnx").read_text() == "years of work"
     with (copy / model_folder.WEIGHTS).open("ab") as file:
         file.write(b"x")
     with pytest.raises(ValueError, match=r"weights\.safetensors: altered"):
-        export(copy, tmp_path / "m.onnx", "onnx")
+        export(Model.open(copy), tmp_path / "m.onnx", "onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.onnx", "model", "thesis.onnx"]
 
 
@@ -355,7 +358,7 @@ def test_without_an_example_random_inputs_are_compared(tmp_path: Path) -> None:
     made = embedder(tmp_path / "with")
     embedders.save(made, tmp_path / "model")
     assert [len(batch) for batch in exports._batches(tmp_path / "model")] == [1, 3]
-    assert export(tmp_path / "model", tmp_path / "m.pt2", "torch_export").difference <= 1e-5
+    assert export(Model.open(tmp_path / "model"), tmp_path / "m.pt2", "torch_export").difference <= 1e-5
 
 
 def test_the_command(

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from dmlstudy import data, embedders, hashing, online
 from dmlstudy.cli.app import app
-from dmlstudy.models import saved
+from dmlstudy.saved import Model
+from dmlstudy.saved.items import of_files
 from dmlstudy.serving import gallery as galleries
 from dmlstudy.serving.contact_sheet import Shown, write_sheet
-from dmlstudy.serving.embed import Job, embed_into, opened
+from dmlstudy.serving.embed import Job, embed_into
 from dmlstudy.serving.gallery import Gallery, build, open_gallery
 from dmlstudy.serving.retrieve import own_items, retrieve, write_contact_sheet
 from dmlstudy.serving.retriever import Layers, Searcher, by_layers
@@ -43,9 +44,9 @@ def test_search_is_the_loop_over_items(
 ) -> None:
     inputs = pictures if kind == "plain" else vectors
     gallery = made(models[kind], inputs, tmp_path)
-    queries = opened(models[kind], inputs)
-    z_ND = saved.verified(models[kind])(queries.read(range(len(queries)))).astype(np.float64)
-    hits = retrieve(Searcher(models[kind], gallery, rerank="none"), queries, 5)
+    queries = of_files(Model.open(models[kind]), inputs)
+    z_ND = Model.open(models[kind]).compute(queries.read(range(len(queries)))).astype(np.float64)
+    hits = retrieve(Searcher(Model.open(models[kind]), gallery, rerank="none"), queries, 5)
     for query, own in enumerate(hits):
         difference = ((z_ND - z_ND[query]) ** 2).sum(axis=1)
         expected = np.sort(difference / 4 if kind == "codes" else np.sqrt(difference))[:5]
@@ -61,8 +62,8 @@ def test_structure_puts_them_in_the_querys_order(
     models: dict[str, Path], pictures: Path, tmp_path: Path
 ) -> None:
     gallery = made(models["structure"], pictures, tmp_path)
-    queries = opened(models["structure"], pictures)
-    searcher = Searcher(models["structure"], gallery, among=12)
+    queries = of_files(Model.open(models["structure"]), pictures)
+    searcher = Searcher(Model.open(models["structure"]), gallery, among=12)
     assert searcher.rerank == "structure"
     hits = retrieve(searcher, queries, 4)
     z_ND, omega_ND = embedders.embed_with_structure(
@@ -81,8 +82,8 @@ def test_codes_are_put_in_order_by_weighted_bits(
     models: dict[str, Path], vectors: Path, tmp_path: Path
 ) -> None:
     gallery = made(models["codes"], vectors, tmp_path)
-    queries = opened(models["codes"], vectors)
-    hits = retrieve(Searcher(models["codes"], gallery, rerank="structure"), queries, 30)
+    queries = of_files(Model.open(models["codes"]), vectors)
+    hits = retrieve(Searcher(Model.open(models["codes"]), gallery, rerank="structure"), queries, 30)
     model = hashing.load(models["codes"])
     x_NF = queries.read(range(30))
     z_ND, omega_ND = model.codes(x_NF), model.omega(x_NF)
@@ -98,8 +99,8 @@ def test_layers_put_them_in_the_order_of_their_similarities(
     models: dict[str, Path], vectors: Path, tmp_path: Path
 ) -> None:
     gallery = made(models["learner"], vectors, tmp_path)
-    queries = opened(models["learner"], vectors)
-    searcher = Searcher(models["learner"], gallery, among=30)
+    queries = of_files(Model.open(models["learner"]), vectors)
+    searcher = Searcher(Model.open(models["learner"]), gallery, among=30)
     assert searcher.rerank == "layers"
     hits = retrieve(searcher, queries, 30)
     learned = online.load(models["learner"])
@@ -122,7 +123,11 @@ def test_a_similarity_that_is_no_distance_is_searched_by(vectors: Path, tmp_path
     learned = online.Learned(learner, online.Preparation.of("none", X), "oasis", {})
     online.save(learned, tmp_path / "model", {}, X[:2])
     gallery = made(tmp_path / "model", vectors, tmp_path)
-    hits = retrieve(Searcher(tmp_path / "model", gallery), opened(tmp_path / "model", vectors), 30)
+    hits = retrieve(
+        Searcher(Model.open(tmp_path / "model"), gallery),
+        of_files(Model.open(tmp_path / "model"), vectors),
+        30,
+    )
     similarity_NN = X.astype(np.float64) @ matrix_DD @ X.T
     for query, own in enumerate(hits):
         found = similarity_NN[query, [hit.place for hit in own]]
@@ -146,8 +151,8 @@ def test_other_indexes_find_the_item_itself(
     kind: str, models: dict[str, Path], pictures: Path, tmp_path: Path
 ) -> None:
     gallery = made(models["plain"], pictures, tmp_path, kind)
-    queries = opened(models["plain"], pictures)
-    hits = retrieve(Searcher(models["plain"], gallery), queries, 1)
+    queries = of_files(Model.open(models["plain"]), pictures)
+    hits = retrieve(Searcher(Model.open(models["plain"]), gallery), queries, 1)
     assert [own[0].place for own in hits] == list(range(30))
 
 
@@ -155,10 +160,10 @@ def test_a_contact_sheet_shows_what_was_found(
     models: dict[str, Path], pictures: Path, tmp_path: Path
 ) -> None:
     gallery = made(models["plain"], pictures, tmp_path)
-    queries = opened(models["plain"], pictures / "class0")
-    searcher = Searcher(models["plain"], gallery)
+    queries = of_files(Model.open(models["plain"]), pictures / "class0")
+    searcher = Searcher(Model.open(models["plain"]), gallery)
     hits = retrieve(searcher, queries, 3)
-    write_contact_sheet(tmp_path / "sheet.html", models["plain"], searcher, queries, hits)
+    write_contact_sheet(tmp_path / "sheet.html", searcher, queries, hits)
     page = (tmp_path / "sheet.html").read_text()
     assert page.count("<section>") == 10
     assert page.count("<img") == 40
@@ -166,7 +171,7 @@ def test_a_contact_sheet_shows_what_was_found(
     assert "http:" not in page
     assert "https:" not in page
     with pytest.raises(ValueError, match="no such folder; make it or name another output"):
-        write_contact_sheet(tmp_path / "none" / "s.html", models["plain"], searcher, queries, hits)
+        write_contact_sheet(tmp_path / "none" / "s.html", searcher, queries, hits)
 
 
 def test_what_is_refused(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
@@ -175,9 +180,9 @@ def test_what_is_refused(models: dict[str, Path], pictures: Path, tmp_path: Path
     with pytest.raises(ValueError, match="exists already"):
         build(z, tmp_path / "gallery")
     with pytest.raises(ValueError, match="the gallery was made by another model"):
-        Searcher(models["structure"], gallery)
+        Searcher(Model.open(models["structure"]), gallery)
     with pytest.raises(ValueError, match="the model has no head for it"):
-        Searcher(models["plain"], gallery, rerank="structure")
+        Searcher(Model.open(models["plain"]), gallery, rerank="structure")
     with pytest.raises(ValueError, match="queries of size 3, the gallery's are of 6"):
         gallery.search(np.zeros((1, 3), np.float32), 1)
     data.write_embeddings(tmp_path / "bare.parquet", ["a"], None, np.ones((1, 6), np.float32))
@@ -324,7 +329,7 @@ def counted(real):
 
 gallery.data.write_items = counted(data.write_items)
 gallery.np.save = counted(gallery.np.save)
-gallery._sha256 = counted(gallery._sha256)
+gallery.sha256 = counted(gallery.sha256)
 Path.rename = counted(Path.rename)
 gallery.build(sys.argv[1], sys.argv[2])
 """
@@ -361,8 +366,8 @@ def test_the_index_is_put_where_the_gallery_is_asked_to_be(
 
 def test_the_querys_own_item_is_left_out(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
     gallery = made(models["plain"], pictures, tmp_path)
-    searcher = Searcher(models["plain"], gallery)
-    queries = opened(models["plain"], pictures)
+    searcher = Searcher(Model.open(models["plain"]), gallery)
+    queries = of_files(Model.open(models["plain"]), pictures)
     with_own = retrieve(searcher, queries, 6)
     without = retrieve(searcher, queries, 5, is_own=own_items(gallery, pictures, queries))
     for query, (all_of, others) in enumerate(zip(with_own, without, strict=True)):
@@ -370,10 +375,10 @@ def test_the_querys_own_item_is_left_out(models: dict[str, Path], pictures: Path
         expected = [hit.place for hit in all_of if hit.place != query]
         assert [hit.place for hit in others] == expected[:5]
     single = sorted((pictures / "class1").iterdir())[2]
-    query = opened(models["plain"], single)
+    query = of_files(Model.open(models["plain"]), single)
     (own,) = retrieve(searcher, query, 1, is_own=own_items(gallery, single, query))
     assert own[0].id != f"class1/{single.name}"
-    below = opened(models["plain"], pictures / "class1")
+    below = of_files(Model.open(models["plain"]), pictures / "class1")
     for name, own in zip(
         below.ids,
         retrieve(searcher, below, 30, is_own=own_items(gallery, pictures / "class1", below)),
@@ -387,9 +392,12 @@ def test_items_of_a_table_are_known_by_their_ids(
     models: dict[str, Path], vectors: Path, tmp_path: Path
 ) -> None:
     gallery = made(models["codes"], vectors, tmp_path)
-    queries = opened(models["codes"], vectors)
+    queries = of_files(Model.open(models["codes"]), vectors)
     hits = retrieve(
-        Searcher(models["codes"], gallery), queries, 30, is_own=own_items(gallery, vectors, queries)
+        Searcher(Model.open(models["codes"]), gallery),
+        queries,
+        30,
+        is_own=own_items(gallery, vectors, queries),
     )
     assert all(
         len(own) == 29 and hit.id != name for name, own in zip(queries.ids, hits, strict=True) for hit in own
@@ -403,9 +411,11 @@ def test_scores_are_larger_for_what_is_nearer(
         (tmp_path / kind).mkdir()
         inputs = pictures if kind == "plain" else vectors
         gallery = made(models[kind], inputs, tmp_path / kind)
-        queries = opened(models[kind], inputs)
-        z_ND = saved.verified(models[kind])(queries.read(range(30))).astype(np.float64)
-        for query, own in enumerate(retrieve(Searcher(models[kind], gallery, rerank="none"), queries, 30)):
+        queries = of_files(Model.open(models[kind]), inputs)
+        z_ND = Model.open(models[kind]).compute(queries.read(range(30))).astype(np.float64)
+        for query, own in enumerate(
+            retrieve(Searcher(Model.open(models[kind]), gallery, rerank="none"), queries, 30)
+        ):
             scores = [hit.score for hit in own]
             assert scores == sorted(scores, reverse=True)
             if kind != "learner":

@@ -14,6 +14,7 @@ from openapi_spec_validator import validate
 from PIL import Image
 from starlette.testclient import TestClient
 
+from dmlstudy.saved import Model
 from dmlstudy.serving import guards
 from dmlstudy.serving.guards import Access, Limits, Memory
 from dmlstudy.serving.server import Service, app
@@ -23,7 +24,7 @@ TOKEN = "0123456789abcdef-a-token"
 
 @pytest.fixture(scope="module")
 def service(models: dict[str, Path]) -> Service:
-    return Service(models["plain"], None, Limits(), name="digits-embedder/3", device="cpu")
+    return Service(Model.open(models["plain"]), None, Limits(), name="digits-embedder/3")
 
 
 def png() -> bytes:
@@ -147,7 +148,7 @@ def test_the_log_has_a_line_for_each_request_and_nothing_secret(
 def test_the_description_is_openapi_and_answers_are_as_it_says(
     name: str, token: str | None, models: dict[str, Path]
 ) -> None:
-    service = Service(models[name], None, Limits(), device="cpu")
+    service = Service(Model.open(models[name]), None, Limits())
     headers = {"authorization": f"Bearer {token}"} if token else {}
     with TestClient(app(service, Access(token))) as asked:
         described = asked.get("/openapi.json").json()

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dmlstudy import data, description, embedders, hashing, model_folder, online
+from dmlstudy import data, description, embedders, hashing, model_folder, online, saved
 from dmlstudy.hashing.model import Recipe
-from dmlstudy.models import saved
-from dmlstudy.serving.embed import opened
+from dmlstudy.saved import Model
+from dmlstudy.saved.items import of_files
 
 SCRIPT = Path(__file__).parents[1] / "support" / "blocked.py"
 KINDS = ("plain", "codes", "learner")
@@ -52,8 +52,8 @@ def test_a_folder_is_used_without_the_engines_and_without_pickle(
         [sys.executable, SCRIPT, whole[name], inputs, tmp_path], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
-    items = opened(whole[name], inputs)
-    expected = saved.verified(whole[name])(items.read(range(len(items))))
+    items = of_files(Model.open(whole[name]), inputs)
+    expected = Model.open(whole[name]).compute(items.read(range(len(items))))
     np.testing.assert_allclose(np.load(tmp_path / "api.npy"), expected, atol=1e-6)
     np.testing.assert_allclose(data.read_embeddings(tmp_path / "command.parquet")[2], expected, atol=1e-6)
 
@@ -76,10 +76,10 @@ def test_a_pickle_in_the_place_of_numbers_is_refused_and_not_run(
     folder = shutil.copytree(whole[name], tmp_path / "model")
     (folder / file).write_bytes(pickle.dumps(Executed(tmp_path / "executed")))
     with pytest.raises(ValueError, match=rf"{file}: altered"):
-        saved.verified(folder)
+        Model.open(folder)
     model_folder.seal(folder)  # as whoever can write the folder might
     with pytest.raises(ValueError, match=file) as caught:
-        model_folder.largest_deviation(folder, saved.verified(folder))
+        model_folder.largest_deviation(folder, Model.open(folder).compute)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "executed").exists()
 
@@ -118,7 +118,7 @@ def test_each_damaged_file_is_named(
     for file in files:
         folder = shutil.copytree(whole[name], tmp_path / file / "model")
         damage(folder / file)
-        for load in (saved.verified, saved.parts, LOADS[name]):
+        for load in (Model.open, LOADS[name]):
             with pytest.raises(ValueError) as caught:  # noqa: PT011
                 load(folder)
             named = "manifest" if file == model_folder.MANIFEST else file
@@ -159,7 +159,7 @@ def test_what_does_not_belong_to_the_model_is_named(
     for number, add in enumerate((a_link, a_broken_link, a_linked_folder, a_file, a_file_below)):
         folder = shutil.copytree(whole[name], tmp_path / f"model{number}")
         add(folder / "extra.py")
-        for load in (saved.verified, saved.parts, LOADS[name]):
+        for load in (Model.open, LOADS[name]):
             with pytest.raises(
                 ValueError, match=r"extra\.py: a (link|file) that the manifest does not list; take"
             ):
@@ -169,10 +169,9 @@ def test_what_does_not_belong_to_the_model_is_named(
 def test_another_kind_s_description_in_the_folder_is_refused(whole: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(whole["codes"], tmp_path / "model")
     shutil.copy(whole["plain"] / "embedder.json", folder)
-    for use in (saved.verified, saved.takes):
-        with pytest.raises(ValueError, match=r"embedder\.json") as caught:
-            use(folder)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"embedder\.json") as caught:
+        Model.open(folder)
+    assert "\n" not in str(caught.value)
 
 
 def described(folder: Path) -> Path:
@@ -205,12 +204,10 @@ def changed(folder: Path, to: Path, keys: tuple[str | int, ...], value: object) 
 
 def used(folder: Path) -> None:
     """All that is done with a model's folder before it is asked anything."""
-    saved.takes(folder)
-    saved.extra(folder)
-    saved.fit_of(folder)
-    compute = saved.verified(folder)
-    saved.parts(folder)
-    model_folder.largest_deviation(folder, compute)
+    model = Model.open(folder)
+    assert model.notes is not None
+    assert (model.fit is None) == (model.takes.image_size is None)
+    model_folder.largest_deviation(folder, model.compute)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +272,7 @@ def test_a_description_that_is_no_object_is_refused(
         folder = shutil.copytree(whole[name], tmp_path / name)
         described(folder).write_bytes(content)
         model_folder.seal(folder)
-        for use in (saved.takes, saved.verified, LOADS[name]):
+        for use in (Model.open, LOADS[name]):
             with pytest.raises(ValueError, match=described(folder).name) as caught:
                 use(folder)
             assert "\n" not in str(caught.value)

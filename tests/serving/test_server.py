@@ -28,9 +28,10 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from dmlstudy import cli
-from dmlstudy.models import saved
+from dmlstudy.saved import Model
+from dmlstudy.saved.items import of_files
 from dmlstudy.serving import guards
-from dmlstudy.serving.embed import Job, embed_into, opened
+from dmlstudy.serving.embed import Job, embed_into
 from dmlstudy.serving.gallery import build
 from dmlstudy.serving.guards import Access, Limits
 from dmlstudy.serving.retrieve import retrieve
@@ -54,7 +55,7 @@ def gallery(models: dict[str, Path], pictures: Path, tmp_path_factory: pytest.Te
 @pytest.fixture(scope="module")
 def client(models: dict[str, Path], gallery: Path) -> TestClient:
     limits = Limits(max_bytes=200_000, max_items=4, max_pixels=10_000, max_pixels_in_all=15_000, max_k=50)
-    with TestClient(app(Service(models["structure"], gallery, limits, device="cpu"))) as client:
+    with TestClient(app(Service(Model.open(models["structure"]), gallery, limits))) as client:
         yield client  # type: ignore[misc]
 
 
@@ -73,10 +74,10 @@ def test_embed_is_what_the_model_computes(
     client: TestClient, models: dict[str, Path], pictures: Path
 ) -> None:
     files = sorted(pictures.rglob("*.png"))[:3]
-    items = opened(models["structure"], pictures)
-    expected = saved.verified(models["structure"])(items.read(range(3)))
+    items = of_files(Model.open(models["structure"]), pictures)
+    expected = Model.open(models["structure"]).compute(items.read(range(3)))
     answer = client.post("/embed", json=as_json(*(file.read_bytes() for file in files))).json()
-    assert (answer["model"], answer["digest"]) == ("structure", saved.fingerprint(models["structure"]))
+    assert (answer["model"], answer["digest"]) == ("structure", Model.open(models["structure"]).fingerprint)
     assert answer["dim"] == 6
     np.testing.assert_allclose(answer["embeddings"], expected, atol=1e-6)
     alone = client.post("/embed", content=files[0].read_bytes(), headers=AS_PNG).json()
@@ -88,8 +89,8 @@ def test_retrieve_is_what_the_searcher_finds(
 ) -> None:
     from dmlstudy.serving.gallery import open_gallery
 
-    queries = opened(models["structure"], pictures)
-    expected = retrieve(Searcher(models["structure"], open_gallery(gallery)), queries, 7)
+    queries = of_files(Model.open(models["structure"]), pictures)
+    expected = retrieve(Searcher(Model.open(models["structure"]), open_gallery(gallery)), queries, 7)
     file = sorted(pictures.rglob("*.png"))[4]
     answer = client.post("/retrieve?k=7", content=file.read_bytes(), headers=AS_PNG).json()
     (found,) = answer["results"]
@@ -117,10 +118,10 @@ def test_models_of_vectors_retrieve_too(
     """Also where queries are embedded otherwise than items, as a learner may do."""
     embed_into(Job(str(models[kind]), str(vectors), str(tmp_path / "z.parquet"), device="cpu"))
     found = build(tmp_path / "z.parquet", tmp_path / "gallery")
-    queries = opened(models[kind], vectors)
-    expected = retrieve(Searcher(models[kind], found), queries, 4)
+    queries = of_files(Model.open(models[kind]), vectors)
+    expected = retrieve(Searcher(Model.open(models[kind]), found), queries, 4)
     x = queries.read(range(3))
-    with TestClient(app(Service(models[kind], tmp_path / "gallery", Limits(), device="cpu"))) as client:
+    with TestClient(app(Service(Model.open(models[kind]), tmp_path / "gallery", Limits()))) as client:
         answer = client.post("/retrieve?k=4", json={"vectors": x.tolist()}).json()
         assert [[each["id"] for each in own] for own in answer["results"]] == [
             [hit.id for hit in own] for own in expected[:3]
@@ -128,11 +129,11 @@ def test_models_of_vectors_retrieve_too(
         scores = [[each["score"] for each in own] for own in answer["results"]]
         np.testing.assert_allclose(scores, [[hit.score for hit in own] for own in expected[:3]], atol=1e-6)
         one = client.post("/embed", json={"vector": x[0].tolist()}).json()
-        np.testing.assert_allclose(one["embeddings"], saved.verified(models[kind])(x[:1]), atol=1e-6)
+        np.testing.assert_allclose(one["embeddings"], Model.open(models[kind]).compute(x[:1]), atol=1e-6)
 
 
 def test_more_than_the_server_may_hold_is_sent_away(models: dict[str, Path]) -> None:
-    with TestClient(app(Service(models["plain"], None, Limits(max_held_bytes=100), device="cpu"))) as client:
+    with TestClient(app(Service(Model.open(models["plain"]), None, Limits(max_held_bytes=100)))) as client:
         for _ in range(2):
             answer = client.post("/embed", content=png())
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -147,9 +148,9 @@ def test_a_registered_model_is_called_by_its_version(
     asked: list[str] = []
 
     @contextlib.contextmanager
-    def fetched(reference: str, *_: object) -> Iterator[Path]:
+    def fetched(reference: str, *_: object, device: str) -> Iterator[Model]:
         asked.append(reference)
-        yield models["plain"]
+        yield Model.open(models["plain"], device=device)
 
     found = types.SimpleNamespace(name="digits-embedder", version=7)
     monkeypatch.setattr("dmlstudy.registry.models.resolve", lambda store, reference: found)
@@ -269,9 +270,9 @@ def test_a_body_of_unknown_length_is_cut_off(client: TestClient) -> None:
 
 def test_models_of_vectors(models: dict[str, Path]) -> None:
     x = np.random.default_rng(0).normal(size=(2, 10)).astype(np.float32)
-    with TestClient(app(Service(models["learner"], None, Limits()))) as client:
+    with TestClient(app(Service(Model.open(models["learner"]), None, Limits()))) as client:
         answer = client.post("/embed", json={"vectors": x.tolist()}).json()
-        np.testing.assert_allclose(answer["embeddings"], saved.verified(models["learner"])(x), atol=1e-6)
+        np.testing.assert_allclose(answer["embeddings"], Model.open(models["learner"]).compute(x), atol=1e-6)
         for vectors in ([[1.0]], [["a"]], [[1.0] * 10, [1.0]], [[1e300] * 10], [[float("nan")] * 10]):
             content = str({"vectors": vectors}).replace("'", '"').replace("nan", "NaN")
             answer = client.post("/embed", content=content, headers=AS_JSON)
@@ -283,7 +284,7 @@ def test_models_of_vectors(models: dict[str, Path]) -> None:
 
 
 def test_a_token_is_asked_for(models: dict[str, Path]) -> None:
-    with TestClient(app(Service(models["plain"], None, Limits(), device="cpu"), Access(TOKEN))) as client:
+    with TestClient(app(Service(Model.open(models["plain"]), None, Limits()), Access(TOKEN))) as client:
         assert client.get("/health").status_code == 200
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"}):
             answer = client.post("/embed", json=as_json(png()), headers=headers)
@@ -304,7 +305,7 @@ def test_beyond_loopback_a_token_is_needed() -> None:
 
 
 def test_too_many_waiting_are_sent_away(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service(models["plain"], None, Limits(max_waiting=2), device="cpu")
+    service = Service(Model.open(models["plain"]), None, Limits(max_waiting=2))
     begun, go_on = threading.Barrier(3), threading.Event()
     real = service.items
 

@@ -308,5 +308,11 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
     assert texts.keys() == {"study.yaml", "search_space.yaml", "folds.json", "environment.json"}
     assert len(json.loads(texts["folds.json"])["search"]) == 2
     assert "source_sha256" in json.loads(texts["environment.json"])["code"]
+
+    def read(*_: object, **__: object) -> None:
+        pytest.fail("the data of a finished study were read")
+
+    for name in ("load", "files_digest", "remarks"):
+        monkeypatch.setattr(data, name, read)
     assert run_study(spec, store, address=None, tell=told.append) == board
     assert told == ["study simulated is finished already; run it under another --name to repeat it"]

@@ -37,11 +37,12 @@ def main(model: str, inputs: str, folder: str) -> None:
     pickle.load = pickle.loads = torch.load = refuse
 
     from dmlstudy import cli
-    from dmlstudy.models import saved
-    from dmlstudy.serving.embed import opened
+    from dmlstudy.saved import Model
+    from dmlstudy.saved.items import of_files
 
-    items = opened(model, inputs)
-    np.save(Path(folder) / "api.npy", saved.verified(model)(items.read(range(len(items)))))
+    opened = Model.open(model)
+    items = of_files(opened, inputs)
+    np.save(Path(folder) / "api.npy", opened.compute(items.read(range(len(items)))))
     sys.argv = ["dmlstudy", "embed", model, inputs, "-o", str(Path(folder) / "command.parquet")]
     try:
         cli.main()

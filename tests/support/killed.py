@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from dmlstudy.data import decoding, parquet
-from dmlstudy.models import saved
+from dmlstudy.saved.model import Model, Network
 from dmlstudy.serving import embed
 from dmlstudy.serving.embed import Job, embed_into
 
@@ -76,7 +76,7 @@ def main(model: Path, pictures: Path, folder: Path) -> None:
     decoding.formats()  # once here, not in each child
     Image.init()
     embed.PART = 18
-    saved.verified = lambda *_, **__: lambda x_N: x_N.reshape(len(x_N), -1)[:, :6].astype(np.float32)
+    Model.loaded = Network(None, lambda x_N: x_N.reshape(len(x_N), -1)[:, :6].astype(np.float32), None)
     output = folder / "z.parquet"
     job = Job(str(model), str(pictures), str(output), batch_size=4, device="cpu", on_corrupt="skip")
     assert child(job, None, folder)

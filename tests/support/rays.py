@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
+from support.trees import end_tree
 
 RAY = Path(sys.executable).parent / "ray"
 
@@ -44,13 +44,7 @@ def ray_head(temp_dir: Path) -> Iterator[Head]:
             time.sleep(0.2)
         yield Head(port, f"http://127.0.0.1:{dashboard}")
     finally:
-        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-        for member in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.terminate()
-        for member in psutil.wait_procs(tree, timeout=10)[1]:
-            member.kill()
-        process.wait(timeout=10)
+        end_tree(process, signal.SIGTERM)
 
 
 def _listens(port: int) -> bool:

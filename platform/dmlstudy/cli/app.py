@@ -16,6 +16,7 @@ import typer
 from dmlstudy.text import nearest, one_line
 
 if TYPE_CHECKING:
+    from dmlstudy.saved import Model
     from dmlstudy.store import Store
 
 
@@ -199,19 +200,21 @@ def _options(
 
 
 @contextmanager
-def model_at(reference: str, store: Path, tracking_uri: str | None) -> Iterator[Path]:
-    """A model's folder: one that was pulled, which needs no MLflow, or a verified copy of a registered one."""
-    from dmlstudy import model_folder
-    from dmlstudy.models import saved
+def model_at(
+    reference: str, store: Path, tracking_uri: str | None, *, device: str = "cpu", batch_size: int = 256
+) -> Iterator[Model]:
+    """A model, opened: of a folder that was pulled, which needs no MLflow, or of a copy of a registered one."""
+    from dmlstudy import saved
 
     if saved.is_model(reference):
-        model_folder.verify(reference)
-        yield Path(reference).absolute()
+        yield saved.Model.open(
+            Path(reference).absolute(), device=device, batch_size=batch_size, name=reference
+        )
         return
     from dmlstudy.registry.models import fetched
 
-    with fetched(store_at(store, tracking_uri), reference) as folder:
-        yield folder.absolute()
+    with fetched(store_at(store, tracking_uri), reference, device=device, batch_size=batch_size) as opened:
+        yield opened
 
 
 def store_at(root: Path, tracking_uri: str | None = None, patience_s: float | None = None) -> Store:

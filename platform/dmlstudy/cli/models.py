@@ -203,16 +203,12 @@ def embed(
             parts, description="embedding", total=number, console=shown, disable=not shown.is_terminal
         )
 
-    with model_at(model, store, tracking_uri) as folder:
-        job = Job(
-            str(folder),
-            str(input.absolute()),
-            str(output.absolute()),
-            batch_size,
-            device,
-            check_on_corrupt(on_corrupt),
-            max_pixels,
-        )
+    is_shared = run is not one_by_one  # then this process hands out parts, and computes nothing
+    with model_at(
+        model, store, tracking_uri, device="cpu" if is_shared else device, batch_size=batch_size
+    ) as opened:
+        corrupt = check_on_corrupt(on_corrupt)
+        job = Job.of(opened, input, output, device=device, on_corrupt=corrupt, max_pixels=max_pixels)
         with quiet:
             made = embed_into(job, run, follow)
         lines = told(job, made)
@@ -243,8 +239,8 @@ def export(
     from dmlstudy.serving import export as exports
 
     path = output or exports.default_output(model, format)
-    with model_at(model, store, tracking_uri) as folder:
-        made = exports.export(folder, path, format)
+    with model_at(model, store, tracking_uri) as opened:
+        made = exports.export(opened, path, format)
     if json:
         show_json({"file": str(path), "difference": made.difference, **made.about})
         return
@@ -315,21 +311,21 @@ def retrieve(
     tracking_uri: ServerOption = None,
 ) -> None:
     """Find the nearest items of a gallery for each query; a smaller distance, in JSON a larger score, is nearer."""
-    from dmlstudy.serving.embed import opened
+    from dmlstudy.saved.items import of_files
     from dmlstudy.serving.gallery import open_gallery
     from dmlstudy.serving.retrieve import own_items, write_contact_sheet
     from dmlstudy.serving.retrieve import retrieve as find
     from dmlstudy.serving.retriever import Searcher
 
-    with model_at(model, store, tracking_uri) as folder:
+    with model_at(model, store, tracking_uri, device=device) as opened:
         items = open_gallery(gallery, device=device)
         if items.note:
             print(f"note: {items.note}", file=sys.stderr)
-        searcher = Searcher(folder, items, rerank=rerank, among=among, device=device)
-        queries = opened(folder, query)
+        searcher = Searcher(opened, items, rerank=rerank, among=among)
+        queries = of_files(opened, query)
         hits = find(searcher, queries, k, is_own=own_items(items, query, queries) if exclude_self else None)
         if sheet is not None:
-            write_contact_sheet(sheet, folder, searcher, queries, hits)
+            write_contact_sheet(sheet, searcher, queries, hits)
     if json:
         for hit in (hit for own in hits for hit in own):
             print(hit.model_dump_json())
@@ -392,7 +388,7 @@ def serve(
     tracking_uri: ServerOption = None,
 ) -> None:
     """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs tells the bodies."""
-    from dmlstudy.models import saved
+    from dmlstudy.saved import is_model
     from dmlstudy.serving import guards, server
 
     token = os.environ.get("DMLSTUDY_TOKEN") or None
@@ -401,22 +397,14 @@ def serve(
     access = guards.Access.of(host, token, allowed_host or (), cors_origin or ())
     with ExitStack() as held:
         place = held.enter_context(server.bound(host, port))
-        if not saved.is_model(model):
+        if not is_model(model):
             from dmlstudy.registry.models import resolve
 
             found = resolve(store_at(store, tracking_uri), model)  # what an alias means may change meanwhile
             model = f"{found.name}/{found.version}"
             name = name or model
-        folder = held.enter_context(model_at(model, store, tracking_uri))
-        service = server.Service(
-            folder,
-            gallery,
-            guards.Limits(),
-            name=name,
-            rerank=rerank,
-            among=among,
-            device=device,
-        )
+        opened = held.enter_context(model_at(model, store, tracking_uri, device=device))
+        service = server.Service(opened, gallery, guards.Limits(), name=name, rerank=rerank, among=among)
         if service.note:
             print(f"note: {service.note}", file=sys.stderr)
         console.print(

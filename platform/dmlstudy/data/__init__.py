@@ -2,7 +2,7 @@
 
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
-from dmlstudy.data.datasets import DATASETS, load, reading
+from dmlstudy.data.datasets import DATASETS, load
 from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
 from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
@@ -25,6 +25,7 @@ from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.remarks import check_hits, remarks
 from dmlstudy.data.same_files import files_digest
 from dmlstudy.data.seen_classes import CLOSED, ClosedSet, as_features, load_closed
+from dmlstudy.data.source import Source, reading
 from dmlstudy.data.tables import Features, load_features
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "RandomBatches",
     "Reading",
     "RowFold",
+    "Source",
     "TwoDraws",
     "ZeroShotData",
     "as_features",

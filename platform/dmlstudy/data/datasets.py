@@ -16,10 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dmlstudy.data import layouts, tables
-from dmlstudy.data.decoding import MAX_PIXELS, ORIENTATIONS, Reading
-from dmlstudy.data.decoding import background as colour
+from dmlstudy.data.decoding import Reading
 from dmlstudy.data.images import (
-    Fit,
     Images,
     ImageSet,
     Indices,
@@ -41,6 +39,7 @@ from dmlstudy.data.pictures import (
     listing,
     sound,
 )
+from dmlstudy.data.source import Source, taking
 from dmlstudy.data.tables import Features, load_features
 from dmlstudy.text import nearest
 
@@ -176,58 +175,37 @@ DATASETS: Mapping[str, Callable[[Path | None, Expected | None], Parts | Arrays]]
 }
 
 
-def load(
-    name: str,
-    path: str | None = None,
-    image_size: int | None = None,
-    resize_to: int | None = None,
-    keep_aspect: bool = True,
-    on_corrupt: str = "error",
-    *,
-    orientation: str = "exif",
-    background: str = "white",
-    max_pixels: int = MAX_PIXELS,
-    expected: Mapping[str, Expected] = EXPECTED,
-) -> ZeroShotData:
-    """Load the data set ``name`` from ``path``; images are read and seen as ``Fit`` says.
+@taking(Source)
+def load(source: Source) -> ZeroShotData:
+    """Load a data set whose test classes are not those of development; the parameters are those of ``Source``.
 
-    Small sets are decoded at once, of larger ones a picture is when it is read. With ``on_corrupt='skip'`` each
-    picture is decoded once now, and those that cannot be are left out and noted; one whose bytes cannot be read
-    is an error all the same. ``expected`` has the counts of the data sets that are known.
+    Small sets are decoded at once, of larger ones a picture is when it is read.
+
     Raises ValueError for an unknown name, a missing folder, one whose counts are not those expected, and images that
     are broken or of unequal size.
     """
+    name, place = source.name, source.place
     known = (*DATASETS, FEATURES)
     if name not in known:
         raise ValueError(f"data.name: unknown data set {name!r}{nearest(name, known, listed=True)}")
-    place = None if path is None else Path(path)
-    check_sizes(name, place, image_size, resize_to)
-    fit = Fit(image_size, resize_to, keep_aspect, reading(orientation, background, max_pixels))
+    check_sizes(source)
+    fit = source.fit
     if name == FEATURES:
         return _feature_data(place)
+    expected = EXPECTED if source.expected is None else source.expected
     found = DATASETS[name](place, expected.get(name))
     if isinstance(found, Arrays):
-        return halves(name, ImageSet(resize(found.images_NHWC, image_size), *found[1:]))
+        return halves(name, ImageSet(resize(found.images_NHWC, source.image_size), *found[1:]))
     damaged: tuple[int, ...] = ()
-    if on_corrupt == "skip":
+    if source.on_corrupt == "skip":
         found, damaged = _without_damaged(found, fit.reading)
     if not any(len(side.labels_N) for side in found[:2]):
-        raise ValueError(f"data.path: {name} finds no images at {path}")
-    way_out = "" if on_corrupt == "skip" else "leave it out by data.on_corrupt: skip"
+        raise ValueError(f"data.path: {name} finds no images at {source.path}")
+    way_out = "" if source.on_corrupt == "skip" else "leave it out by data.on_corrupt: skip"
     development, test = image_sets(found[:2], fit, way_out)
     return ZeroShotData(
         name, development, test, found.test_query, found.test_gallery, damaged, places(found[:2])
     )
-
-
-def reading(orientation: str, background: str, max_pixels: int) -> Reading:
-    """The way pictures are read by a study's settings. Raises ValueError naming the one that is wrong."""
-    if orientation not in ORIENTATIONS:
-        raise ValueError(f"data.orientation: {orientation!r}, choose from {', '.join(ORIENTATIONS)}")
-    try:
-        return Reading(orientation, colour(background), max_pixels)
-    except ValueError as error:
-        raise ValueError(f"data.background: {error}") from None
 
 
 def places(listings: Sequence[Listing]) -> Callable[[int], str]:
@@ -236,8 +214,9 @@ def places(listings: Sequence[Listing]) -> Callable[[int], str]:
     return lambda number: rows[number][0].place(rows[number][1])
 
 
-def check_sizes(name: str, path: Path | None, image_size: int | None, resize_to: int | None) -> None:
+def check_sizes(source: Source) -> None:
     """Raise ValueError where ``image_size`` and ``resize_to`` do not go with the data set or with each other."""
+    name, path, image_size, resize_to = source.name, source.place, source.image_size, source.resize_to
     if name == FEATURES:
         for key, size in (("image_size", image_size), ("resize_to", resize_to)):
             if size is not None:

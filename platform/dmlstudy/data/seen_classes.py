@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from dmlstudy.data import datasets, layouts
 from dmlstudy.data.datasets import FEATURES, Arrays
-from dmlstudy.data.decoding import MAX_PIXELS
 from dmlstudy.data.images import (
     Fit,
     ImageSet,
@@ -28,6 +27,7 @@ from dmlstudy.data.images import (
 )
 from dmlstudy.data.layouts import EXPECTED_CLOSED, Concepts, Counts, Expected, check_counts, count
 from dmlstudy.data.pictures import Files, Listing, image_sets, joined
+from dmlstudy.data.source import Source, taking
 from dmlstudy.data.tables import Features
 from dmlstudy.text import nearest
 
@@ -88,31 +88,21 @@ class ClosedSet:
         return sum(count for count in counts.values() if count > 1)
 
 
-def load_closed(
-    name: str,
-    path: str | None = None,
-    image_size: int | None = None,
-    resize_to: int | None = None,
-    keep_aspect: bool = True,
-    on_corrupt: str = "error",
-    *,
-    orientation: str = "exif",
-    background: str = "white",
-    max_pixels: int = MAX_PIXELS,
-    expected: Mapping[str, Expected] = EXPECTED_CLOSED,
-) -> ClosedSet:
-    """Load both sides of a closed set; arguments as of ``load``.
+@taking(Source)
+def load_closed(source: Source) -> ClosedSet:
+    """Load both sides of a closed set; the parameters are those of ``Source``.
 
     Raises ValueError for a set that has no such sides or whose test classes are not those of training, for pictures
     to be left out, and as ``load``.
     """
+    name, image_size = source.name, source.image_size
     if name not in CLOSED:
         raise ValueError(f"data.name: no closed set {name!r}{nearest(name, CLOSED, listed=True)}")
-    if on_corrupt != "error":
+    if source.on_corrupt != "error":
         raise ValueError("data.on_corrupt: a closed set has no way to leave pictures out; set error")
-    folder = None if path is None else Path(path)
-    datasets.check_sizes(name, folder, image_size, resize_to)
-    fit = Fit(image_size, resize_to, keep_aspect, datasets.reading(orientation, background, max_pixels))
+    datasets.check_sizes(source)
+    fit = source.fit
+    expected = EXPECTED_CLOSED if source.expected is None else source.expected
     if name == "digits":
         whole = datasets.digits(None, None)
         is_test_N = np.arange(len(whole.labels_N)) % EVERY == EVERY - 1
@@ -122,7 +112,7 @@ def load_closed(
             for rows_N in (~is_test_N, is_test_N)
         )
         return ClosedSet(name, train, test)
-    found = datasets.existing_folder(name, folder)
+    found = datasets.existing_folder(name, source.place)
     if name == FEATURES:
         return _features(found)
     if name in CONCEPTS:

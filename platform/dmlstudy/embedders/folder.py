@@ -30,10 +30,10 @@ from dmlstudy.model_folder import (
     add_example,
     clear,
     describe,
-    one_line,
     read_extra,
     seal,
 )
+from dmlstudy.text import reason
 
 FORMAT_VERSION = description.FORMAT_VERSION
 DESCRIPTION, PROGRAM = "embedder.json", "embedder.pt2"
@@ -117,7 +117,7 @@ def built_as_described(make: Callable[[], Module], folder: Path, path: Path) -> 
         try:
             return make()
         except (ValueError, RuntimeError, TypeError, KeyError, AssertionError, ArithmeticError) as error:
-            raise ValueError(f"{path}: not understood ({one_line(error)}); save the model again") from None
+            raise ValueError(f"{path}: not understood ({reason(error)}); save the model again") from None
 
     with torch.device("meta"):
         expected = {name: tuple(value.shape) for name, value in made().state_dict().items()}
@@ -142,7 +142,7 @@ def _sizes(path: Path) -> dict[str, tuple[int, ...]]:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(
-            f"{path}: does not fit the architecture ({one_line(error)}); copy the folder again"
+            f"{path}: does not fit the architecture ({reason(error)}); copy the folder again"
         ) from None
 
 
@@ -204,5 +204,4 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     try:
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = str(error).strip().replace("\n", " ")
-        raise ValueError(f"{folder / WEIGHTS}: does not fit the architecture ({reason})") from error
+        raise ValueError(f"{folder / WEIGHTS}: does not fit the architecture ({reason(error)})") from error

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -27,6 +28,7 @@ LAST_S = 52.0
 """After so long without a sign of life the driver is ended from here, for its main thread may wait for Ray."""
 
 HEAD = "node:__internal_head__"
+RAYS_CODE = os.path.join(os.path.dirname(ray.__file__), "")
 RAYLET_GONE = "its raylet on the driver's node is gone"
 
 
@@ -73,7 +75,7 @@ class ClusterWatch:
 
         It belongs inside the connection, for nothing can be asked of Ray after it. What Ray makes of its own death it
         says at once or never, so an error is doubted and a silence is left to ``at_last``. ValueError, of bad input,
-        passes.
+        passes, and so does any other error while Ray answers: a server's that refuses a connection is told as its own.
 
         Where the driver's own raylet dies, ``at_last`` is called at once. Ray ends the process with exit code 1 and not
         a word as soon as it uses its object store, which died with the raylet: at the latest when Ray's table has it
@@ -85,8 +87,8 @@ class ClusterWatch:
         except ValueError:
             raise
         except Exception as error:
-            # A broken pipe is Ray's, and would be taken for that of a reader of the output.
-            if not isinstance(error, ConnectionError) and not self.is_doubtful():
+            # A broken pipe of Ray's would be taken for that of a reader of the output.
+            if not is_broken_to_ray(error) and not self.is_doubtful():
                 raise
             why = self.why_gone() or f"{self._where} has died: {self._dead or 'it does not answer'}"
             raise ClusterError(f"{why}; {then}") from error
@@ -175,6 +177,14 @@ def dead_node() -> str:
     if all(HEAD not in node["Resources"] for node in alive):
         return "its head node is gone"
     return ""
+
+
+def is_broken_to_ray(error: BaseException) -> bool:
+    """Whether Ray has lost a connection of its own; not where a task says that it has lost one of its."""
+    if not isinstance(error, ConnectionError) or isinstance(error, ray.exceptions.RayTaskError):
+        return False
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.startswith(RAYS_CODE) for frame, _ in frames)
 
 
 def told_at_last(tell: Callable[[str], None], then: str) -> Callable[[str], None]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from dmlstudy import model_folder
 from dmlstudy.description import FORMAT_VERSION, OnlineDescription, described
 from dmlstudy.model_folder import (
     JSON,
@@ -17,15 +18,14 @@ from dmlstudy.model_folder import (
     add_example,
     clear,
     describe,
-    one_line,
     read_arrays,
     seal,
-    verify,
 )
 from dmlstudy.online.catalogue import build
 from dmlstudy.online.learner import OnlineLearner, Side
 from dmlstudy.online.preparation import Preparation
 from dmlstudy.records import OF_STRUCTURE, Scalar
+from dmlstudy.text import reason
 
 DESCRIPTION, PROGRAM = "online.json", "online.pt2"
 
@@ -77,10 +77,11 @@ def save(
     seal(folder)
 
 
-def load(folder: str | Path) -> Learned:
+def load(folder: str | Path, verify: bool = True) -> Learned:
     """Load a learner. Raises ValueError naming the file that is missing, altered or not understood."""
     folder = Path(folder)
-    verify(folder, DESCRIPTION)
+    if verify:
+        model_folder.verify(folder, DESCRIPTION)
     path = folder / DESCRIPTION
     read = described(path, OnlineDescription, "save the learner again")
     arrays = read_arrays(folder / WEIGHTS)
@@ -95,6 +96,6 @@ def load(folder: str | Path) -> Learned:
         preparation = Preparation(read.scaling, arrays.pop("shift"), arrays.pop("scale"))
         learner.restore({name.removeprefix("learner."): value for name, value in arrays.items()})
     except (KeyError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else one_line(error)
-        raise ValueError(f"{path}: the learner is not understood ({reason}); save it again") from None
+        why = f"no {error}" if isinstance(error, KeyError) else reason(error)
+        raise ValueError(f"{path}: the learner is not understood ({why}); save it again") from None
     return Learned(learner, preparation, name, params)

@@ -95,7 +95,7 @@ def forget_runs(store: Store, run_ids: list[str]) -> int:
     """Delete such runs for good, with their artifacts; the bytes that were freed."""
     freed, database = 0, _database(store)
     for run_id in run_ids:
-        place = urlparse(database.get_run(run_id).info.artifact_uri)
+        place = urlparse(runs.artifacts_of(database, run_id))
         folder = Path(unquote(place.path))
         if place.scheme in ("", "file") and folder.is_dir() and store.root in folder.parents:
             freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dmlstudy.model_folder import MANIFEST
-from dmlstudy.models import saved
+from dmlstudy.saved import KINDS, is_model
 from dmlstudy.store import StoreError
 
 PREFIX = ".pull-"
@@ -42,7 +42,7 @@ def check_place(to: Path, *, replace: bool) -> None:
         raise StoreError(
             f"{to}: exists already; name a new folder with --to, or replace a model with --force"
         )
-    if to.is_symlink() or not to.is_dir() or not saved.is_model(to):
+    if to.is_symlink() or not to.is_dir() or not is_model(to):
         raise StoreError(
             f"{to}: is not the folder of a model, and --force replaces no other; name a new one with --to"
         )
@@ -118,7 +118,7 @@ def _files(folder: Path) -> set[str]:
 
 def _listed(folder: Path) -> set[str]:
     """The files that belong to the model in a folder, also where its manifest is gone or damaged."""
-    known = {MANIFEST, *saved.KINDS}
+    known = {MANIFEST, *KINDS}
     with suppress(OSError, ValueError, TypeError):
         return known | set(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     return known

@@ -13,7 +13,7 @@ import mlflow
 from mlflow.entities import Metric
 
 from dmlstudy import metric_names
-from dmlstudy.registry.runs import KIND, PARENT, Kind, Run, StudyRuns
+from dmlstudy.registry.runs import KIND, PARENT, Kind, Run, StudyRuns, begin
 from dmlstudy.trials import Status
 
 TAKEN_OVER = ("study", "family", "seed", "trial_number", "config_fingerprint")
@@ -83,8 +83,7 @@ def _publish(
         run_id = there.get(str(fold))
         if run_id is None:
             name = f"{trial.name} fold {fold}"
-            made = client.create_run(runs.experiment_id, tags={**about, "fold": str(fold)}, run_name=name)
-            run_id = str(made.info.run_id)
+            run_id = begin(client, runs.experiment_id, name, {**about, "fold": str(fold)}).id
         now = int(time.time() * 1000)
         last = max(curve, default=0)
         curve[last] = trial.metrics[metric_names.of_fold(fold, objective)]  # as the trial itself has told it

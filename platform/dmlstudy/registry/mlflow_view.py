@@ -22,7 +22,7 @@ from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.runs import KIND as KIND_TAG
-from dmlstudy.registry.runs import PARENT, Kind, Run, StudyRuns
+from dmlstudy.registry.runs import PARENT, Kind, Run, StudyRuns, begin
 from dmlstudy.store import Store
 from dmlstudy.trials import Status
 
@@ -209,7 +209,7 @@ def links(store: Store, port: int) -> dict[str, str]:
 
 def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> Run:
     tags = {PARENT: parent_id, KIND_TAG: Kind.LEADERBOARD.value, "study": study, "family": row.family}
-    return Run.of(client.create_run(experiment_id, run_name=row.family, tags=tags))
+    return begin(client, experiment_id, row.family, tags)
 
 
 def _metrics(row: Row) -> Iterator[tuple[str, float]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import re
 import tempfile
@@ -19,16 +18,18 @@ from typing import Any
 import mlflow
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, ModelSignature
+from mlflow.models import Model as MLmodel
+from mlflow.models import ModelSignature
 from numpy.typing import NDArray
 
 from dmlstudy import model_folder
-from dmlstudy.files import temporary_folder
-from dmlstudy.models import saved
+from dmlstudy.files import sha256, temporary_folder
 from dmlstudy.records import Record
-from dmlstudy.registry import drafts, standalone_file, tracking
+from dmlstudy.registry import drafts, runs, standalone_file, tracking
 from dmlstudy.registry.card import usage
 from dmlstudy.registry.environment import installed
+from dmlstudy.saved import Model, is_model
+from dmlstudy.saved.model import kind_of, preprocessing_of
 from dmlstudy.store import Store, StoreError
 
 CHAMPION = "champion"
@@ -105,7 +106,7 @@ def register(
             client.set_logged_model_tags(model.model_id, {VERSIONS: link})
         if not version.description:
             signature = mlflow.models.get_model_info(f"models:/{model.model_id}").signature
-            text = card(saved.preprocessing(fetched()))
+            text = card(preprocessing_of(fetched()))
             text += usage(name, int(version.version), *_formats(signature))
             client.update_model_version(name, version.version, text)
     return _version(client, client.get_model_version(name, version.version))
@@ -113,7 +114,7 @@ def register(
 
 def _logged(client: mlflow.MlflowClient, run_id: str) -> Any | None:
     """The MLflow model of a run, complete or not; None where it was not begun."""
-    experiment_id = client.get_run(run_id).info.experiment_id
+    experiment_id = runs.read(client, run_id).experiment_id
     query = f"source_run_id = '{run_id}' AND name = '{LOGGED}'"
     return next(iter(client.search_logged_models([experiment_id], query)), None)
 
@@ -127,19 +128,18 @@ def _log(
     card: Callable[[Mapping[str, Any]], str],
 ) -> Any:
     """Write the model's files, into the one that was ``begun`` if there is one; it is ready when all are there."""
-    kind = saved.kind_of(folder)
-    example_N = model_folder.example(folder)
-    if example_N is None:
+    kept = model_folder.read_example(folder)
+    if kept is None:
         raise ValueError(f"{folder}: has no example; save the model with one")
-    kind.add_program(folder)
-    z_N = saved.verified(folder)(example_N)
+    kind_of(folder).add_program(folder)
+    example_N, z_N = kept
     signature = mlflow.models.infer_signature(example_N, z_N)
-    text = card(saved.preprocessing(folder)) + usage(name, None, *_formats(signature))
+    text = card(preprocessing_of(folder)) + usage(name, None, *_formats(signature))
     (folder / CARD).write_text(text, encoding="utf-8")
     model_folder.seal(folder)
-    digest = _sha256(folder / model_folder.MANIFEST)
+    digest = sha256(folder / model_folder.MANIFEST)
     if begun is None:
-        experiment_id = client.get_run(run_id).info.experiment_id
+        experiment_id = runs.read(client, run_id).experiment_id
         begun = client.create_logged_model(experiment_id, LOGGED, run_id, {"sha256": digest})
     else:
         client.set_logged_model_tags(begun.model_id, {"sha256": digest})
@@ -150,17 +150,18 @@ def _log(
             folder,
             signature,
             example_N,
-            Model(run_id=run_id, model_id=begun.model_id, model_uuid=begun.model_id),
+            MLmodel(run_id=run_id, model_id=begun.model_id, model_uuid=begun.model_id),
         )
         client.log_model_artifacts(begun.model_id, str(path))
-    outputs = client.get_run(run_id).outputs
-    if begun.model_id not in [each.model_id for each in (outputs.model_outputs if outputs else [])]:
+    if begun.model_id not in runs.read(client, run_id).models:
         client.log_outputs(run_id, [LoggedModelOutput(begun.model_id, 0)])
     client.finalize_logged_model(begun.model_id, LoggedModelStatus.READY)
     return client.get_logged_model(begun.model_id)
 
 
-def _save(path: Path, folder: Path, signature: ModelSignature, example_N: NDArray[Any], about: Model) -> None:
+def _save(
+    path: Path, folder: Path, signature: ModelSignature, example_N: NDArray[Any], about: MLmodel
+) -> None:
     """The folder as a model of MLflow that needs nothing of ours."""
     with standalone_file.copied() as code:
         mlflow.pyfunc.save_model(
@@ -244,7 +245,7 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
 def pull(store: Store, reference: str, to: Path, *, replace: bool = False) -> RegisteredVersion:
     """Copy a registered model into the folder ``to``, verified; with ``replace`` in place of a model that is there.
 
-    The folder holds weights.safetensors, its description (``kinds``), its program for torch alone, example.safetensors,
+    The folder holds weights.safetensors, its description (``KINDS``), its program for torch alone, example.safetensors,
     card.md and manifest.json. It is there whole or not at all. Raises StoreError where the folder exists already (with
     ``replace``: where it holds anything but a model), the model does not, a file is not what was registered or the
     model does not reproduce its example to ``TOLERANCE``; then ``to`` is left as it was.
@@ -254,12 +255,14 @@ def pull(store: Store, reference: str, to: Path, *, replace: bool = False) -> Re
     version = resolve(store, reference)
     to.parent.mkdir(parents=True, exist_ok=True)
     with drafts.draft(to) as scratch:
-        drafts.put(_fetched(reference, version, scratch), to, replace=replace)
+        drafts.put(_fetched(reference, version, scratch).folder, to, replace=replace)
     return version
 
 
-def _fetched(reference: str, version: RegisteredVersion, scratch: Path) -> Path:
-    """The model's folder below ``scratch``, verified; raises StoreError."""
+def _fetched(
+    reference: str, version: RegisteredVersion, scratch: Path, device: str = "cpu", batch_size: int = 256
+) -> Model:
+    """The model, opened below ``scratch`` and loaded, for the folder may not stay; raises StoreError."""
     try:
         path = mlflow.artifacts.download_artifacts(
             f"models:/{version.name}/{version.version}", dst_path=str(scratch)
@@ -273,10 +276,11 @@ def _fetched(reference: str, version: RegisteredVersion, scratch: Path) -> Path:
     if not manifests:
         raise StoreError(f"{reference}: is no model of dmlstudy (it has no manifest.json)")
     folder = manifests[0].parent
-    if _sha256(folder / "manifest.json") != version.sha256:
-        raise StoreError(f"{reference}: manifest.json is not the one that was registered; do not use it")
     try:
-        deviation = model_folder.largest_deviation(folder, saved.verified(folder)) or 0.0
+        model = Model.open(
+            folder, device=device, batch_size=batch_size, name=reference, fingerprint=version.sha256
+        )
+        deviation = model_folder.largest_deviation(folder, model.loaded.compute) or 0.0
     except ValueError as error:
         raise StoreError(f"{reference}: {error}") from None
     if not deviation <= TOLERANCE:
@@ -284,19 +288,25 @@ def _fetched(reference: str, version: RegisteredVersion, scratch: Path) -> Path:
             f"{reference}: makes other numbers of its own example here, by {deviation:.1e};"
             " compare the package versions with those it was trained with"
         )
-    return folder
+    return model
 
 
 @contextmanager
-def fetched(store: Store, reference: str) -> Iterator[Path]:
-    """A verified copy of a model for the time being: a folder that was pulled, or a registered reference."""
-    if saved.is_model(reference):
-        model_folder.verify(reference)
-        yield Path(reference)
+def fetched(store: Store, reference: str, *, device: str = "cpu", batch_size: int = 256) -> Iterator[Model]:
+    """A model, opened: from a folder that was pulled or, by a registered reference, from a copy for the time being.
+
+    Raises ValueError naming the file at fault, and StoreError as ``pull``.
+    """
+    if is_model(reference):
+        yield Model.open(reference, device=device, batch_size=batch_size)
         return
     with temporary_folder() as scratch:
-        pull(store, reference, Path(scratch) / "model")
-        yield Path(scratch) / "model"
+        yield _opened(store, reference, Path(scratch), device, batch_size)
+
+
+@tracking.in_one_line
+def _opened(store: Store, reference: str, scratch: Path, device: str, batch_size: int) -> Model:
+    return _fetched(reference, resolve(store, reference), scratch, device, batch_size)
 
 
 def _version(client: mlflow.MlflowClient, version: Any) -> RegisteredVersion:
@@ -331,7 +341,3 @@ def _scores(client: mlflow.MlflowClient, model_id: str) -> dict[str, float]:
             raise
         noted = None
     return {metric.key: metric.value for metric in noted or []}
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy.model_folder import MANIFEST, Compute
-from dmlstudy.models import saved
+from dmlstudy.model_folder import MANIFEST
+from dmlstudy.saved import Model
 
 
 class RegisteredModel:
     """``predict(inputs)``: images uint8 (N, H, W, C), or vectors float32 (N, F), to what the model makes of them."""
 
-    def __init__(self, compute: Compute, takes_images: bool) -> None:
-        self.compute, self.takes_images = compute, takes_images
+    def __init__(self, model: Model) -> None:
+        self.compute, self.takes_images = model.compute, model.takes.image_size is not None
 
     def predict(self, inputs: Any, params: dict[str, Any] | None = None) -> NDArray[Any]:
         x_N = np.asarray(inputs)
@@ -35,4 +35,4 @@ def _load_pyfunc(path: str) -> RegisteredModel:
     folder = Path(path)
     found = sorted(folder.glob(f"**/{MANIFEST}"))
     folder = found[0].parent if found else folder
-    return RegisteredModel(saved.verified(folder), saved.takes(folder).image_size is not None)
+    return RegisteredModel(Model.open(folder))

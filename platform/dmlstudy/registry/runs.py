@@ -16,7 +16,7 @@ import mlflow
 from mlflow.entities import ViewType
 
 from dmlstudy.records import Record
-from dmlstudy.trials import Status, rank
+from dmlstudy.trials import Status, best_ranked
 
 PARENT = "mlflow.parentRunId"
 KIND = "dmlstudy_kind"
@@ -67,6 +67,9 @@ class Run(Record):
     metrics: dict[str, float] = {}
     values: list[float] = []
     tags: dict[str, str] = {}
+    experiment_id: str = ""
+    models: list[str] = []
+    """Ids of the models that were logged of it."""
 
     @classmethod
     def of(cls, raw: Any) -> Run:
@@ -89,6 +92,8 @@ class Run(Record):
             metrics=raw.data.metrics,
             values=json.loads(tags.get(VALUES, "[]")),
             tags={name: value for name, value in tags.items() if not name.startswith("mlflow.")},
+            experiment_id=raw.info.experiment_id,
+            models=[each.model_id for each in raw.outputs.model_outputs] if raw.outputs else [],
         )
 
     @property
@@ -178,7 +183,7 @@ class StudyRuns:
 
     def get(self, run_id: str) -> Run:
         """The run of this id."""
-        return Run.of(self._client.get_run(run_id))
+        return read(self._client, run_id)
 
     def last_ended(self, num: int) -> list[Run]:
         """The trials' runs among those that ended last, newest first."""
@@ -258,10 +263,25 @@ class StudyRuns:
         return newest_of_each(self.every(Kind.VERDICT))
 
 
+def begin(client: mlflow.MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str]) -> Run:
+    """A new run; its tags say at least of which ``KIND`` it is."""
+    return Run.of(client.create_run(experiment_id, run_name=name, tags=dict(tags)))
+
+
+def read(client: mlflow.MlflowClient, run_id: str) -> Run:
+    """The run of this id."""
+    return Run.of(client.get_run(run_id))
+
+
+def artifacts_of(database: Any, run_id: str) -> str:
+    """The place of a run's artifacts, of a run in whatever state, which may be another program's."""
+    return str(database.get_run(run_id).info.artifact_uri)
+
+
 def best_of(trials: Iterable[Run], objective: str) -> Run | None:
-    """The best of finished search trials, as the search itself ranks them (``trials.rank``)."""
+    """The best of finished search trials, as the search itself ranks them (``trials.best_ranked``)."""
     scored = [run for run in trials if objective in run.metrics]
-    return max(scored, key=lambda run: rank(run.metrics[objective], run.number), default=None)
+    return best_ranked(scored, lambda run: (run.metrics[objective], run.number))
 
 
 def newest_of_each(runs: Iterable[Run]) -> list[Run]:

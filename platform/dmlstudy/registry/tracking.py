@@ -25,7 +25,7 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
 from dmlstudy.records import RecordedEnd, TrialConfig
-from dmlstudy.registry.runs import KIND, NOTE, PARENT, STORE, STUDY_RUN, VALUES, Kind, Run, StudyRuns
+from dmlstudy.registry.runs import KIND, NOTE, PARENT, STORE, STUDY_RUN, VALUES, Kind, Run, StudyRuns, begin
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
 from dmlstudy.trials import MLFLOW_STATUSES, Status
@@ -281,8 +281,7 @@ class StudyTracker:
             self._end_leftovers()
         else:
             known = {KIND: Kind.STUDY.value, "study": study, **own}
-            run = self.client.create_run(self.experiment_id, run_name=study, tags=known)
-            self.parent_id = run.info.run_id
+            self.parent_id = begin(self.client, self.experiment_id, study, known).id
         sitting = int(known.get(SITTINGS, 0)) + 1
         if sitting == 1:
             self.client.set_experiment_tag(self.experiment_id, STUDY_RUN, self.parent_id)
@@ -312,12 +311,12 @@ class StudyTracker:
         }
         if number is not None:
             tags["trial_number"] = str(number)
-        run = self.client.create_run(self.experiment_id, run_name=label, tags=tags)
+        run_id = begin(self.client, self.experiment_id, label, tags).id
         if number is not None:
-            self._run_ids[number] = str(run.info.run_id)
+            self._run_ids[number] = run_id
         params = [Param(name, str(value)) for name, value in _flat_params(config).items()]
-        self.client.log_batch(run.info.run_id, params=params)
-        return str(run.info.run_id)
+        self.client.log_batch(run_id, params=params)
+        return run_id
 
     def end_trial(
         self,

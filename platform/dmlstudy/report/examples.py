@@ -18,7 +18,6 @@ from sklearn.manifold import TSNE  # type: ignore[import-untyped]
 
 from dmlstudy import retrieval
 from dmlstudy.html import Html, element
-from dmlstudy.models import saved
 from dmlstudy.records import DataConfig, TrialConfig
 from dmlstudy.registry.history import model_of
 from dmlstudy.registry.leaderboard import Leaderboard
@@ -26,6 +25,7 @@ from dmlstudy.registry.models import fetched
 from dmlstudy.report import figures
 from dmlstudy.report.figures import Pairs
 from dmlstudy.report.page import Plot, Section, paragraph, table
+from dmlstudy.saved import Model
 from dmlstudy.search.verdict import SHIPPED_SEED
 from dmlstudy.serving.contact_sheet import LEAST_SIDE, data_uri
 from dmlstudy.store import Store
@@ -77,8 +77,8 @@ class Items(NamedTuple):
         return np.asarray(a == b)
 
 
-class Model(NamedTuple):
-    """A model that was opened: what it computes of items, and what its distances are called."""
+class Trained(NamedTuple):
+    """The model that is shown: what it computes of items, and what its distances are called."""
 
     config: TrialConfig
     embed: Any
@@ -98,12 +98,11 @@ def sections(
         return absent("the study has no winner yet.")
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(
-                fetched(store, board.model)
+            model = opened(
+                stack.enter_context(fetched(store, board.model, device="auto", batch_size=BATCH))
                 if board.model
-                else model_of(store, study, board.winner, SHIPPED_SEED)
+                else of_folder(stack.enter_context(model_of(store, study, board.winner, SHIPPED_SEED)))
             )
-            model = opened(folder)
             items = test_items(model.config, tags.get("test_sha256"), cwd)
             z_ND = embedded(model, items)
         except (ValueError, OSError) as error:
@@ -113,7 +112,7 @@ def sections(
         if untrained is not None:
             try:
                 folder = stack.enter_context(model_of(store, study, untrained, SHIPPED_SEED))
-                before = embedded(opened(folder), items)
+                before = embedded(opened(of_folder(folder)), items)
             except (ValueError, OSError) as error:
                 before = f"{one_line(error).rstrip('.')}."
     name = f"{board.winner} ({board.model or 'not registered'}, seed {SHIPPED_SEED})"
@@ -133,10 +132,14 @@ def _unless_impossible(make: Callable[[], list[str | Plot]]) -> list[str | Plot]
         return [paragraph(f"Not shown: {one_line(error).rstrip('.')}.")]
 
 
-def opened(folder: Path) -> Model:
-    """The model in a folder. Raises ValueError for one that is damaged, or does not say how it was trained."""
-    compute = saved.verified(folder, device="auto", batch_size=BATCH)
-    noted = saved.extra(folder).get("config")
+def of_folder(folder: Path) -> Model:
+    """The model in a folder. Raises ValueError for one that is damaged."""
+    return Model.open(folder, device="auto", batch_size=BATCH)
+
+
+def opened(model: Model) -> Trained:
+    """The model with what it was trained on. Raises ValueError for one that does not say that."""
+    compute, noted = model.compute, model.notes.get("config")
     if noted is None:
         raise ValueError("the model does not say what it was trained on")
     config = TrialConfig.model_validate(noted)
@@ -149,7 +152,7 @@ def opened(folder: Path) -> Model:
         batches = [places[start : start + BATCH] for start in range(0, len(places), BATCH)]
         return np.concatenate([compute(rows.read(batch)) for batch in batches])
 
-    return Model(config, embed, unit)
+    return Trained(config, embed, unit)
 
 
 def test_items(config: TrialConfig, fingerprint: str | None, cwd: str | None) -> Items:
@@ -202,12 +205,12 @@ def drawn(relevance: NDArray[Any], most: int, rng: np.random.Generator) -> Ints:
     return np.sort(rng.permutation(num)[:most])
 
 
-def embedded(model: Model, items: Items) -> Vectors:
+def embedded(model: Trained, items: Items) -> Vectors:
     """``z_ND``: embeddings of real numbers, or codes of +1 and -1."""
     return np.asarray(model.embed(items.rows, items.place_N))
 
 
-def neighbours(name: str, model: Model, items: Items, z_ND: Vectors) -> list[str | Plot]:
+def neighbours(name: str, model: Trained, items: Items, z_ND: Vectors) -> list[str | Plot]:
     """Queries with the nearest items, right and wrong ones marked: some at random, and some whose first is wrong."""
     rng = np.random.default_rng(SEED)
     query_Q = with_something_to_find(items, rng.permutation(items.query)[:LOOKED_AT])
@@ -312,7 +315,7 @@ def map_of(name: str, items: Items, z_ND: Vectors) -> list[str | Plot]:
 
 
 def distances(
-    name: str, model: Model, items: Items, z_ND: Vectors, before: Vectors | str
+    name: str, model: Trained, items: Items, z_ND: Vectors, before: Vectors | str
 ) -> list[str | Plot]:
     """Histograms of positive and negative pairs, before training above after (NASA, figure 4)."""
     positive_P2, negative_P2 = pairs_of(items, np.random.default_rng(SEED))

@@ -21,7 +21,7 @@ from dmlstudy.registry.curves import Curve
 from dmlstudy.registry.leaderboard import Row
 from dmlstudy.report.page import in_plot
 from dmlstudy.search.history import Parameter, Searched, Tried
-from dmlstudy.trials import Status
+from dmlstudy.trials import Status, rank
 
 T = TypeVar("T")
 
@@ -193,7 +193,8 @@ def parallel(family: Searched, objective: str) -> go.Figure:
     A parameter that a trial does not have is left out of its line.
     """
     finished = sorted(
-        (t for t in family.of(Status.FINISHED) if t.score is not None), key=lambda t: t.score or 0.0
+        (t for t in family.of(Status.FINISHED) if t.score is not None),
+        key=lambda t: rank(t.score or 0.0, t.number),
     )
     finished = finished[-MOST_LINES:]
     values = [trial.score or 0.0 for trial in finished]

@@ -16,7 +16,7 @@ from dmlstudy.records import Record, Scalar
 from dmlstudy.search.samplers import FAMILY
 from dmlstudy.search.storage import trials_of
 from dmlstudy.store import Store
-from dmlstudy.trials import Status, rank
+from dmlstudy.trials import Status, best_ranked
 
 FEWEST = 4
 """Finished trials below which an importance would be noise."""
@@ -76,7 +76,7 @@ class Searched(Record):
     def best(self) -> Tried | None:
         """The best finished trial, as the search itself ranks them."""
         scored = [trial for trial in self.of(Status.FINISHED) if trial.score is not None]
-        return max(scored, key=lambda trial: rank(trial.score or 0.0, trial.number), default=None)
+        return best_ranked(scored, lambda trial: (trial.score or 0.0, trial.number))
 
 
 def searched(store: Store, study: str) -> dict[str, Searched]:

@@ -25,7 +25,8 @@ from dmlstudy import data
 from dmlstudy.data import Inputs
 from dmlstudy.data.images import Indices, Looks
 from dmlstudy.files import PARQUET, check_output, written_whole
-from dmlstudy.models import saved
+from dmlstudy.saved import Model
+from dmlstudy.saved.items import of_files
 
 PART = 4096
 """Items of a part, about: what is read and embedded between two files, and lost at most by a stop."""
@@ -62,7 +63,7 @@ class Embedded(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A model's folder, what it is to embed, and where to; each process opens it for itself.
+    """A model's folder, what it is to embed, and where to; each process opens the model once for itself.
 
     ``on_corrupt`` 'skip' leaves out pictures that cannot be decoded. A picture may have ``max_pixels``, None for the
     bound that there is anyway.
@@ -76,25 +77,41 @@ class Job:
     on_corrupt: OnCorrupt = "error"
     max_pixels: int | None = None
 
+    @classmethod
+    def of(
+        cls, model: Model, inputs: Path, output: Path, *, device: str | None = None, **options: Any
+    ) -> Job:
+        """A job of a model that this process has opened; others, on ``device``, open it for themselves."""
+        job = cls(
+            str(model.folder),
+            str(inputs.absolute()),
+            str(output.absolute()),
+            model.batch_size,
+            device or model.device,
+            **options,
+        )
+        job.__dict__["opened"] = model  # where cached_property keeps what was asked for
+        return job
+
     @property
     def folder(self) -> Path:
         """The folder of the parts."""
         return Path(f"{self.output}.parts")
 
     @functools.cached_property
-    def items(self) -> Inputs:
-        """What is to be embedded. Raises ValueError naming what is missing or of another kind than the model takes."""
-        return opened(self.model, self.inputs, self.max_pixels)
+    def opened(self) -> Model:
+        """The model. Raises ValueError naming a file that is not as it was saved."""
+        return Model.open(self.model, device=self.device, batch_size=self.batch_size)
 
     @functools.cached_property
-    def compute(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """The model."""
-        return saved.verified(self.model, device=self.device, batch_size=self.batch_size)
+    def items(self) -> Inputs:
+        """What is to be embedded. Raises ValueError naming what is missing or of another kind than the model takes."""
+        return of_files(self.opened, self.inputs, self.max_pixels)
 
     @functools.cached_property
     def parts(self) -> list[Part]:
         """All items in their order, cut where their digests say."""
-        model = saved.fingerprint(self.model).encode()
+        model = self.opened.fingerprint.encode()
         found, start, digest = [], 0, hashlib.blake2b(model, digest_size=16)
         num_items = len(self.items)
         for row, key in enumerate(self.items.keys()):
@@ -131,7 +148,7 @@ class Job:
         for (number, indices), items in zip(
             batches, reader.batches(each for _, each in batches), strict=True
         ):
-            made.append(self.compute(items))
+            made.append(self.opened.compute(items))
             rows = self.parts[number].rows
             if indices[-1] + 1 == rows.stop:
                 self._write(number, np.concatenate(made), reader.damaged)
@@ -193,19 +210,6 @@ def one_by_one(job: Job, numbers: Sequence[int]) -> Iterator[int]:
     return job.make(numbers)
 
 
-def opened(model: str | Path, inputs: str | Path, max_pixels: int | None = None) -> Inputs:
-    """Items as the model takes them: seen as its training images were, or vectors of its size.
-
-    Raises ValueError naming what is missing, or of another kind.
-    """
-    takes, fit = saved.takes(model), saved.fit_of(model)
-    if fit is None:
-        return data.open_vectors(inputs, takes.num_features)
-    if max_pixels is not None:
-        fit = fit._replace(reading=fit.reading._replace(max_pixels=max_pixels))
-    return data.open_images(inputs, fit, takes.channels)
-
-
 def embed_into(
     job: Job,
     run: Runner = one_by_one,
@@ -246,7 +250,7 @@ def _embed(
     num_items = len(job.items) - len(left_out)
     if num_items == 0:
         raise ValueError(f"{left_out[0][1]}; none of the {len(left_out)} pictures can be decoded")
-    origin = {"model": saved.fingerprint(job.model), "source": job.inputs}
+    origin = {"model": job.opened.fingerprint, "source": job.inputs}
     dim = data.join_embeddings(files, output, origin)
     _clear(job.folder)
     return Embedded(num_items, dim, left_out)
@@ -304,7 +308,7 @@ def check_on_corrupt(text: str) -> OnCorrupt:
 
 def _claim(job: Job) -> None:
     """Make the folder of the parts, or take over what a broken-off call of the same job has left there."""
-    about = {"model": saved.fingerprint(job.model), "inputs": job.inputs}
+    about = {"model": job.opened.fingerprint, "inputs": job.inputs}
     noted = job.folder / NOTED
     if noted.is_file():
         known = _read_note(noted)

@@ -30,12 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dmlstudy import embedders, hashing, model_folder, online
+from dmlstudy import embedders, online, saved
 from dmlstudy.data import preprocessing
 from dmlstudy.files import ZIP, check_output, written_whole
 from dmlstudy.hashing.program import Codes
-from dmlstudy.models import saved
 from dmlstudy.online.program import Layers
+from dmlstudy.saved import Model
 
 Format: TypeAlias = Literal["onnx", "torch_export"]
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -62,29 +62,28 @@ class Exported(NamedTuple):
     difference: float
 
 
-def export(model: str | Path, output: str | Path, form: str) -> Exported:
-    """Write the model in a folder to ``output``, whole or not at all, an earlier export being replaced.
+def export(model: Model, output: str | Path, form: str) -> Exported:
+    """Write a model that is on the CPU to ``output``, whole or not at all, an earlier export being replaced.
 
     The file is read back (by onnxruntime on the CPU, or ``torch.export.load``) and compared with the model, on the
     example that was saved with it and on random inputs, one alone and several. Raises ValueError for a model that has
     no such form, an output that may not be written, a library that is missing, and, naming the difference, for a file
     that computes other numbers.
     """
-    folder, output, kind = Path(model), Path(output), _format(form)
+    output, kind = Path(output), _format(form)
     if output.suffix != SUFFIXES[kind]:
         raise ValueError(f"{output}: a file of --format {kind} ends in {SUFFIXES[kind]}; name it so")
     check_output(output, f"a file of --format {kind}", BEGINS[kind])
-    if output.resolve().is_relative_to(folder.resolve()):
+    if output.resolve().is_relative_to(model.folder.resolve()):
         raise ValueError(f"{output}: lies in the model's folder, which is sealed; name another place")
     if kind == "onnx":
         _check_installed()
-    parts = saved.parts(folder)
-    program = PROGRAMS[saved.kind_of(folder).name](folder)
-    batches = _batches(folder)
-    name = "images" if saved.takes(folder).image_size is not None else "vectors"
-    wanted = [_outputs(*parts.embed(batch_N)) for batch_N in batches]
-    about = _about(folder, name, batches[0], wanted[0])
-    with _refusing(f"{folder}: has no form of --format {kind}"):
+    program = PROGRAMS[model.kind](model)
+    batches = _batches(model)
+    name = "images" if model.takes.image_size is not None else "vectors"
+    wanted = [_outputs(*model.query(batch_N)) for batch_N in batches]
+    about = _about(model, name, batches[0], wanted[0])
+    with _refusing(f"{model.name}: has no form of --format {kind}"):
         content = WRITERS[kind](program, name, batches[-1], about)
     with written_whole(output, output.with_name(f".{output.stem}.draft{output.suffix}")) as file:
         file.write(content)
@@ -136,30 +135,30 @@ class _Learned(nn.Module):
         return {"embedding": self.layers(x_ND)}
 
 
-def _of_embedder(folder: Path) -> nn.Module:
-    return _Embedder(embedders.load(folder)).eval()
+def _of_embedder(model: Model) -> nn.Module:
+    return _Embedder(model.loaded.network).eval()
 
 
-def _of_codes(folder: Path) -> nn.Module:
-    return Codes(hashing.load(folder)).eval()
+def _of_codes(model: Model) -> nn.Module:
+    return Codes(model.loaded.network).eval()
 
 
-def _of_learner(folder: Path) -> nn.Module:
-    learned = online.load(folder)
+def _of_learner(model: Model) -> nn.Module:
+    learned = model.loaded.network
     if learned.name == "oasis":
         raise ValueError(
-            f"{folder}: oasis embeds queries otherwise than a gallery, and a file holds one of both; load it with"
+            f"{model.name}: oasis embeds queries otherwise than a gallery, and a file holds one of both; load it with"
             " dmlstudy.online.load and give learner.embed the side"
         )
     return _Learned(learned).eval()
 
 
-PROGRAMS: Mapping[str, Callable[[Path], nn.Module]] = {
+PROGRAMS: Mapping[str, Callable[[Model], nn.Module]] = {
     "embedder": _of_embedder,
     "hashing model": _of_codes,
     "online learner": _of_learner,
 }
-"""By the kind of model (``kinds.KINDS``)."""
+"""By the kind of model (``saved.KINDS``)."""
 
 
 def _program(module: nn.Module, batch_N: NDArray[Any]) -> torch.export.ExportedProgram:
@@ -224,32 +223,29 @@ WRITERS: Mapping[Format, Callable[[nn.Module, str, NDArray[Any], Mapping[str, An
 READERS: Mapping[Format, Callable[[bytes], Run]] = {"onnx": _read_onnx, "torch_export": _read_torch_export}
 
 
-def _batches(folder: Path) -> list[NDArray[Any]]:
+def _batches(model: Model) -> list[NDArray[Any]]:
     """The model's example if it has one, random inputs of one item, and of several, not as many as the example's."""
-    takes, example_N = saved.takes(folder), model_folder.example(folder)
-    kept = [] if example_N is None else [example_N]
+    kept = [] if model.example is None else [model.example[0]]
     rng = np.random.default_rng(0)
-    return kept + [
-        _random(rng, folder, takes, number) for number in (1, 3 if not kept or len(kept[0]) != 3 else 4)
-    ]
+    return kept + [_random(rng, model, number) for number in (1, 3 if not kept or len(kept[0]) != 3 else 4)]
 
 
-def _random(rng: np.random.Generator, folder: Path, takes: saved.Takes, number: int) -> NDArray[Any]:
-    if takes.image_size is None:
-        return rng.normal(size=(number, takes.num_features)).astype(np.float32)
-    size = embedders.load(folder).architecture.image_size
-    return rng.integers(0, 256, (number, *size, takes.channels), dtype=np.uint8)
+def _random(rng: np.random.Generator, model: Model, number: int) -> NDArray[Any]:
+    if model.takes.image_size is None:
+        return rng.normal(size=(number, model.takes.num_features)).astype(np.float32)
+    size = model.loaded.network.architecture.image_size
+    return rng.integers(0, 256, (number, *size, model.takes.channels), dtype=np.uint8)
 
 
 def _outputs(z_ND: NDArray[Any], omega_ND: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
     return {"embedding": z_ND} if omega_ND is None else {"embedding": z_ND, "structure": omega_ND}
 
 
-def _about(folder: Path, name: str, batch_N: NDArray[Any], outputs: Arrays) -> dict[str, Any]:
+def _about(model: Model, name: str, batch_N: NDArray[Any], outputs: Arrays) -> dict[str, Any]:
     """What goes in and comes out."""
     is_image = name == "images"
     return {
-        "model": saved.fingerprint(folder),
+        "model": model.fingerprint,
         "input": {
             "name": name,
             "dtype": str(batch_N.dtype),
@@ -262,13 +258,13 @@ def _about(folder: Path, name: str, batch_N: NDArray[Any], outputs: Arrays) -> d
             for each, value in outputs.items()
         },
         "distance": "hamming" if outputs["embedding"].dtype == np.int8 else "euclidean",
-        **_preprocessing(folder),
+        **_preprocessing(model),
     }
 
 
-def _preprocessing(folder: Path) -> dict[str, Any]:
+def _preprocessing(model: Model) -> dict[str, Any]:
     """From a picture's file to what goes in: as it is described, in words, and as code."""
-    described = saved.preprocessing(folder)
+    described = model.preprocessing
     steps, code = preprocessing.words(described), preprocessing.code(described)
     if not steps:
         return {}

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmlstudy import data, retrieval
-from dmlstudy.files import written_whole
-from dmlstudy.model_folder import one_line
+from dmlstudy.files import sha256, written_whole
 from dmlstudy.retrieval import CodeIndex, EmbeddingIndex, Index, Tuning
+from dmlstudy.text import reason
 
 FORMAT_VERSION = 2
 UNSEALED = 1
@@ -122,14 +121,14 @@ def build(
             items=len(ids),
             dim=z_MD.shape[1],
             kind=kind,
-            files={name: _sha256(draft / name) for name in FILES},
+            files={name: sha256(draft / name) for name in FILES},
         )
         with written_whole(draft / ABOUT, draft / f"{ABOUT}.draft") as file:
             file.write(described.model_dump_json(indent=1).encode() + b"\n")
         _take_place(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return open_gallery(folder, device="cpu")
+    return _read(folder, described, "cpu")
 
 
 def _take_place(draft: Path, folder: Path) -> None:
@@ -158,10 +157,15 @@ def open_gallery(folder: str | Path, *, device: str = "auto") -> Gallery:
     for name in FILES:
         if not (folder / name).is_file():
             raise ValueError(f"{folder / name}: no such file; make the gallery anew")
-        if about.format_version != UNSEALED and _sha256(folder / name) != about.files.get(name):
+        if about.format_version != UNSEALED and sha256(folder / name) != about.files.get(name):
             raise ValueError(
                 f"{folder / name}: altered since the gallery was made, by its SHA-256 in {ABOUT}; make the gallery anew"
             )
+    return _read(folder, about, device)
+
+
+def _read(folder: Path, about: About, device: str) -> Gallery:
+    """The gallery in a folder whose files are those that it was made of. Raises ValueError as ``open_gallery``."""
     note = ""
     if about.format_version == UNSEALED:
         note = f"{folder}: made by an earlier version, without digests of its files; `dmlstudy index` makes it anew"
@@ -169,14 +173,14 @@ def open_gallery(folder: str | Path, *, device: str = "auto") -> Gallery:
         vectors_MD = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a header that was changed may be an error of Python's own parser
         raise ValueError(
-            f"{folder / VECTORS}: cannot be read ({one_line(error)}); make the gallery anew"
+            f"{folder / VECTORS}: cannot be read ({reason(error)}); make the gallery anew"
         ) from None
     try:
         ids, labels = data.read_items(folder / ITEMS)
     except KeyError as error:
         raise ValueError(f"{folder / ITEMS}: has no column {error}; make the gallery anew") from None
     except ValueError as error:
-        raise ValueError(one_line(error)) from None
+        raise ValueError(reason(error)) from None
     if vectors_MD.ndim != 2 or vectors_MD.dtype not in (np.int8, np.float32):
         raise ValueError(
             f"{folder / VECTORS}: {vectors_MD.dtype} of shape {vectors_MD.shape}, expected rows of float32, or of int8"
@@ -207,15 +211,10 @@ def _about(path: Path) -> About:
         if version in (UNSEALED, FORMAT_VERSION):
             return About.model_validate(content)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: not understood ({one_line(error)}); make the gallery anew") from None
+        raise ValueError(f"{path}: not understood ({reason(error)}); make the gallery anew") from None
     raise ValueError(
         f"{path}: format {version!r}, this version reads {FORMAT_VERSION}; make the gallery anew"
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _index(kind: Kind, z_MD: NDArray[Any], model: str, tuning: Tuning | None) -> Index:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dmlstudy.html import Html, element
 from dmlstudy.html import page as whole_page
-from dmlstudy.models.saved import Takes
+from dmlstudy.saved import Takes
 from dmlstudy.serving.guards import Limits
 
 STYLE = """

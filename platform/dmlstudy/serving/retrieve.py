@@ -8,10 +8,9 @@ from pathlib import Path
 
 from dmlstudy.data import Inputs
 from dmlstudy.data.inputs import ARRAYS, TABLES
-from dmlstudy.models import saved
 from dmlstudy.records import Record
+from dmlstudy.saved.items import of_files
 from dmlstudy.serving.contact_sheet import Shown, write_sheet
-from dmlstudy.serving.embed import opened
 from dmlstudy.serving.gallery import Gallery
 from dmlstudy.serving.retriever import Found, Searcher
 from dmlstudy.text import counted
@@ -72,17 +71,17 @@ def _folder(source: Path) -> Path | None:
 
 
 def write_contact_sheet(
-    path: str | Path, model: str | Path, searcher: Searcher, queries: Inputs, hits: Sequence[Sequence[Hit]]
+    path: str | Path, searcher: Searcher, queries: Inputs, hits: Sequence[Sequence[Hit]]
 ) -> None:
     """Write the hits of each query as pictures, seen as the model sees them.
 
     A hit is marked right or wrong where labels of both are known. Raises ValueError for a model of vectors, and where
     what the gallery was made of is not there any more.
     """
-    if saved.takes(model).image_size is None:
+    if searcher.model.takes.image_size is None:
         raise ValueError("the model takes vectors, of which there are no pictures; leave --sheet out")
     gallery = searcher.gallery
-    items = opened(model, gallery.source)
+    items = of_files(searcher.model, gallery.source)
     row_of = _rows(items.ids, gallery.ids)
     if row_of is None:
         raise ValueError(

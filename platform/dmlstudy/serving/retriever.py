@@ -6,14 +6,13 @@ Shapes: Q queries, M items, D embedding size, K results, l = 0..L layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy import retrieval
-from dmlstudy.models import saved
+from dmlstudy.saved import Model
 from dmlstudy.serving.gallery import Gallery
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
@@ -69,42 +68,37 @@ class Searcher:
 
     def __init__(
         self,
-        model: str | Path,
+        model: Model,
         gallery: Gallery,
         *,
         rerank: str = "auto",
         among: int = 100,
-        device: str = "cpu",
     ) -> None:
-        own = saved.fingerprint(model)
-        if own != gallery.model:
+        if model.fingerprint != gallery.model:
             raise ValueError(
-                f"the gallery was made by another model ({gallery.model[:12]}, this is {own[:12]}); use that one, or"
-                " embed and index the items anew"
+                f"the gallery was made by another model ({gallery.model[:12]}, this is {model.fingerprint[:12]}); use"
+                " that one, or embed and index the items anew"
             )
         if rerank not in RERANKS:
             raise ValueError(f"rerank={rerank!r}: choose from {', '.join(RERANKS)}")
         if among < 1:
             raise ValueError(f"among={among} must be at least 1")
-        self.gallery, self.among = gallery, among
-        parts = saved.parts(model, device)
-        self.embed, layers = parts.embed, parts.layers
-        self.is_symmetric = saved.kind_of(model).name != "online learner"  # queries are embedded as items are
+        self.model, self.gallery, self.among = model, gallery, among
         num_bits = gallery.vectors_MD.shape[1] if gallery.has_codes else None
-        self.measure = _measure(saved.gives_unit_vectors(model), num_bits)
-        has: dict[Rerank, bool] = {"structure": parts.has_structure, "layers": layers is not None}
+        self.measure = _measure(model.gives_unit_vectors, num_bits)
+        has: dict[Rerank, bool] = {"structure": model.has_structure, "layers": model.layers is not None}
         own_order: Rerank = next((name for name in has if has[name]), "none")
         self.rerank: Rerank = own_order if rerank == "auto" else cast(Rerank, rerank)
         if not has.get(self.rerank, True):
             raise ValueError(f"rerank={self.rerank!r}: the model has no head for it; set none")
-        self._layers = None if layers is None else Layers(*layers)
+        self._layers = None if model.layers is None else Layers(*model.layers)
 
     def __call__(self, queries: NDArray[Any], k: int) -> list[Found]:
         """The k best items of each query. Raises ValueError for k < 1, and for queries that the model does not take."""
-        return self.nearest(*self.embed(queries), k)
+        return self.nearest(*self.model.query(queries), k)
 
     def nearest(self, query_QD: Floats, omega_QD: NDArray[np.float32] | None, k: int) -> list[Found]:
-        """The k best items of queries that ``embed`` has embedded. Raises ValueError for k < 1."""
+        """The k best items of queries that the model's ``query`` has embedded. Raises ValueError for k < 1."""
         if k < 1:
             raise ValueError(f"k={k} must be at least 1")
         among = k if self.rerank == "none" else max(k, self.among)

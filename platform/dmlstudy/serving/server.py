@@ -40,8 +40,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dmlstudy import data, html, model_folder
-from dmlstudy.models import saved
+from dmlstudy import data, html
+from dmlstudy.saved import Model
 from dmlstudy.serving import bodies, openapi, traffic
 from dmlstudy.serving.batching import Batches, Gone, Outputs
 from dmlstudy.serving.bodies import Refused
@@ -65,38 +65,36 @@ class Service:
     """The model and the gallery; what waits is computed together, on all threads torch has.
 
     ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. Raises
-    ValueError as ``kinds.verified`` and ``Searcher``.
+    ValueError as ``Model.loaded`` and ``Searcher``.
     """
 
     def __init__(
         self,
-        model: str | Path,
+        model: Model,
         gallery: str | Path | None,
         limits: Limits,
         *,
         name: str | None = None,
         rerank: str = "auto",
         among: int = 100,
-        device: str = "auto",
     ) -> None:
-        self.limits, self.digest = limits, saved.fingerprint(model)
-        self.name = name or Path(model).resolve().name
-        self.takes, self._fit = saved.takes(model), saved.fit_of(model)
+        self.limits, self.digest = limits, model.fingerprint
+        self.name = name or model.folder.resolve().name
+        self.takes, self._fit = model.takes, model.fit
         self.note = ""
         self._search = None
         self._lock = threading.Lock()  # an index is asked by one thread at a time
         if gallery is not None:
-            opened = open_gallery(gallery, device=device)
+            opened = open_gallery(gallery, device=model.device)
             self.note = opened.note
-            self._search = Searcher(model, opened, rerank=rerank, among=among, device=device)
-            self._queries = self._items = Batches(self._search.embed)
-        if self._search is None or not self._search.is_symmetric:
-            compute = saved.verified(model, device=device)
+            self._search = Searcher(model, opened, rerank=rerank, among=among)
+            self._queries = self._items = Batches(model.query)
+        if self._search is None or not model.is_symmetric:
+            compute = model.compute
             self._items = Batches(lambda x_N: (compute(x_N), None))
-        example_N = model_folder.example(model)
-        if example_N is not None:
+        if model.example is not None:
             for wanted in {self._items, *([self._queries] if self._search else [])}:
-                wanted.submit(example_N[:1]).result()
+                wanted.submit(model.example[0][:1]).result()
 
     @property
     def has_gallery(self) -> bool:

@@ -819,10 +819,10 @@ def _record(record: type[R], value: object, path: str) -> R:
     try:
         return record.model_validate(value)
     except ValidationError as error:
-        raise SpecError(_one_line(error, record, path)) from None
+        raise SpecError(_first_fault(error, record, path)) from None
 
 
-def _one_line(error: ValidationError, record: type[BaseModel], path: str) -> str:
+def _first_fault(error: ValidationError, record: type[BaseModel], path: str) -> str:
     """The first thing that is wrong; an unknown key before a missing one, which it may well be meant for."""
     found = error.errors(include_url=False, include_context=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])

@@ -32,8 +32,8 @@ from dmlstudy.training import dataset_cache
 def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) -> Leaderboard:
     """Run the study, or the rest of it, and return its leaderboard.
 
-    A study of this name in the store is continued if its file says the same, and only read if it is
-    finished. ``address`` is a Ray cluster's; by default Ray is started here for the time of the study.
+    A study of this name in the store is continued if its file says the same. If it is finished, its leaderboard is
+    read, and its data are not. ``address`` is a Ray cluster's; by default Ray is started here meanwhile.
 
     ``tell`` gets the progress lines; it must not write to file descriptors 1 and 2, which are turned to
     the study's engine.log meanwhile (see ``progress.terminal``).
@@ -41,6 +41,8 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     Raises SpecError, StoreError and ClusterError for what is wrong before it starts, also data that have changed
     since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
     """
+    if _is_finished(spec, store):  # for good, so nobody need hold it
+        return _told_finished(spec, store, tell)
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
     remarks = data.remarks(dataset, spec.data.path)
@@ -49,9 +51,9 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     dataset_cache.forget()  # trials run in other processes
     store.prepare()
     with sole_driver(store, spec.name):
-        if _is_finished(spec, store, origin):
-            tell(f"study {spec.name} is finished already; run it under another --name to repeat it")
-            return leaderboard(store, spec.name)
+        if _is_finished(spec, store):  # by another process, meanwhile
+            return _told_finished(spec, store, tell)
+        _check_data(spec, store, origin)
         checks.check_storage(spec)
         folder = store.study_folder(spec.name)
         with (
@@ -151,7 +153,8 @@ def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None
     end_process()
 
 
-def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bool:
+def _is_finished(spec: StudySpec, store: Store) -> bool:
+    """Whether the study has ended; raises StoreError for one of this name from another study file."""
     if spec.name not in store.studies():
         return False
     state = store.read_state(spec.name)
@@ -160,8 +163,18 @@ def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bo
             f"study {spec.name!r} is in the store {store.root} already, from another study file or version; "
             "give this one another name (--name) or store (--store)"
         )
-    provenance.check_data(spec.name, state.get("origin", {}), origin)
     return bool(state["state"] == "finished")
+
+
+def _told_finished(spec: StudySpec, store: Store, tell: Tell) -> Leaderboard:
+    tell(f"study {spec.name} is finished already; run it under another --name to repeat it")
+    return leaderboard(store, spec.name)
+
+
+def _check_data(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> None:
+    """Raise StoreError where a study that goes on would see other data than it has seen."""
+    if spec.name in store.studies():
+        provenance.check_data(spec.name, store.read_state(spec.name).get("origin", {}), origin)
 
 
 def _remove_checkpoints(checkpoints: str, tell: Tell) -> None:

@@ -25,7 +25,7 @@ from dmlstudy.metric_names import IMAGES_PER_SECOND
 from dmlstudy.records import Record
 from dmlstudy.store import Store, StoreError, seconds_spent, spec_of
 from dmlstudy.text import duration, pace
-from dmlstudy.trials import ENDED, Status, rank
+from dmlstudy.trials import ENDED, Status, best_ranked
 
 if TYPE_CHECKING:
     from dmlstudy.registry.runs import Run
@@ -73,7 +73,7 @@ class StudyStatus(Record):
     def best(self) -> FamilyStatus | None:
         """The family with the best trial so far."""
         tried = [family for family in self.families if family.best is not None]
-        return max(tried, key=lambda family: rank(family.best or 0.0, family.best_trial), default=None)
+        return best_ranked(tried, lambda family: (family.best or 0.0, family.best_trial))
 
 
 def statuses(store: Store, study: str | None) -> list[StudyStatus]:
@@ -221,7 +221,7 @@ def _family_rows(
         planned = state.get("num_search_trials", 0) // len(names) if is_equal and name in names else len(own)
         waiting = 0 if is_searched else max(0, planned - num_ended - searched[name])
         scored = [trial for trial in own if Status.of_optuna(trial.state.name) == Status.FINISHED]
-        best = max(scored, key=lambda trial: rank(trial.values[0], trial.number), default=None)
+        best = best_ranked(scored, lambda trial: (trial.values[0], trial.number))
         rows.append(
             FamilyStatus(
                 family=name,

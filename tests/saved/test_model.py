@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from support.verdict_trials import verdict_trial
 
 from dmlstudy import hashing, model_folder, online
-from dmlstudy.models import saved
 from dmlstudy.registry import models
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.saved import Model
 from dmlstudy.store import Store, StoreError
 
 X = np.random.default_rng(0).normal(size=(40, 10)).astype(np.float32)
@@ -87,23 +87,24 @@ def test_what_was_registered_is_pulled_and_computes_the_same(
     pulled = models.pull(store, name, tmp_path / "pulled")
     assert pulled == version
     assert (tmp_path / "pulled" / models.CARD).read_text().startswith("# card")
-    assert kind.startswith(saved.kind_of(tmp_path / "pulled").name)
-    np.testing.assert_array_equal(saved.verified(tmp_path / "pulled")(X), compute(X))
+    opened = Model.open(tmp_path / "pulled")
+    assert kind.startswith(opened.kind)
+    np.testing.assert_array_equal(opened.compute(X), compute(X))
     served = mlflow.pyfunc.load_model(f"models:/{name}@champion")
     np.testing.assert_array_equal(served.predict(X), compute(X))
-    with models.fetched(store, str(tmp_path / "pulled")) as folder:
-        assert folder == tmp_path / "pulled"
+    with models.fetched(store, str(tmp_path / "pulled")) as model:
+        assert model.folder == tmp_path / "pulled"
     weights = tmp_path / "pulled" / model_folder.WEIGHTS
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(ValueError, match=r"weights\.safetensors: altered since it was saved"):
-        saved.verified(tmp_path / "pulled")
+        Model.open(tmp_path / "pulled")
 
 
 def test_what_cannot_be_registered_or_pulled(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds none of embedder\.json, hashing\.json, online\.json"):
-        saved.kind_of(tmp_path)
+        Model.open(tmp_path)
     made = hashing.build("ssdh", 16, 10, {"hidden": 8})
     hashing.save(made, tmp_path / "model")
     client = StudyTracker(store, "no example", {}).client

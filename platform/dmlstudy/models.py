@@ -1,4 +1,4 @@
-"""Saved models, whatever their kind: ``load`` opens one for Python."""
+"""Models for Python: ``load`` opens a folder that was pulled, or a registered model by its name."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dmlstudy.models.loaded import LoadedModel
+    from dmlstudy.saved import Model
 
 
 def load(
     model: str | Path, *, store: str | Path | None = None, device: str = "auto", batch_size: int = 256
-) -> LoadedModel:
+) -> Model:
     """A model that embeds arrays and files: a folder that was pulled, or NAME, NAME@ALIAS or NAME/VERSION of a store.
 
     ``store`` is by default DMLSTUDY_STORE, or the folder dmlstudy_store. ``device`` 'auto' is a GPU if there is one.
     Every file is checked against its SHA-256 first. Raises ValueError naming the file at fault, or the model that is
     not there.
     """
-    from dmlstudy.models import saved
-    from dmlstudy.models.loaded import LoadedModel
+    from dmlstudy import saved
 
     if saved.is_model(model):
-        return LoadedModel(model, device, batch_size)
-    import dmlstudy
+        opened = saved.Model.open(model, device=device, batch_size=batch_size)
+        _ = opened.loaded  # what is wrong with it is told here, not where something is embedded
+        return opened
+    from dmlstudy.interface import store_at
+    from dmlstudy.registry.models import fetched
 
-    # Names are the registry's, two floors above: the package's root, which is above all floors, hands its folder down.
-    with dmlstudy._registered(str(model), store) as folder:
-        loaded = LoadedModel(folder, device, batch_size)
-    loaded.name = str(model)
-    return loaded
+    with fetched(store_at(store), str(model), device=device, batch_size=batch_size) as opened:
+        return opened
