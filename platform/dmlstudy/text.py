@@ -73,7 +73,7 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: object) -> str:
     """The first line of an error's message, as ``one_line`` writes it, or the error's type where it has none."""
     lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]
     return one_line(lines[0], FIRST) if lines else type(error).__name__

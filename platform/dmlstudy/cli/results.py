@@ -71,26 +71,6 @@ def leaderboard(
         show_leaderboard(boards[0])
 
 
-@app.command(epilog="Example: `dmlstudy curves cifar10-online -o curves.html`")
-def curves(
-    study: Annotated[str, typer.Argument(help="A study of the store.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
-        "curves.html"
-    ),
-    json: JsonOption = False,
-    store: StoreOption = DEFAULT_STORE,
-    tracking_uri: ServerOption = None,
-) -> None:
-    """Draw a study of online learners: error against constraints, and how the weights of layers evolve."""
-    from dmlstudy.report.streams import write_curves
-
-    families = write_curves(store_at(store, tracking_uri), study, output)
-    if json:
-        show_json({"file": str(output), "study": study, "families": families})
-        return
-    console.print(f"{output}: {len(families)} families ({', '.join(families)})", highlight=False)
-
-
 @app.command(
     epilog="Examples: `dmlstudy report digits` · `dmlstudy report digits -o digits.html --without-examples`",
 )

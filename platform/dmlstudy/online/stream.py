@@ -253,5 +253,5 @@ class _Kept:
         }
         state = learner.state() | ({} if progress.race is None else progress.race.state())
         content = save(state, {"stream": json.dumps(header)})
-        with written_whole(self._folder / STATE, self._folder / f".{STATE}.draft") as file:
+        with written_whole(self._folder / STATE) as file:
             file.write(content)

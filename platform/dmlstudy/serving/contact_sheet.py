@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dmlstudy.files import HTML, check_output, written_whole
-from dmlstudy.html import Html, element, page
+from dmlstudy.html import Html, element, page, write_page
 
 LEAST_SIDE = 96
 """Pixels of a picture's shorter side on the page; smaller ones are enlarged without smoothing."""
@@ -40,15 +39,13 @@ class Shown(NamedTuple):
 def write_sheet(path: str | Path, title: str, rows: Sequence[tuple[Shown, Sequence[Shown]]]) -> None:
     """Write queries, each with its results in their order, to ``path``, whole or not at all.
 
-    Raises ValueError for a path that may not be written (``files.check_output``).
+    Raises ValueError for a path that may not be written (``html.check_page``).
     """
-    path = check_output(path, "a page", HTML)
     sections = [
         element("section", _figure(query, "query"), *(_figure(each, _judged(each)) for each in results))
         for query, results in rows
     ]
-    with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
-        file.write(page(title, STYLE, element("h1", title), *sections).encode())
+    write_page(path, page(title, STYLE, element("h1", title), *sections))
 
 
 def _judged(shown: Shown) -> str:

@@ -100,7 +100,7 @@ def write(
     try:
         if not output.parent.is_dir():  # a folder that is made would hide a slip in its name
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        with written_whole(output, output.with_name(f".{output.name}.draft")) as file:
+        with written_whole(output) as file:
             file.write(text.encode())
     except OSError as error:
         raise SpecError(f"{output}: cannot be written: {error.strerror}; name another file with -o") from None
