@@ -32,7 +32,7 @@ PARTS = [
 def words_of(path: Path) -> str:
     """A page's text, without its scripts and style."""
     text = re.sub(r"<(script|style)>.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return re.sub(r"<[^>]*>", " ", text)
+    return re.sub(r"<[^>]*>", " ", text).replace("\u00a0", " ")
 
 
 @pytest.fixture(scope="module")

@@ -81,12 +81,16 @@ DRAW = (
 
 
 class Plot(NamedTuple):
-    """A figure with the sentence below it; ``label`` is what is read out in its place."""
+    """A figure with the sentence below it; ``label`` is what is read out in its place.
+
+    One whose axes have the same scale is no higher than the page is wide, where it would be drawn amid empty space.
+    """
 
     figure: go.Figure
     caption: str
     label: str
     height: int = 380
+    has_one_scale: bool = False
 
 
 class Section(NamedTuple):
@@ -98,8 +102,9 @@ class Section(NamedTuple):
 
 
 def paragraph(*content: str, kind: str = "") -> Html:
-    """A paragraph, of a class of the style."""
-    return element("p", *content, **({"class_": kind} if kind else {}))
+    """A paragraph, of a class of the style; `p = 0.5` stays in one line."""
+    whole = (each if isinstance(each, Html) else each.replace(" = ", "\u00a0=\u00a0") for each in content)
+    return element("p", *whole, **({"class_": kind} if kind else {}))
 
 
 def with_commands(text: str) -> Html:
@@ -166,7 +171,7 @@ def page(title: str, top: Sequence[str], sections: Sequence[Section]) -> str:
             "div",
             id=name,
             class_="plot",
-            style=f"height:{part.height}px",
+            style=f"height:{f'min({part.height}px,100vw)' if part.has_one_scale else f'{part.height}px'}",
             role="img",
             aria_label=part.label,
         )
