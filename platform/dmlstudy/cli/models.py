@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from dmlstudy.cli.app import (
@@ -24,7 +23,7 @@ from dmlstudy.cli.app import (
     model_at,
     store_at,
 )
-from dmlstudy.cli.tables import SCORES, console, show_json, show_table
+from dmlstudy.cli.tables import SCORES, console, say, show_json, show_table
 from dmlstudy.metric_names import on_test
 
 if TYPE_CHECKING:
@@ -72,9 +71,7 @@ def models(
         )
     console.print(table, highlight=False)
     for decision in promotion.history(place, name) if name is not None else []:
-        console.print(
-            escape(f"{decision.at}  {promotion.said(decision, name or '')}"), highlight=False, soft_wrap=True
-        )
+        say(f"{decision.at}  {promotion.said(decision, name or '')}")
 
 
 @app.command(
@@ -131,10 +128,7 @@ def pull(
     if json:
         show_json({"folder": str(to), **version.model_dump(mode="json")})
         return
-    console.print(
-        f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced",
-        highlight=False,
-    )
+    say(f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced")
 
 
 @app.command(
@@ -220,8 +214,8 @@ def embed(
         show_json({"file": str(output), **made._asdict()})
         return
     for line in lines:
-        console.print(escape(line), highlight=False, soft_wrap=True)
-    console.print(f"{made.num_items} embeddings of size {made.dim} in {output}", highlight=False)
+        say(line)
+    say(f"{made.num_items} embeddings of size {made.dim} in {output}")
 
 
 @app.command(
@@ -250,11 +244,9 @@ def export(
         return
     entry = made.about["input"]
     shape = ", ".join(map(str, entry["shape"]))
-    console.print(
+    say(
         f"{path}: {entry['name']} {entry['dtype']} ({shape}) to {', '.join(made.about['outputs'])};"
-        f" differs from the model by {made.difference:.1e} at most",
-        highlight=False,
-        soft_wrap=True,
+        f" differs from the model by {made.difference:.1e} at most"
     )
 
 
@@ -278,9 +270,7 @@ def index(
         dim = gallery.vectors_MD.shape[1]
         show_json({"folder": str(output), "num_items": len(gallery), "dim": dim, "kind": kind})
         return
-    console.print(
-        f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})", highlight=False
-    )
+    say(f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})")
 
 
 @app.command(
@@ -419,10 +409,8 @@ def serve(
         )
         if service.note:
             print(f"note: {service.note}", file=sys.stderr)
-        console.print(
-            f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)",
-            highlight=False,
-            soft_wrap=True,
+        say(
+            f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)"
         )
         server.serve(service, place, access, is_logged=access_log)
 
@@ -437,4 +425,4 @@ def _show_decision(decision: Decision, name: str, json: bool) -> None:
     if json:
         show_json({"model": name, **_decision_facts(decision)})
     else:
-        console.print(escape(promotion.said(decision, name)), highlight=False, soft_wrap=True)
+        say(promotion.said(decision, name))
