@@ -291,7 +291,8 @@ def retrieve(
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
     sheet: Annotated[
-        Optional[Path], typer.Option("--sheet", help="Also write an HTML page of pictures.")
+        Optional[Path],
+        typer.Option("--sheet", help="Also write an HTML page of pictures; no other file is replaced."),
     ] = None,
     exclude_self: Annotated[
         bool, typer.Option("--exclude-self", help="Leave out the query's own item, where the gallery has it.")
@@ -305,12 +306,15 @@ def retrieve(
     tracking_uri: ServerOption = None,
 ) -> None:
     """Find the nearest items of a gallery for each query; a smaller distance, in JSON a larger score, is nearer."""
+    from dmlstudy.html import check_page
     from dmlstudy.serving.embed import opened
     from dmlstudy.serving.gallery import open_gallery
     from dmlstudy.serving.retrieve import own_items, write_contact_sheet
     from dmlstudy.serving.retrieve import retrieve as find
     from dmlstudy.serving.retriever import Searcher
 
+    if sheet is not None:
+        check_page(sheet)
     with model_at(model, store, tracking_uri) as folder:
         items = open_gallery(gallery, device=device)
         if items.note:

@@ -72,9 +72,9 @@ def leaderboard(
 )
 def report(
     study: Annotated[str, typer.Argument(help="A study of the store, finished or not.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The HTML page to write; no other file is replaced.")
+    ] = Path("report.html"),
     without_examples: Annotated[
         bool,
         typer.Option(

@@ -132,7 +132,7 @@ def torchvision_model(name: str, image_size: tuple[int, ...], weights: str | Non
     from torchvision.models import get_model, get_model_weights, vision_transformer  # type: ignore[import-untyped]
 
     hub = get_model_weights(name)
-    entry = _of_hub(name, hub, weights)
+    entry = _of_hub(hub, weights)
     options: dict[str, Any] = {}
     square = len(image_size) == 2 and image_size[0] == image_size[1]
     if name.startswith("vit_"):
@@ -400,7 +400,7 @@ def _only_files(name: str, weights: str | None) -> None:
         raise ValueError(f"embedder.weights: {name} has no 'default' weights; leave it out or give a file")
 
 
-def _of_hub(name: str, hub: Any, weights: str | None) -> Any:
+def _of_hub(hub: Any, weights: str | None) -> Any:
     """The hub's entry that ``weights`` names: 'default', or one of its names; None for a file."""
     if weights == "default":
         return hub.DEFAULT

@@ -296,7 +296,7 @@ def slices(family: Searched) -> go.Figure:
         rows=num_rows,
         cols=columns,
         shared_yaxes="all",
-        vertical_spacing=(0.3 if most_lines < 3 else 0.4) / num_rows,
+        vertical_spacing=(0.25 + 0.05 * most_lines) / num_rows,
         horizontal_spacing=0.12,
         subplot_titles=[shortened(each.name) for each in parameters],
     )

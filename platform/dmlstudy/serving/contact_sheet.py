@@ -20,12 +20,18 @@ LEAST_SIDE = 96
 STYLE = """
 :root{color-scheme:light dark}
 body{font-family:system-ui,sans-serif;margin:1rem auto;max-width:80rem;padding:0 1rem}
-section{display:flex;flex-wrap:wrap;gap:.75rem;border-top:1px solid #8886;padding:.75rem 0;break-inside:avoid}
-figure{margin:0;width:7rem;font-size:.75rem}
-figure img{width:100%;border:3px solid #8886;border-radius:4px;image-rendering:auto}
-figure.query img{border-color:#4269d0}figure.right img{border-color:#3ca951}figure.wrong img{border-color:#ff725c}
-figcaption{overflow-wrap:anywhere}
+h1{font-size:1.4rem}
+section{display:grid;grid-template-columns:repeat(auto-fill,minmax(6rem,1fr));gap:.6rem;align-items:start;
+border-top:1px solid #8886;padding:.75rem 0;break-inside:avoid}
+figure{margin:0;font-size:.75rem}
+figure img{box-sizing:border-box;width:100%;border:3px solid #8886;border-radius:4px}
+figure.query img{border-color:#4269d0}figure.right img{border-color:#3ca951}
+figure.wrong img{border:3px dashed #ff725c}
+figcaption{word-break:break-all}
 """
+
+SIGNS = {"query": "query ", "right": "✓ ", "wrong": "✗ ", "found": ""}
+"""What tells pictures apart where colours do not."""
 
 
 class Shown(NamedTuple):
@@ -45,7 +51,8 @@ def write_sheet(path: str | Path, title: str, rows: Sequence[tuple[Shown, Sequen
         element("section", _figure(query, "query"), *(_figure(each, _judged(each)) for each in results))
         for query, results in rows
     ]
-    write_page(path, page(title, STYLE, element("h1", title), *sections))
+    told = "Each query is followed by its nearest items, with their distances. ✓: of the query's label, ✗: of another."
+    write_page(path, page(title, STYLE, element("h1", title), element("p", told), *sections))
 
 
 def _judged(shown: Shown) -> str:
@@ -54,7 +61,9 @@ def _judged(shown: Shown) -> str:
 
 def _figure(shown: Shown, kind: str) -> Html:
     picture = element("img", alt=shown.caption, src=data_uri(shown.image_HWC))
-    return element("figure", picture, element("figcaption", shown.caption), class_=kind)
+    sign = [element("b", SIGNS[kind])] if SIGNS[kind] else []
+    caption = element("figcaption", *sign, shown.caption)
+    return element("figure", picture, caption, class_=kind)
 
 
 def data_uri(image_HWC: NDArray[Any]) -> str:

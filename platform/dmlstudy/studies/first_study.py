@@ -7,7 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from dmlstudy.spec.study_file import SpecError, parse
 from dmlstudy.studies.checks import check_class_counts
 from dmlstudy.studies.wall_time import Machine
 from dmlstudy.text import nearest, shown
-
-Budget: TypeAlias = Literal["quick", "standard", "thorough"]
 
 
 class Amounts(NamedTuple):
