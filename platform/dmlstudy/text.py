@@ -79,6 +79,11 @@ def first_line(error: object) -> str:
     return one_line(lines[0], FIRST) if lines else type(error).__name__
 
 
+def last_line(error: object) -> str:
+    """The last line of an error's message, where one that holds a traceback says why; else as ``first_line``."""
+    return one_line(str(error).strip().rpartition("\n")[2]) or type(error).__name__
+
+
 def duration(seconds: float) -> str:
     """``42 s``, ``3:07 min`` or ``2:05 h``."""
     whole = round(seconds)
