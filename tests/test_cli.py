@@ -28,7 +28,7 @@ from dmlstudy.training import exactness
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
-    "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "curves", "models", "pull",
+    "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
     "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
     "export", "init", "options", "jobs", "delete", "prune",
 }  # fmt: skip

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,6 +177,60 @@ def test_an_interrupted_cell_leaves_the_kernel_as_it_was(
     assert cell.text == "1/2  contrastive\n"
     assert (tmp_path / "engine.log").read_text().startswith("noise\n")
     assert state() == before
+
+
+SCRIPT = """
+import builtins, os, sys, threading
+from pathlib import Path
+
+import dmlstudy
+from dmlstudy.engine.progress import engine_noise_to
+from dmlstudy.studies import run
+
+prints = builtins.print
+
+def run_study(spec, store, *, address, tell):
+    with engine_noise_to(Path("engine.log")):
+        print("of the engine")
+        builtins.print = lambda *words, **how: prints(*words, **how)  # as Ray does when it first shows a worker's line
+        threads = [threading.Thread(target=tell, args=(f"{number} of 20",)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os.write(1, b"of its libraries" + bytes([10]))
+
+def tell(line):
+    print("own", line)
+    print("to stderr", line, file=sys.stderr)
+
+run.run_study = run_study
+streams = sys.stdout, sys.stderr
+for how in ({}, {}, {"tell": tell}, {"tell": print}):
+    try:
+        dmlstudy.run(sys.argv[1], store="store", **how)
+    except ValueError:  # there is no such study afterwards
+        prints("ended")
+    assert (sys.stdout, sys.stderr) == streams
+"""
+
+
+def test_each_run_is_heard_whoever_prints(tmp_path: Path) -> None:
+    """Also a second one in a process, where Ray has put another function in the place of ``print``."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, ROOT / STUDY],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    heard = [sorted(run.split("\n")) for run in done.stdout.split("ended\n")[:-1]]
+    plain = sorted(f"{number} of 20" for number in range(20))
+    assert heard == [["", *plain], ["", *plain], ["", *(f"own {line}" for line in plain)], ["", *plain]]
+    assert sorted(done.stderr.splitlines()) == [f"to stderr {line}" for line in plain]
+    noise = sorted((tmp_path / "engine.log").read_text().splitlines())
+    assert noise == ["of its libraries"] * 4 + ["of the engine"] * 4
 
 
 @pytest.mark.parametrize(

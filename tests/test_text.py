@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmlstudy.text import FIRST, LINE, LISTED, VALUE, counted, first_line, nearest, one_line, shown
+from dmlstudy.text import FIRST, LINE, LISTED, VALUE, counted, first_line, last_line, nearest, one_line, shown
 
 
 def test_the_nearest_known_name() -> None:
@@ -74,3 +74,11 @@ def test_of_anothers_message_the_first_line_is_repeated() -> None:
     flushed = "(raised as a result of Query-invoked autoflush; consider ...)\ndisk full\n[SQL: ...]"
     assert first_line(OSError(flushed)) == "disk full"
     assert len(first_line(ValueError("x" * 10**6))) == FIRST
+    assert first_line("said\nby a library") == "said"
+
+
+def test_of_a_traceback_the_last_line_is_repeated() -> None:
+    assert last_line(ValueError("Traceback:\n  File x\nKeyError: 3\n")) == "KeyError: 3"
+    assert last_line(ValueError("one")) == "one"
+    assert last_line(ValueError(" \n")) == "ValueError"
+    assert len(last_line("x" * 10**6)) == LINE

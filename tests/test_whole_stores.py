@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from dmlstudy.files import draft_of
 from dmlstudy.registry import tracking
 from dmlstudy.registry.runs import raw_runs
-from dmlstudy.store import Store, StoreError, draft_of, holds_nothing, make_whole
+from dmlstudy.store import Store, StoreError, holds_nothing, make_whole
 
 ZYGOTE = """
 import json, os, signal, sys, warnings

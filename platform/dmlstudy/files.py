@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-PARQUET, HTML, ZIP = b"PAR1", b"<!doctype html", b"PK\x03\x04"
+PARQUET, ZIP = b"PAR1", b"PK\x03\x04"
 """How files of results begin."""
 
 _temporary: set[str] = set()
@@ -47,6 +47,8 @@ def check_output(path: str | Path, what: str, begins: bytes) -> Path:
         raise ValueError(f"{path}: is a folder; name a file")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"{path.parent}: cannot be written; change its permissions or name another output")
+    if path.exists() and not path.is_file():  # a device or a pipe, which may have no end
+        raise ValueError(f"{path}: is no file; name another output")
     if path.exists():
         with path.open("rb") as file:
             if file.read(len(begins)).lower() != begins.lower():
@@ -55,29 +57,53 @@ def check_output(path: str | Path, what: str, begins: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, draft: Path) -> Iterator[IO[bytes]]:
+def written_whole(
+    path: Path, draft: Path | None = None, *, outlasts_power: bool = True
+) -> Iterator[IO[bytes]]:
     """A file that takes its place when the block ends, whole, also after a loss of power; if the block raises, never.
 
-    ``draft``, in the same folder, is what it is called until then; the folder is made if missing.
+    ``draft``, in the same folder, is what it is called until then; the folder is made if missing. A lock that the block
+    takes on the file is held until it has its name. Without ``outlasts_power`` the disk is not waited for.
     """
+    draft = draft or draft_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with draft.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+            put_in_place(draft, path, outlasts_power=outlasts_power)
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        if isinstance(error, OSError) and error.filename is None and error.errno:  # as of a full disk
+        is_of_draft = isinstance(error, OSError) and str(error.filename) in ("None", str(draft))
+        if isinstance(error, OSError) and error.errno and is_of_draft:  # as of a full disk
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def draft_of(path: Path) -> Path:
+    """What a file is called until it is whole."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def put_in_place(draft: Path, path: Path, *, outlasts_power: bool = True) -> None:
+    """Give a draft that is whole its name; after a loss of power the disk has it as it is, or what was there before."""
+    if not outlasts_power:
+        os.replace(draft, path)
+        return
+    _synchronise(draft)
+    os.replace(draft, path)
+    with contextlib.suppress(OSError):  # file systems that cannot do it for a folder
+        _synchronise(path.parent)
+
+
+def _synchronise(path: Path) -> None:
+    """Have the disk keep a file, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:

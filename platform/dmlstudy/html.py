@@ -1,11 +1,28 @@
-"""Markup of pages: elements that escape what they are given, and the policy that keeps a page to itself."""
+"""The shell of all pages: markup that escapes what it is given, and a policy that keeps a page to itself."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dmlstudy.files import check_output, written_whole
 
 VOID = ("img", "br")
+
+HEAD = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<meta http-equiv="Content-Security-Policy" content="'
+)
+
+NOTHING = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
+"""What a page may load and run: pictures and styles that stand in it, and the scripts that follow."""
+
+BEGINNING = f"{HEAD}{NOTHING}"
+"""How every page begins: a file that begins so may be replaced by another page."""
 
 
 class Html(str):
@@ -26,21 +43,24 @@ def joined(parts: Iterable[str]) -> Html:
 
 
 def policy(scripts: Iterable[str] = ()) -> str:
-    """The Content-Security-Policy of a page that loads nothing; ``scripts`` are SHA-256 (base64) of its own scripts.
-
-    Pictures stand in the page as data, styles too; a form has nowhere to go.
-    """
-    allowed = " ".join(f"'sha256-{digest}'" for digest in scripts) or "'none'"
-    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"
+    """The Content-Security-Policy of a page that loads nothing, sends nothing and runs these scripts alone."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    return NOTHING + (" ".join(f"'sha256-{each}'" for each in hashes) or "'none'")
 
 
-def page(title: str, style: str, *body: str) -> str:
-    """A whole page without scripts."""
-    head = [
-        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'),
-        element("title", title),
-        element("style", Html(style)),
-    ]
-    whole = element("html", element("head", *head), element("body", *body), lang="en")
-    return f"<!doctype html>\n{whole}\n"
+def page(title: str, style: str, *body: str, scripts: Sequence[str] = ()) -> str:
+    """A whole page, with its scripts behind all else."""
+    head = joined([element("title", title), element("style", Html(style))])
+    last = [element("script", Html(script)) for script in scripts]
+    return f'{HEAD}{policy(scripts)}">{head}</head>{element("body", *body, *last)}</html>\n'
+
+
+def check_page(path: str | Path) -> Path:
+    """The path, if a page may be written to it: nothing is there, or an earlier page. Raises ValueError otherwise."""
+    return check_output(path, "a page by dmlstudy", BEGINNING.encode())
+
+
+def write_page(path: str | Path, text: str) -> None:
+    """Write a page, whole or not at all. Raises ValueError for a path that may not be written (``check_page``)."""
+    with written_whole(check_page(path)) as file:
+        file.write(text.encode())

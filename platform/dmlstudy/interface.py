@@ -6,11 +6,11 @@ import html
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pandas as pd
 
@@ -139,7 +139,7 @@ def run(
     ``study`` is the path of a study file, or what stands in one as a mapping. ``overrides`` replace some of its values,
     as ``{"training.epochs": 1}``. ``store`` is by default DMLSTUDY_STORE, or the folder dmlstudy_store, as
     ``tracking_uri`` is DMLSTUDY_TRACKING_URI. ``address`` is a Ray cluster's; by default Ray runs here meanwhile.
-    ``tell`` gets a line for each trial.
+    ``tell`` gets a line for each trial, and may print it.
 
     An interrupt (Ctrl-C, a notebook's stop button, `dmlstudy stop`) ends it by a KeyboardInterrupt; what was finished
     is kept, and the same call goes on from there. Raises ValueError for what is wrong before it starts, and
@@ -185,25 +185,36 @@ def store_at(root: str | Path | None, tracking_uri: str | None = None) -> Store:
 
 @contextmanager
 def _beside_the_engine(tell: Tell) -> Iterator[Tell]:
-    """``tell``, or where that is ``print``, one that is seen while standard output is turned to the engine's log.
+    """``tell``, which prints as ever while what the process prints is turned to the engine's log.
 
-    A notebook's ``sys.stdout`` is no file descriptor that is turned, and is printed to as it is.
+    Lines come from several threads, and the streams are the process's: one at a time has them.
+    """
+    with _seen(sys.stdout) as out, _seen(sys.stderr) as err:
+        own_turn = threading.RLock()
+
+        def tell_apart(line: str) -> None:
+            with own_turn, redirect_stdout(out), redirect_stderr(err):
+                tell(line)
+                out.flush()
+
+        yield tell_apart
+
+
+def _seen(stream: TextIO) -> AbstractContextManager[TextIO]:
+    """A stream to where this one leads, whatever becomes of file descriptors 1 and 2.
+
+    A notebook's streams lead elsewhere, and are taken as they are.
     """
     from dmlstudy.engine.progress import terminal
 
-    if tell is not print:
-        yield tell
-        return
     try:
-        descriptor = sys.stdout.fileno()
+        descriptor = stream.fileno()
     except (AttributeError, OSError, io.UnsupportedOperation):
         descriptor = -1
     if descriptor not in (1, 2):
-        yield partial(print, flush=True)
-        return
-    sys.stdout.flush()
-    with terminal(descriptor) as stream:
-        yield partial(print, file=stream)
+        return nullcontext(stream)
+    stream.flush()
+    return terminal(descriptor)
 
 
 def _cells(tag: str, texts: tuple[str, ...]) -> str:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dmlstudy.files import sha256
+from dmlstudy.files import sha256, written_whole
 from dmlstudy.text import reason
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -104,9 +104,8 @@ def seal(folder: str | Path) -> None:
     folder = Path(folder)
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
     manifest = {p.relative_to(folder).as_posix(): sha256(p) for p in files}
-    draft = folder / f".{MANIFEST}.{os.getpid()}.draft"
-    draft.write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(draft, folder / MANIFEST)
+    with written_whole(folder / MANIFEST, folder / f".{MANIFEST}.{os.getpid()}.draft") as file:
+        file.write(f"{json.dumps(manifest, indent=2)}\n".encode())
 
 
 def verify(folder: str | Path, *needed: str, fingerprint: str | None = None) -> str:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlparse
 
+from dmlstudy.files import draft_of, put_in_place, written_whole
 from dmlstudy.text import first_line
 
 State = Literal["running", "finished", "interrupted", "failed"]
@@ -195,9 +196,8 @@ class Store:
         new |= {"cwd": os.getcwd(), "server": self.server}
         if "started" in details:
             (folder / STOPPING).unlink(missing_ok=True)
-        draft = folder / f".study.json.{os.getpid()}"
-        draft.write_text(json.dumps(new, indent=1), encoding="utf-8")
-        os.replace(draft, path)
+        with written_whole(path, folder / f".study.json.{os.getpid()}") as file:
+            file.write(json.dumps(new, indent=1).encode())
 
     def _last_sign(self, name: str) -> float:
         """The time when a driver last wrote of its study (engines write into their log before a session begins)."""
@@ -348,20 +348,13 @@ def make_whole(
         remove_database(draft)
         try:
             make(draft)
-            _synchronise(draft)
         except BaseException:
             remove_database(draft)
             raise
         left = [f"{draft.name}{end}" for end in SIDE_FILES if Path(f"{draft}{end}").exists()]
         assert not left, f"{left} would be lost: its database was not closed"
         remove_database(path)
-        os.replace(draft, path)
-        _synchronise(path.parent)
-
-
-def draft_of(path: Path) -> Path:
-    """The draft of a file of the store; only the holder of ``sole_maker`` may touch it."""
-    return path.with_name(f".{path.name}.draft")
+        put_in_place(draft, path)
 
 
 def _is_made(path: Path) -> bool:
@@ -372,16 +365,6 @@ def remove_database(path: Path) -> None:
     """Remove a file, and what SQLite may have kept beside it before it."""
     for end in (*SIDE_FILES, ""):
         Path(f"{path}{end}").unlink(missing_ok=True)
-
-
-def _synchronise(path: Path) -> None:
-    """Have the disk keep a file, or a folder's names, before anything that relies on it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # file systems that cannot do it for a folder
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def holds_nothing(path: Path, *, apart_from: Mapping[str, str] = {}) -> bool:

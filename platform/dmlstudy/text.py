@@ -78,7 +78,7 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: object) -> str:
     """The first line of an error's message, as ``one_line`` writes it, or the error's type where it has none."""
     lines = [line for line in str(error).strip().splitlines() if not line.startswith(SQLALCHEMYS_OWN)]
     return one_line(lines[0], FIRST) if lines else type(error).__name__
@@ -91,6 +91,11 @@ def reason(error: BaseException, limit: int = REASON) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(each) for each in first["loc"])
     return one_line(f"{field}: {first['msg']}" if field else first["msg"], limit)
+
+
+def last_line(error: object) -> str:
+    """The last line of an error's message, where one that holds a traceback says why; else as ``first_line``."""
+    return one_line(str(error).strip().rpartition("\n")[2]) or type(error).__name__
 
 
 def duration(seconds: float) -> str:

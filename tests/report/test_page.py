@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
-from pathlib import Path
 
 import plotly.graph_objects as go
-import pytest
 from support.loaded_page import parsed
 
 from dmlstudy.report import page
@@ -82,33 +79,3 @@ def test_what_readers_and_phones_need() -> None:
 
 def test_commands_between_backticks_are_code() -> None:
     assert page.with_commands("run `a <b>` now") == "run <code>a &lt;b&gt;</code> now"
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: no such folder; make it or name another page with -o"):
-        page.write(tmp_path / "nowhere" / "page.html", "x")
-    with pytest.raises(ValueError, match="is a folder; name a file with -o"):
-        page.write(tmp_path, "x")
-    if os.geteuid() == 0:  # to whom every folder is open
-        with pytest.raises(
-            ValueError, match=r"/proc/page.html: cannot be written .*; name another page with -o"
-        ):
-            page.write(Path("/proc/page.html"), "x")
-    else:
-        tmp_path.chmod(0o500)
-        with pytest.raises(ValueError, match="its folder cannot be written; name another page with -o"):
-            page.write(tmp_path / "page.html", "x")
-
-
-def test_a_page_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "page.html"
-    page.write(path, "old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ValueError, match=r"cannot be written \(No space left on device"):
-        page.write(path, "new")
-    assert path.read_text() == "old"
-    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]

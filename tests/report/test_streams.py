@@ -20,7 +20,7 @@ from dmlstudy.records import (
 from dmlstudy.registry.curves import Curve, verdict_curves
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import streams
-from dmlstudy.store import Store, StoreError
+from dmlstudy.store import Store
 
 CURVES = [
     Curve(
@@ -58,7 +58,7 @@ def test_weights_of_layers_are_stacked_in_their_order() -> None:
     assert first.stackgroup == second.stackgroup
 
 
-def test_a_page_is_drawn_from_the_runs_and_begins_untrained(tmp_path: Path) -> None:
+def test_curves_are_read_from_the_runs_and_begin_untrained(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.prepare()
     tracker = StudyTracker(store, "streams", {})
@@ -89,20 +89,10 @@ def test_a_page_is_drawn_from_the_runs_and_begins_untrained(tmp_path: Path) -> N
         )
     found = {(c.family, c.seed): c for c in verdict_curves(store, "streams", streams.METRICS)}
     assert found["oahu", 2].values["error_rate"] == pytest.approx([0.7, 0.6])
-    assert streams.write_curves(store, "streams", tmp_path / "page.html") == ["oahu"]
-    page = (tmp_path / "page.html").read_text()
-    assert "Error rate against number of constraints" in page
-    assert "weights of the layers (mean over 2 seeds)" in page
-    assert 'src="http' not in page
-    drawn = streams._from_the_start(found["oahu", 1], found["untrained", 1])
-    assert drawn.values["num_constraints"] == [0, 100, 200]
-    assert drawn.values["error_rate"] == pytest.approx([0.9, 0.7, 0.6])
-
-
-def test_nothing_to_draw(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    store.prepare()
-    StudyTracker(store, "empty", {})
-    with pytest.raises(StoreError, match="no finished verdict of a stream"):
-        streams.write_curves(store, "empty", tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
+    curves = streams.of_streams(list(found.values()))
+    assert [curve.family for curve in curves] == ["oahu", "oahu"]
+    assert curves[0].values["num_constraints"] == [0, 100, 200]
+    assert curves[0].values["error_rate"] == pytest.approx([0.9, 0.7, 0.6])
+    errors, weights = streams.plots(curves)
+    assert errors.caption.startswith("Error rate against number of constraints: mean over up to 2 seeds")
+    assert weights.caption == "oahu: weights of the layers (mean over 2 seeds)."

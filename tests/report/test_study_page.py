@@ -32,7 +32,7 @@ PARTS = [
 def words_of(path: Path) -> str:
     """A page's text, without its scripts and style."""
     text = re.sub(r"<(script|style)>.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return re.sub(r"<[^>]*>", " ", text)
+    return re.sub(r"<[^>]*>", " ", text).replace("\u00a0", " ")
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +169,22 @@ def test_wrong_input_is_one_line(
     assert shown.startswith(message)
     assert "\n" not in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_page_is_kept(
+    small: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "thesis.html"
+    path.write_text("<!doctype html><title>of another's hand</title>")
+    monkeypatch.setattr(
+        sys, "argv", ["dmlstudy", "report", "small", "-o", str(path), "--store", str(small.store.root)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    refusal = f"error: {path}: exists already and is not a page by dmlstudy; name another output\n"
+    assert capsys.readouterr().err == refusal
+    assert path.read_text() == "<!doctype html><title>of another's hand</title>"
 
 
 def test_the_command_says_what_it_wrote_and_what_is_missing(

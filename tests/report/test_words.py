@@ -239,13 +239,13 @@ def test_costs_add_up(small: Maker) -> None:
     trials, whole = words.cost(board({"a": A}), kept, 200.0)
     assert cells(trials) == [["a", "1", "0", "0", "1", "0", "2:00 min", "1:00 min", "6:00 min"]]
     facts = dict(cells(whole))
-    assert facts["wall time, all sittings"] == "3:20 min"
+    assert facts["wall time, all sessions"] == "3:20 min"
     assert facts["worker time, all trials"] == "6:00 min"
     assert facts["time with a trial running"] == "2:30 min"
     assert facts["trials at once, on average"] == "1.20"
     assert facts["engine: time with no trial running"] == "50 s (25.0% of the wall time)"
     assert "how much of a trial" in facts["not known"]
-    assert "not known" in dict(cells(words.cost(found, kept, None)[1]))["wall time, all sittings"]
+    assert "not known" in dict(cells(words.cost(found, kept, None)[1]))["wall time, all sessions"]
 
 
 def test_how_to_do_it_again_holds_the_file_and_what_it_was_of(small: Maker) -> None:

@@ -455,7 +455,7 @@ def test_names_of_files_are_no_markup_of_a_sheet(tmp_path: Path) -> None:
     parsed = Started()
     parsed.feed(page)
     assert {tag for tag, _ in parsed.found} == {
-        "html", "head", "meta", "title", "style", "body", "h1", "section", "figure", "img", "figcaption",
+        "html", "head", "meta", "title", "style", "body", "h1", "p", "section", "figure", "img", "figcaption", "b",
     }  # fmt: skip
     for tag, attributes in parsed.found:
         assert set(attributes) <= {

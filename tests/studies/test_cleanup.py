@@ -16,10 +16,11 @@ import optuna
 import pytest
 
 from dmlstudy import cli, embedders
+from dmlstudy.files import draft_of
 from dmlstudy.registry import deletion, models, tracking
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.storage import open_storage, trials_of
-from dmlstudy.store import Store, StoreError, draft_of, sole_driver
+from dmlstudy.store import Store, StoreError, sole_driver
 from dmlstudy.studies import cleanup
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

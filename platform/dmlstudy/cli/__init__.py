@@ -8,7 +8,7 @@ __all__ = ["GROUPS", "app", "main", "models", "results", "studies", "tables"]
 GROUPS = {
     "Prepare": ("init", "families", "options", "validate", "selfcheck"),
     "Run": ("run", "resume", "status", "logs", "stop", "submit", "jobs"),
-    "Look": ("leaderboard", "report", "curves", "ui", "delete", "prune"),
+    "Look": ("leaderboard", "report", "ui", "delete", "prune"),
     "Decide": ("models", "compare", "promote", "rollback"),
     "Use": ("pull", "embed", "index", "retrieve", "serve", "export"),
 }

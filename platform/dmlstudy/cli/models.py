@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from dmlstudy.cli.app import (
@@ -24,7 +23,7 @@ from dmlstudy.cli.app import (
     model_at,
     store_at,
 )
-from dmlstudy.cli.tables import SCORES, console, show_json, show_table
+from dmlstudy.cli.tables import SCORES, console, say, show_json, show_table
 from dmlstudy.metric_names import on_test
 
 if TYPE_CHECKING:
@@ -72,9 +71,7 @@ def models(
         )
     console.print(table, highlight=False)
     for decision in promotion.history(place, name) if name is not None else []:
-        console.print(
-            escape(f"{decision.at}  {promotion.said(decision, name or '')}"), highlight=False, soft_wrap=True
-        )
+        say(f"{decision.at}  {promotion.said(decision, name or '')}")
 
 
 @app.command(
@@ -131,10 +128,7 @@ def pull(
     if json:
         show_json({"folder": str(to), **version.model_dump(mode="json")})
         return
-    console.print(
-        f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced",
-        highlight=False,
-    )
+    say(f"{version.name}/{version.version} in {to}: SHA-256 of every file verified, its example reproduced")
 
 
 @app.command(
@@ -216,8 +210,8 @@ def embed(
         show_json({"file": str(output), **made._asdict()})
         return
     for line in lines:
-        console.print(escape(line), highlight=False, soft_wrap=True)
-    console.print(f"{made.num_items} embeddings of size {made.dim} in {output}", highlight=False)
+        say(line)
+    say(f"{made.num_items} embeddings of size {made.dim} in {output}")
 
 
 @app.command(
@@ -246,11 +240,9 @@ def export(
         return
     entry = made.about["input"]
     shape = ", ".join(map(str, entry["shape"]))
-    console.print(
+    say(
         f"{path}: {entry['name']} {entry['dtype']} ({shape}) to {', '.join(made.about['outputs'])};"
-        f" differs from the model by {made.difference:.1e} at most",
-        highlight=False,
-        soft_wrap=True,
+        f" differs from the model by {made.difference:.1e} at most"
     )
 
 
@@ -274,9 +266,7 @@ def index(
         dim = gallery.vectors_MD.shape[1]
         show_json({"folder": str(output), "num_items": len(gallery), "dim": dim, "kind": kind})
         return
-    console.print(
-        f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})", highlight=False
-    )
+    say(f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})")
 
 
 @app.command(
@@ -297,7 +287,8 @@ def retrieve(
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
     sheet: Annotated[
-        Optional[Path], typer.Option("--sheet", help="Also write an HTML page of pictures.")
+        Optional[Path],
+        typer.Option("--sheet", help="Also write an HTML page of pictures; no other file is replaced."),
     ] = None,
     exclude_self: Annotated[
         bool, typer.Option("--exclude-self", help="Leave out the query's own item, where the gallery has it.")
@@ -311,12 +302,15 @@ def retrieve(
     tracking_uri: ServerOption = None,
 ) -> None:
     """Find the nearest items of a gallery for each query; a smaller distance, in JSON a larger score, is nearer."""
+    from dmlstudy.html import check_page
     from dmlstudy.saved.items import of_files
     from dmlstudy.serving.gallery import open_gallery
     from dmlstudy.serving.retrieve import own_items, write_contact_sheet
     from dmlstudy.serving.retrieve import retrieve as find
     from dmlstudy.serving.retriever import Searcher
 
+    if sheet is not None:
+        check_page(sheet)
     with model_at(model, store, tracking_uri, device=device) as opened:
         items = open_gallery(gallery, device=device)
         if items.note:
@@ -407,10 +401,8 @@ def serve(
         service = server.Service(opened, gallery, guards.Limits(), name=name, rerank=rerank, among=among)
         if service.note:
             print(f"note: {service.note}", file=sys.stderr)
-        console.print(
-            f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)",
-            highlight=False,
-            soft_wrap=True,
+        say(
+            f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)"
         )
         server.serve(service, place, access, is_logged=access_log)
 
@@ -425,4 +417,4 @@ def _show_decision(decision: Decision, name: str, json: bool) -> None:
     if json:
         show_json({"model": name, **_decision_facts(decision)})
     else:
-        console.print(escape(promotion.said(decision, name)), highlight=False, soft_wrap=True)
+        say(promotion.said(decision, name))

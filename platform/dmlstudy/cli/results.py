@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
-from rich.markup import escape
 
 from dmlstudy.cli.app import (
     DEFAULT_STORE,
@@ -17,10 +16,7 @@ from dmlstudy.cli.app import (
     app,
     store_at,
 )
-from dmlstudy.cli.tables import console, show_json, show_leaderboard, show_tally
-
-if TYPE_CHECKING:
-    pass
+from dmlstudy.cli.tables import say, show_json, show_leaderboard, show_tally
 
 
 @app.command(
@@ -60,7 +56,7 @@ def leaderboard(
         from dmlstudy.registry import leaderboard_file
 
         leaderboard_file.write(boards[0], output, format)
-        console.print(f"{output}: {len(boards[0].rows)} families", highlight=False, soft_wrap=True)
+        say(f"{output}: {len(boards[0].rows)} families")
     elif format == "json":
         print(boards[0].model_dump_json(indent=1))
     elif format == "csv":
@@ -71,34 +67,14 @@ def leaderboard(
         show_leaderboard(boards[0])
 
 
-@app.command(epilog="Example: `dmlstudy curves cifar10-online -o curves.html`")
-def curves(
-    study: Annotated[str, typer.Argument(help="A study of the store.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
-        "curves.html"
-    ),
-    json: JsonOption = False,
-    store: StoreOption = DEFAULT_STORE,
-    tracking_uri: ServerOption = None,
-) -> None:
-    """Draw a study of online learners: error against constraints, and how the weights of layers evolve."""
-    from dmlstudy.report.streams import write_curves
-
-    families = write_curves(store_at(store, tracking_uri), study, output)
-    if json:
-        show_json({"file": str(output), "study": study, "families": families})
-        return
-    console.print(f"{output}: {len(families)} families ({', '.join(families)})", highlight=False)
-
-
 @app.command(
     epilog="Examples: `dmlstudy report digits` · `dmlstudy report digits -o digits.html --without-examples`",
 )
 def report(
     study: Annotated[str, typer.Argument(help="A study of the store, finished or not.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML page to write.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The HTML page to write; no other file is replaced.")
+    ] = Path("report.html"),
     without_examples: Annotated[
         bool,
         typer.Option(
@@ -127,13 +103,9 @@ def report(
         else "kept with the study's run too"
     )
     size = output.stat().st_size / 1e6
-    console.print(
-        escape(f"{output}: {written.num_families} families, {size:.1f} MB with all it needs; {kept}"),
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"{output}: {written.num_families} families, {size:.1f} MB with all it needs; {kept}")
     if written.notice:
-        console.print(f"not finished: {escape(written.notice)}", highlight=False, soft_wrap=True)
+        say(f"not finished: {written.notice}")
 
 
 @app.command(epilog="Example: `dmlstudy compare digits-embedder/1 digits-embedder/2`")
@@ -151,7 +123,7 @@ def compare(
     if json:
         show_json(comparison.model_dump(mode="json"))
         return
-    console.print(escape(f"{comparison}, {comparison.num_seeds} seeds"), highlight=False, soft_wrap=True)
+    say(f"{comparison}, {comparison.num_seeds} seeds")
 
 
 @app.command(
@@ -175,9 +147,9 @@ def ui(
             print(f"{study}: {link.replace(f'http://127.0.0.1:{port}', place.server.rstrip('/'))}")
         return
     check(place, port)
-    console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
+    say(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
     for study, link in links(place, port).items():
-        console.print(escape(f"{study}: {link}"), highlight=False, soft_wrap=True)
+        say(f"{study}: {link}")
     serve(place, port)
 
 

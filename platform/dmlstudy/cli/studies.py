@@ -29,7 +29,7 @@ from dmlstudy.cli.app import (
     app,
     store_at,
 )
-from dmlstudy.cli.tables import WIDTH, console, show_json, show_leaderboard, show_table
+from dmlstudy.cli.tables import WIDTH, console, say, show_json, show_leaderboard, show_table
 
 if TYPE_CHECKING:
     from dmlstudy.spec.study_file import StudySpec
@@ -163,7 +163,7 @@ def status(
     )
     for one in found:
         for note in one.notes:
-            console.print(f"{one.study}: {escape(note)}", highlight=False, soft_wrap=True)
+            say(f"{one.study}: {note}")
     if study:
         console.print()
         show_table(
@@ -171,7 +171,7 @@ def status(
             of_studies.family_rows(found[0]),
         )
         for line in of_studies.status_lines(found[0]):
-            console.print(escape(line), highlight=False, soft_wrap=True)
+            say(line)
 
 
 @app.command(
@@ -239,7 +239,7 @@ def stop(
     if json:
         show_json({"study": study, "trial": trial, "job": job, "was_running": is_running, "message": message})
     else:
-        console.print(escape(message), highlight=False, soft_wrap=True)
+        say(message)
     if not is_running:
         raise typer.Exit(1)
 
@@ -286,7 +286,7 @@ def validate(
             branch.add(escape(line))
     console.print(tree, highlight=False)
     for line in describe(study, dataset, measure=estimate, tell=tell):
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(line)
 
 
 @app.command(
@@ -332,12 +332,9 @@ def init(
             {"file": str(output), "study": written.name, "num_classes": classes, "num_images": pictures}
         )
         return
-    console.print(
+    say(
         f"{output}: study {written.name}, {written.folder.words}\n"
-        f"next: dmlstudy validate {output}   dmlstudy run {output}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"next: dmlstudy validate {output}   dmlstudy run {output}"
     )
 
 
@@ -465,7 +462,7 @@ def selfcheck(
     elif wrong:
         console.print(f"[red]{len(wrong)} of {len(names)} are wrong[/]: {escape(', '.join(wrong))}")
     else:
-        console.print(f"all {len(names)} are exact on {workers} workers", highlight=False)
+        say(f"all {len(names)} are exact on {workers} workers")
     if failed or wrong:
         raise typer.Exit(1)
 
@@ -569,11 +566,8 @@ def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = Fals
         return
     show_leaderboard(board)
     log = place.command("logs", study.name, "--engine")
-    console.print(
-        f"models: {place.command('models')}\nMLflow's page: {place.command('ui')}\nwhat the engines said: {log}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
+    say(
+        f"models: {place.command('models')}\nMLflow's page: {place.command('ui')}\nwhat the engines said: {log}"
     )
 
 

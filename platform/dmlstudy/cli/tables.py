@@ -30,6 +30,11 @@ if not console.is_terminal:
     console = Console(width=WIDTH)
 
 
+def say(text: str) -> None:
+    """Print lines at once and as they are: names and paths may look like Rich's markup."""
+    print(text, flush=True)
+
+
 def show_json(facts: Any) -> None:
     import json
 
@@ -71,12 +76,11 @@ def show_leaderboard(board: Leaderboard) -> None:
             f"{row.num_finished}+{row.num_pruned}+{row.num_failed}" if row.num_tried else "",
         )
     console.print(table, highlight=False)
-    console.print(
+    say(
         "* best on what was held out in the search (mean over folds ± standard error)\n"
         "test: mean ± 95% t-interval over the row's seeds, each scored once\n"
         "trials: finished + stopped early + failed"
-        + (f"\nregistered as {board.model} @champion" if board.model else ""),
-        highlight=False,
+        + (f"\nregistered as {board.model} @champion" if board.model else "")
     )
     if board.front:
         _show_front(board)
@@ -104,11 +108,9 @@ def show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> 
 
 def _show_front(board: Leaderboard) -> None:
     objective, second = board.objective, board.second_objective
-    console.print(
+    say(
         f"\n{objective} against {second}, trials that none beats in both; the rows above are of each family's best"
-        f" by {objective} alone:",
-        highlight=False,
-        soft_wrap=True,
+        f" by {objective} alone:"
     )
     show_table(
         ("family", "trial", f"val {objective}", str(second)),
@@ -120,14 +122,12 @@ def _show_comparisons(board: Leaderboard) -> None:
     num = len(board.comparisons)
     nums = {comparison.num_seeds for comparison in board.comparisons}
     seeds = f" over {nums.pop()} seeds" if len(nums) == 1 else ""
-    console.print(f"\ntest {board.objective}, paired by seed{seeds}:", highlight=False)
+    say(f"\ntest {board.objective}, paired by seed{seeds}:")
     for comparison in board.comparisons:
         own = "" if seeds else f", {comparison.num_seeds} seeds"
-        console.print(f"  {escape(str(comparison))}{own}", highlight=False, soft_wrap=True)
-    console.print(
+        say(f"  {comparison}{own}")
+    say(
         f"better, worse: p ≤ 0.05, adjusted for all {num} pairs (Holm): at most 5% of studies name a false one\n"
         f"[ ]: hold for all {num} pairs at once with 95% (Bonferroni); wider than the test, so one may reach past 0"
-        " beside a better",
-        highlight=False,
-        soft_wrap=True,
+        " beside a better"
     )

@@ -41,7 +41,7 @@ from dmlstudy.data.pictures import (
 )
 from dmlstudy.data.source import Source, taking
 from dmlstudy.data.tables import Features, load_features
-from dmlstudy.text import nearest
+from dmlstudy.text import first_line, nearest
 
 TORCHVISION: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "cifar10": ("CIFAR10", {}),
@@ -141,7 +141,7 @@ def torchvision_sides(name: str, folder: Path) -> list[Arrays]:
         sides = [getattr(datasets, kind)(folder, train=train, **arguments) for train in (True, False)]
     except (RuntimeError, OSError) as error:
         raise ValueError(
-            f"data.path: {folder} does not hold {name} ({str(error).splitlines()[0]}); get it by"
+            f"data.path: {folder} does not hold {name} ({first_line(error)}); get it by"
             f" torchvision.datasets.{kind}({str(folder)!r}, download=True"
             f"{''.join(f', {key}={value!r}' for key, value in arguments.items())})"
         ) from None

@@ -29,6 +29,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
+from dmlstudy.files import written_whole
 from dmlstudy.text import first_line
 
 IN_MEMORY_BYTES = 2**28
@@ -325,20 +326,13 @@ def _replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
         _remove_abandoned(left)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}{DRAFT}")
     try:
-        with draft.open("wb") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with written_whole(path, draft) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             write(draft)
-            os.fsync(held.fileno())
-            os.replace(draft, path)
-    except pa.ArrowException as error:
-        raise OSError(errno.EIO, first_line(error), str(path)) from error
-    except OSError as error:
-        if error.filename is not None:
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.filename is not None:
             raise
-        number = error.errno or errno.EIO
-        raise OSError(number, os.strerror(number) if error.errno else first_line(error), str(path)) from error
-    finally:
-        draft.unlink(missing_ok=True)
+        raise OSError(errno.EIO, first_line(error), str(path)) from error
 
 
 def _remove_abandoned(draft: Path) -> None:

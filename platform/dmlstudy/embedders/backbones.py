@@ -29,7 +29,7 @@ from dmlstudy.embedders.stages import (
     Stages,
     cut,
 )
-from dmlstudy.text import nearest
+from dmlstudy.text import first_line, nearest
 
 TIMM = "timm:"
 
@@ -132,7 +132,7 @@ def torchvision_model(name: str, image_size: tuple[int, ...], weights: str | Non
     from torchvision.models import get_model, get_model_weights, vision_transformer  # type: ignore[import-untyped]
 
     hub = get_model_weights(name)
-    entry = _of_hub(name, hub, weights)
+    entry = _of_hub(hub, weights)
     options: dict[str, Any] = {}
     square = len(image_size) == 2 and image_size[0] == image_size[1]
     if name.startswith("vit_"):
@@ -219,9 +219,9 @@ def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> B
     except (OSError, RuntimeError, ImportError) as error:
         if weights == "default":
             raise ValueError(
-                f"embedder.weights: could not get the weights of {origin} ({_line(error)}); give a file of them"
+                f"embedder.weights: could not get the weights of {origin} ({first_line(error)}); give a file of them"
             ) from error
-        raise ValueError(f"embedder.backbone: {origin} cannot be built ({_line(error)})") from error
+        raise ValueError(f"embedder.backbone: {origin} cannot be built ({first_line(error)})") from error
     if weights not in (None, "default"):
         assert weights is not None
         heads = ("head", "fc", "classifier", "last_linear", "head.fc", "classif")
@@ -383,7 +383,7 @@ def _timm() -> Any:
         import timm
     except ImportError as error:
         raise ValueError(
-            f"embedder.backbone: a name that begins with {TIMM!r} needs timm ({_line(error)});"
+            f"embedder.backbone: a name that begins with {TIMM!r} needs timm ({first_line(error)});"
             " pip install 'dmlstudy[timm]'"
         ) from error
     return timm
@@ -400,7 +400,7 @@ def _only_files(name: str, weights: str | None) -> None:
         raise ValueError(f"embedder.weights: {name} has no 'default' weights; leave it out or give a file")
 
 
-def _of_hub(name: str, hub: Any, weights: str | None) -> Any:
+def _of_hub(hub: Any, weights: str | None) -> Any:
     """The hub's entry that ``weights`` names: 'default', or one of its names; None for a file."""
     if weights == "default":
         return hub.DEFAULT
@@ -412,7 +412,7 @@ def _download(name: str, entry: Any) -> Mapping[str, Tensor]:
         state: Mapping[str, Tensor] = entry.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:
         raise ValueError(
-            f"embedder.weights: could not download the weights of {name} ({_line(error)}); get {entry.url} on a"
+            f"embedder.weights: could not download the weights of {name} ({first_line(error)}); get {entry.url} on a"
             f" machine that can and give that file, or put it into {torch.hub.get_dir()}/checkpoints on each node"
         ) from error
     return state
@@ -421,7 +421,3 @@ def _download(name: str, entry: Any) -> Mapping[str, Tensor]:
 def _sized(name: str, image_size: tuple[int, ...]) -> str:
     height, width = image_size
     return f"data.image_size: images are {height} x {width}; {name} takes images"
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dmlstudy.text import first_line
+
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net", "network", "module")
 """Under these keys training code in the wild keeps a network's parameters beside other things."""
 
@@ -32,10 +34,9 @@ def read(path: Path) -> Mapping[str, Tensor]:
             return load_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each format fails with its own types, all mean the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"embedder.weights: {path} does not fit this backbone: it is no file of tensors ({reason}); save the"
-            " network's state_dict with torch.save or as safetensors"
+            f"embedder.weights: {path} does not fit this backbone: it is no file of tensors ({first_line(error)}); save"
+            " the network's state_dict with torch.save or as safetensors"
         ) from error
     for key in CONTAINERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

@@ -41,6 +41,7 @@ from dmlstudy.engine.ray_private import told_shortly
 from dmlstudy.engine.worker import serve
 from dmlstudy.engine.worker_group import fit
 from dmlstudy.records import ResourcesConfig, TrialConfig
+from dmlstudy.text import last_line
 
 RECYCLE_GRACE_S = 10.0
 START_GRACE_S = 60.0
@@ -399,5 +400,4 @@ def _cause(error: BaseException | None, heard: str) -> str:
         died = getattr(failure, "health_check_failure", failure)
         if isinstance(died, ray.exceptions.RayError) and not isinstance(died, ray.exceptions.RayTaskError):
             return f"rank {rank}: {told_shortly(died)}"
-    text = heard or str(error or "no reason given").strip()
-    return text.splitlines()[-1] if text else type(error).__name__
+    return last_line(heard or error or "no reason given")

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 from dmlstudy import metric_names
 from dmlstudy.engine.stop_requests import BY_HAND
@@ -49,7 +49,7 @@ def engine_noise_to(path: Path) -> Iterator[None]:
                 os.close(original)
 
 
-def _flush_or_drop(stream: IO[str], descriptor: int) -> None:
+def _flush_or_drop(stream: TextIO, descriptor: int) -> None:
     """Flush a stream; what its file does not take, as on a full disk, is dropped."""
     try:
         stream.flush()
@@ -59,7 +59,7 @@ def _flush_or_drop(stream: IO[str], descriptor: int) -> None:
         stream.flush()
 
 
-def terminal(descriptor: int = 1) -> IO[str]:
+def terminal(descriptor: int = 1) -> TextIO:
     """A stream to where standard output, or the descriptor, leads now, whatever happens to it later."""
     return open(os.dup(descriptor), "w", encoding="utf-8", errors="replace", buffering=1)
 

@@ -15,7 +15,7 @@ from dmlstudy.engine.cluster_watch import ClusterWatch, told_at_last
 from dmlstudy.engine.progress import Tell, engine_noise_to
 from dmlstudy.files import temporary_folder
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.text import nearest
+from dmlstudy.text import last_line, nearest
 from dmlstudy.training.exactness import CASES, Finding
 
 AGAIN = "run the same again"
@@ -110,7 +110,7 @@ def _follow(
             if time.monotonic() - last_heard > patience_s:
                 raise SelfcheckFailed(f"no finding for {patience_s:g} s; see {log}") from None
             if not workers.is_alive() and findings.empty():
-                reason = str(errors[0]).strip().splitlines()[-1] if errors else "no reason given"
+                reason = last_line(errors[0] if errors else "no reason given")
                 raise SelfcheckFailed(f"the workers broke: {reason}; see {log}") from None
     workers.join()
 

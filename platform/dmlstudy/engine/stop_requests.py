@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dmlstudy.files import written_whole
 from dmlstudy.records import Record
 from dmlstudy.spec.epochs import Place, place
 from dmlstudy.store import LOCK
@@ -115,8 +116,11 @@ class Desk:
     def _show(self, running: list[RunningTrial]) -> None:
         text = json.dumps([trial.model_dump() for trial in running])
         if text != self._shown:
-            with suppress(OSError):
-                _write(self._folder / "running.json", text)
+            path = self._folder / "running.json"
+            draft = path.with_name(f".{path.name}.{os.getpid()}")
+            # Written anew at every change, so it need not outlast a loss of power, and the driver does not wait.
+            with suppress(OSError), written_whole(path, draft, outlasts_power=False) as file:
+                file.write(text.encode())
             self._shown = text
 
 
@@ -188,10 +192,3 @@ def _shown(assignment: Assignment, started: float) -> RunningTrial:
 
 def _step(assignment: Assignment) -> int:
     return int(assignment.curve[-1].get("step", 0)) if assignment.curve else 0
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a whole file or none of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)

@@ -289,5 +289,5 @@ class _Kept:
         os.fsync(self._losses.fileno())
         header = {"format_version": FORMAT_VERSION, "fingerprint": self._fingerprint}
         content = save(course.state(), {"stream": json.dumps(header | course.progress._asdict())})
-        with written_whole(self._folder / STATE, self._folder / f".{STATE}.draft") as file:
+        with written_whole(self._folder / STATE) as file:
             file.write(content)

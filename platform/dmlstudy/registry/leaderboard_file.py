@@ -27,7 +27,7 @@ def write(board: Leaderboard, path: str | Path, form: str) -> None:
         path, text = check_output(path, "a leaderboard in CSV", b"study,"), csv_text(board)
     else:
         path, text = check_output(path, "a JSON object", b"{"), f"{board.model_dump_json(indent=1)}\n"
-    with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
+    with written_whole(path) as file:
         file.write(text.encode())
 
 

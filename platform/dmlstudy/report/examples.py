@@ -311,7 +311,7 @@ def map_of(name: str, items: Items, z_ND: Vectors) -> list[str | Plot]:
     )
     figure = figures.embedding_map(np.asarray(plane, np.float64), names, shown)
     label = f"Scatter plot of {len(chosen)} test embeddings in the plane, by class"
-    return [Plot(figure, caption, label, 560)]
+    return [Plot(figure, caption, label, 560, has_one_scale=True)]
 
 
 def distances(

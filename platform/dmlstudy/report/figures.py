@@ -238,10 +238,11 @@ def parallel(family: Searched, objective: str) -> go.Figure:
             figure.add_annotation(
                 x=at,
                 y=number,
-                text=in_plot(text if len(text) <= most else f"{text[: most - 1]}…"),
+                text=_in_lines(text, most),
                 showarrow=False,
                 xanchor="left" if at == 0 else "right" if at == 1 else "center",
-                yshift=-11,
+                yanchor="top",
+                yshift=-2,
                 font={"size": 10},
             )
     figure.update_yaxes(
@@ -284,15 +285,19 @@ def importance(family: Searched) -> go.Figure:
 
 
 def slices(family: Searched) -> go.Figure:
-    """The objective of each finished trial against each parameter by itself, coloured by the trial's number."""
+    """The objective of each finished trial against each parameter by itself, coloured by the trial's number.
+
+    All have one scale of the objective, also where a parameter has been drawn once only.
+    """
     parameters = family.parameters
     columns = slice_columns(family)
     num_rows = -(-len(parameters) // columns)
+    most_lines = 1 + max(_in_lines(text).count("<br>") for each in parameters for _, text in _ticks(each))
     figure = make_subplots(
         rows=num_rows,
         cols=columns,
-        shared_yaxes=True,
-        vertical_spacing=0.3 / num_rows,
+        shared_yaxes="all",
+        vertical_spacing=(0.25 + 0.05 * most_lines) / num_rows,
         horizontal_spacing=0.12,
         subplot_titles=[shortened(each.name) for each in parameters],
     )
@@ -341,9 +346,10 @@ def slice_columns(family: Searched) -> int:
     return 1 if max(letters) > MOST_CHARACTERS else min(2, len(letters))
 
 
-def _in_lines(text: str) -> str:
-    """A tick's text, broken where words meet; ready for a plot."""
-    return "<br>".join(in_plot(part) for part in re.split(r"(?<=[_+-])(?=[A-Za-z])", text))
+def _in_lines(text: str, most: int = MOST_CHARACTERS) -> str:
+    """A tick's text, broken where words meet, each line of so many characters at most; ready for a plot."""
+    parts = re.split(r"(?<=[_+-])(?=[A-Za-z])", text)
+    return "<br>".join(in_plot(part if len(part) <= most else f"{part[: most - 1]}…") for part in parts)
 
 
 def validation_curves(

@@ -1,24 +1,17 @@
-"""The shell of the pages: markup that escapes what it is given, one style, plots that need no network.
-
-A page loads nothing: its policy forbids the network, and every script but its own two, which it names by their SHA-256.
-"""
+"""The report's page: its style, its tables and its plots, which need no network."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from dmlstudy.files import written_whole
-from dmlstudy.html import Html, element, joined, policy
+from dmlstudy.html import Html, element, joined
+from dmlstudy.html import page as whole_page
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--quiet:#5b6470;--line:#d9dde2;--soft:#f4f6f8;
@@ -88,12 +81,16 @@ DRAW = (
 
 
 class Plot(NamedTuple):
-    """A figure with the sentence below it; ``label`` is what is read out in its place."""
+    """A figure with the sentence below it; ``label`` is what is read out in its place.
+
+    One whose axes have the same scale is no higher than the page is wide, where it would be drawn amid empty space.
+    """
 
     figure: go.Figure
     caption: str
     label: str
     height: int = 380
+    has_one_scale: bool = False
 
 
 class Section(NamedTuple):
@@ -105,8 +102,9 @@ class Section(NamedTuple):
 
 
 def paragraph(*content: str, kind: str = "") -> Html:
-    """A paragraph, of a class of the style."""
-    return element("p", *content, **({"class_": kind} if kind else {}))
+    """A paragraph, of a class of the style; `p = 0.5` stays in one line."""
+    whole = (each if isinstance(each, Html) else each.replace(" = ", "\u00a0=\u00a0") for each in content)
+    return element("p", *whole, **({"class_": kind} if kind else {}))
 
 
 def with_commands(text: str) -> Html:
@@ -173,7 +171,7 @@ def page(title: str, top: Sequence[str], sections: Sequence[Section]) -> str:
             "div",
             id=name,
             class_="plot",
-            style=f"height:{part.height}px",
+            style=f"height:{f'min({part.height}px,100vw)' if part.has_one_scale else f'{part.height}px'}",
             role="img",
             aria_label=part.label,
         )
@@ -187,50 +185,10 @@ def page(title: str, top: Sequence[str], sections: Sequence[Section]) -> str:
     silent = [element("noscript", paragraph("The plots need JavaScript; the tables and sentences do not."))]
     contents = [element("nav", element("ol", *links), aria_label="Contents")] if len(sections) > 1 else []
     scripts = [get_plotlyjs(), f"const PLOTS={_as_json(plots)};{DRAW}"] if plots else []
-    scripts = [f"{script.strip()}\n" for script in scripts]
-    head = [
-        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy(map(_digest, scripts))}">'),
-        element("title", title),
-        element("style", Html(STYLE)),
-    ]
-    whole = element(
-        "html",
-        element("head", *head),
-        element(
-            "body",
-            element("main", element("h1", title), *top, *(silent if plots else []), *contents, *body),
-            *(element("script", Html(script)) for script in scripts),
-        ),
-        lang="en",
-    )
-    return f"<!doctype html>\n{whole}\n"
-
-
-def check_place(path: Path) -> None:
-    """Raise ValueError naming the fix where a page cannot be written, before it is made."""
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent}: no such folder; make it or name another page with -o")
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder; name a file with -o")
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{path}: its folder cannot be written; name another page with -o")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a page, whole or not at all. Raises ValueError naming the fix where it cannot be written."""
-    check_place(path)
-    try:
-        with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be written ({error.strerror}); name another page with -o") from None
+    main = element("main", element("h1", title), *top, *(silent if plots else []), *contents, *body)
+    return whole_page(title, STYLE, main, scripts=[f"{script.strip()}\n" for script in scripts])
 
 
 def _as_json(plots: dict[str, go.Figure]) -> str:
     """The figures by their places; ``<``, ``>`` and ``/`` within texts are written as escapes."""
     return "{" + ",".join(f"{json.dumps(name)}:{figure.to_json()}" for name, figure in plots.items()) + "}"
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

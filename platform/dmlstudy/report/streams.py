@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 from scipy.special import stdtrit
 
 from dmlstudy.records import is_untrained, untrained_name
-from dmlstudy.registry.curves import Curve, verdict_curves
+from dmlstudy.registry.curves import Curve
 from dmlstudy.report.figures import COLORS, look, styled
-from dmlstudy.report.page import Plot, Section, in_plot, page, write
-from dmlstudy.store import Store, StoreError
+from dmlstudy.report.page import Plot, in_plot
 
 METRICS = r"error_rate|accuracy|num_constraints|layer_weight_\d+"
 
@@ -88,19 +86,6 @@ def plots(curves: Sequence[Curve]) -> list[Plot]:
         caption = f"{family}: weights of the layers (mean over {num} seeds)."
         drawn.append(Plot(layer_weights(curves, family), caption, caption))
     return drawn
-
-
-def write_curves(store: Store, study: str, output: Path) -> list[str]:
-    """Write the pictures as one page that needs no network; the families shown.
-
-    Raises StoreError for a study that is unknown or has no finished streams.
-    """
-    curves = of_streams(verdict_curves(store, study, METRICS))
-    if not curves:
-        raise StoreError(f"study {study!r}: no finished verdict of a stream of constraints; nothing to draw")
-    title = f"Study {study}: streams of constraints"
-    write(output, page(title, [], [Section("curves", "Learning curves", plots(curves))]))
-    return [family for family, _ in _by_family(curves)]
 
 
 def _from_the_start(curve: Curve, untrained: Curve | None) -> Curve:

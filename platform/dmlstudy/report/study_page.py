@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dmlstudy import metric_names
-from dmlstudy.html import Html, element
+from dmlstudy.html import Html, check_page, element, write_page
 from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.registry.curves import verdict_curves
 from dmlstudy.registry.history import history, keep_page
@@ -17,13 +17,11 @@ from dmlstudy.report import examples, figures, streams, words
 from dmlstudy.report.page import (
     Plot,
     Section,
-    check_place,
     folded,
     page,
     paragraph,
     table,
     with_commands,
-    write,
 )
 from dmlstudy.search.history import FEWEST, Searched, searched
 from dmlstudy.store import Store, StoreError, seconds_spent
@@ -56,9 +54,9 @@ class Written(NamedTuple):
 def write_report(store: Store, study: str, output: Path, *, with_examples: bool = True) -> Written:
     """Write a study's page to ``output``, whole or not at all, and keep it with the study's run, if the store takes it.
 
-    Raises StoreError for an unknown study, ValueError for an output that cannot be written.
+    Raises StoreError for an unknown study, ValueError for an output that may not be written (``html.check_page``).
     """
-    check_place(output)
+    check_page(output)
     board = leaderboard(store, study)
     kept = history(store, study)
     state = _state(store, study)
@@ -90,7 +88,7 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
         Section("reproduce", "How to do it again", words.reproduction(board, kept, state)),
     ]
     text = page(f"Study {study}", top, sections)
-    write(output, text)
+    write_page(output, text)
     try:
         keep_page(store, study, text)
     except StoreError as error:  # a store that may only be read; the page itself is there

@@ -277,7 +277,7 @@ def _times(history: History, seconds: float | None) -> list[tuple[str, str]]:
     total, busy = _worker_seconds(runs), busy_seconds(runs)
     devices = sorted({f"{run.workers} × {run.device}" for run in runs})
     known = [
-        ("wall time, all sittings", "not known: the study’s folder is not in this store"),
+        ("wall time, all sessions", "not known: the study’s folder is not in this store"),
         ("trials on", ", ".join(devices) or "–"),
         ("worker time, all trials", duration(total)),
         ("trials at once, on average", f"{_seconds(runs) / busy:.2f}" if busy else "–"),
@@ -286,7 +286,7 @@ def _times(history: History, seconds: float | None) -> list[tuple[str, str]]:
     if seconds is not None:
         idle = max(0.0, seconds - busy)
         share = f" ({idle / seconds:.1%} of the wall time)" if seconds else ""
-        known[0] = ("wall time, all sittings", duration(seconds))
+        known[0] = ("wall time, all sessions", duration(seconds))
         known.append(("engine: time with no trial running", f"{duration(idle)}{share}"))
     known.append(
         (
@@ -325,7 +325,7 @@ def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any])
         ("commit", str(first.get("code", {}).get("commit") or "not known")),
         ("source, SHA-256", str(first.get("code", {}).get("source_sha256") or "not known")),
         ("machine", _machine(first)),
-        ("sittings", tags.get("sittings", "1")),
+        ("sessions", tags.get("sittings", "1")),
         ("started in", str(state.get("cwd", "not known"))),
     ]
     packages = first.get("packages", {})
@@ -339,7 +339,7 @@ def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any])
         element("pre", element("code", "\n".join(commands))),
         facts("Where the numbers come from.", known),
         table(
-            f"Packages of the first sitting, with Python {first.get('python', '(not known)')}.",
+            f"Packages of the first session, with Python {first.get('python', '(not known)')}.",
             ["package", "version"],
             [(name, str(version)) for name, version in packages.items()] or [("not recorded", "")],
         ),
@@ -356,7 +356,7 @@ def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any])
     if changed:
         parts.insert(
             3,
-            paragraph(f"Another code, package or machine was there in later sittings: {', '.join(changed)}."),
+            paragraph(f"Another code, package or machine was there in later sessions: {', '.join(changed)}."),
         )
     return parts
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dmlstudy.files import HTML, check_output, written_whole
-from dmlstudy.html import Html, element, page
+from dmlstudy.html import Html, element, page, write_page
 
 LEAST_SIDE = 96
 """Pixels of a picture's shorter side on the page; smaller ones are enlarged without smoothing."""
@@ -21,12 +20,18 @@ LEAST_SIDE = 96
 STYLE = """
 :root{color-scheme:light dark}
 body{font-family:system-ui,sans-serif;margin:1rem auto;max-width:80rem;padding:0 1rem}
-section{display:flex;flex-wrap:wrap;gap:.75rem;border-top:1px solid #8886;padding:.75rem 0;break-inside:avoid}
-figure{margin:0;width:7rem;font-size:.75rem}
-figure img{width:100%;border:3px solid #8886;border-radius:4px;image-rendering:auto}
-figure.query img{border-color:#4269d0}figure.right img{border-color:#3ca951}figure.wrong img{border-color:#ff725c}
-figcaption{overflow-wrap:anywhere}
+h1{font-size:1.4rem}
+section{display:grid;grid-template-columns:repeat(auto-fill,minmax(6rem,1fr));gap:.6rem;align-items:start;
+border-top:1px solid #8886;padding:.75rem 0;break-inside:avoid}
+figure{margin:0;font-size:.75rem}
+figure img{box-sizing:border-box;width:100%;border:3px solid #8886;border-radius:4px}
+figure.query img{border-color:#4269d0}figure.right img{border-color:#3ca951}
+figure.wrong img{border:3px dashed #ff725c}
+figcaption{word-break:break-all}
 """
+
+SIGNS = {"query": "query ", "right": "✓ ", "wrong": "✗ ", "found": ""}
+"""What tells pictures apart where colours do not."""
 
 
 class Shown(NamedTuple):
@@ -40,15 +45,14 @@ class Shown(NamedTuple):
 def write_sheet(path: str | Path, title: str, rows: Sequence[tuple[Shown, Sequence[Shown]]]) -> None:
     """Write queries, each with its results in their order, to ``path``, whole or not at all.
 
-    Raises ValueError for a path that may not be written (``files.check_output``).
+    Raises ValueError for a path that may not be written (``html.check_page``).
     """
-    path = check_output(path, "a page", HTML)
     sections = [
         element("section", _figure(query, "query"), *(_figure(each, _judged(each)) for each in results))
         for query, results in rows
     ]
-    with written_whole(path, path.with_name(f".{path.name}.draft")) as file:
-        file.write(page(title, STYLE, element("h1", title), *sections).encode())
+    told = "Each query is followed by its nearest items, with their distances. ✓: of the query's label, ✗: of another."
+    write_page(path, page(title, STYLE, element("h1", title), element("p", told), *sections))
 
 
 def _judged(shown: Shown) -> str:
@@ -57,7 +61,9 @@ def _judged(shown: Shown) -> str:
 
 def _figure(shown: Shown, kind: str) -> Html:
     picture = element("img", alt=shown.caption, src=data_uri(shown.image_HWC))
-    return element("figure", picture, element("figcaption", shown.caption), class_=kind)
+    sign = [element("b", SIGNS[kind])] if SIGNS[kind] else []
+    caption = element("figcaption", *sign, shown.caption)
+    return element("figure", picture, caption, class_=kind)
 
 
 def data_uri(image_HWC: NDArray[Any]) -> str:

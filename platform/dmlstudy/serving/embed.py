@@ -318,7 +318,7 @@ def _claim(job: Job) -> None:
                 " name another output"
             )
     job.folder.mkdir(exist_ok=True)
-    with written_whole(noted, noted.with_name(f".{NOTED}.draft")) as file:
+    with written_whole(noted) as file:
         file.write(json.dumps(about).encode())
 
 

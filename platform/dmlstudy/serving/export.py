@@ -36,6 +36,7 @@ from dmlstudy.files import ZIP, check_output, written_whole
 from dmlstudy.hashing.program import Codes
 from dmlstudy.online.program import Layers
 from dmlstudy.saved import Model
+from dmlstudy.text import first_line
 
 Format: TypeAlias = Literal["onnx", "torch_export"]
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -297,8 +298,9 @@ def _refusing(what: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{what} ({first}); take another --format, or `dmlstudy serve` it") from error
+        raise ValueError(
+            f"{what} ({first_line(error)}); take another --format, or `dmlstudy serve` it"
+        ) from error
     finally:
         log.setLevel(level)
 

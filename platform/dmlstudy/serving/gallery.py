@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmlstudy import data, retrieval
-from dmlstudy.files import sha256, written_whole
+from dmlstudy.files import put_in_place, sha256, written_whole
 from dmlstudy.retrieval import CodeIndex, EmbeddingIndex, Index, Tuning
 from dmlstudy.text import reason
 
@@ -111,7 +110,7 @@ def build(
     draft.mkdir()
     try:
         index.save(draft / INDEX)
-        with written_whole(draft / VECTORS, draft / f"{VECTORS}.draft") as file:
+        with written_whole(draft / VECTORS) as file:
             np.save(file, z_MD)
         data.write_items(draft / ITEMS, ids, labels)
         described = About(
@@ -123,7 +122,7 @@ def build(
             kind=kind,
             files={name: sha256(draft / name) for name in FILES},
         )
-        with written_whole(draft / ABOUT, draft / f"{ABOUT}.draft") as file:
+        with written_whole(draft / ABOUT) as file:
             file.write(described.model_dump_json(indent=1).encode() + b"\n")
         _take_place(draft, folder)
     finally:
@@ -134,16 +133,11 @@ def build(
 def _take_place(draft: Path, folder: Path) -> None:
     """Give a folder its name. Raises ValueError where another has taken it meanwhile."""
     try:
-        draft.rename(folder)
+        put_in_place(draft, folder)
     except OSError:
         if not folder.exists():
             raise
         raise ValueError(f"{folder}: exists already; name a new folder") from None
-    place = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
 
 
 def open_gallery(folder: str | Path, *, device: str = "auto") -> Gallery:

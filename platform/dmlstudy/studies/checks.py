@@ -11,7 +11,7 @@ from dmlstudy.data import state_file
 from dmlstudy.losses import catalogue
 from dmlstudy.records import AugmentationConfig, TrialConfig
 from dmlstudy.spec.study_file import SpecError, StudySpec
-from dmlstudy.text import nearest, one_line
+from dmlstudy.text import first_line, nearest, one_line
 from dmlstudy.training import dataset_cache
 
 StudyData: TypeAlias = data.ZeroShotData | data.ClosedSet
@@ -210,7 +210,7 @@ def check_storage(spec: StudySpec) -> None:
             copy.read_bytes()
         probe.remove()
     except OSError as error:
-        reason = (error.strerror or str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error.strerror or error)
         reason = reason.partition(" (Request ID")[0]  # a cloud's, of a hundred characters
         raise SpecError(
             f"resources.storage_path: {root} cannot be written and read ({reason}); make the folder or bucket, give"

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dmlstudy.files import draft_of
 from dmlstudy.records import Record
 from dmlstudy.store import (
     LOCK,
     SIDE_FILES,
     Store,
     StoreError,
-    draft_of,
     driver_drafts,
     sole_driver,
     sole_maker,

@@ -29,7 +29,7 @@ from dmlstudy.studies.wall_time import (
     this_machine,
     total_seconds,
 )
-from dmlstudy.text import one_line
+from dmlstudy.text import first_line
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 NO_POSITIVE = "a batch holds no two images of one class"
@@ -191,14 +191,13 @@ def _check_memory(spec: StudySpec, dataset: StudyData, name: str) -> None:
 
 def _why(error: Exception) -> str:
     """A line on what went wrong in a few batches, and what to change."""
-    said = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, MemoryError) or "allocate" in str(error) or "out of memory" in str(error):
         return (
             "a batch does not fit this machine's memory; set batch.classes, batch.images_per_class, data.image_size,"
             " batch.memory_size or embedder.width lower, or leave the time out by"
             " --no-estimate"
         )
-    return f"a few batches could not be trained: {one_line(said[0], 240)}"
+    return f"a few batches could not be trained: {first_line(error)}"
 
 
 def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:

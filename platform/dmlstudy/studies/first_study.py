@@ -7,7 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from dmlstudy.spec.study_file import SpecError, parse
 from dmlstudy.studies.checks import check_class_counts
 from dmlstudy.studies.wall_time import Machine
 from dmlstudy.text import nearest, shown
-
-Budget: TypeAlias = Literal["quick", "standard", "thorough"]
 
 
 class Amounts(NamedTuple):
@@ -100,7 +98,7 @@ def write(
     try:
         if not output.parent.is_dir():  # a folder that is made would hide a slip in its name
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        with written_whole(output, output.with_name(f".{output.name}.draft")) as file:
+        with written_whole(output) as file:
             file.write(text.encode())
     except OSError as error:
         raise SpecError(f"{output}: cannot be written: {error.strerror}; name another file with -o") from None
