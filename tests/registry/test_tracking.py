@@ -21,7 +21,7 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.registry import tracking
-from dmlstudy.registry.runs import raw_runs
+from dmlstudy.registry.runs import Run, raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
 from dmlstudy.trials import Status
@@ -95,6 +95,7 @@ def test_a_trial_is_a_nested_run_with_its_hyperparameters(tracker: StudyTracker)
     assert params["loss.q"] == "2.0"
     assert params["training.lr"] == "0.0003"
     assert params["batch.classes"] == "all"
+    assert (params["batch.draw"], params.get("batch.sampler")) == ("pk", None)
     assert params["num_folds"] == "2"
     assert "embedder.weights" not in params
     assert "regularizer" not in params
@@ -104,6 +105,14 @@ def test_a_trial_is_a_nested_run_with_its_hyperparameters(tracker: StudyTracker)
         output_format="list",
     )
     assert [found.info.run_id for found in nested] == [run_id]
+
+
+def test_parameters_that_an_earlier_version_logged_have_their_present_names(tracker: StudyTracker) -> None:
+    own = {"dmlstudy_kind": "search", "mlflow.parentRunId": tracker.parent_id, "trial_number": "7"}
+    run = tracker.client.create_run(tracker.experiment_id, tags=own)
+    tracker.client.log_param(run.info.run_id, "batch.sampler", "two_draws")
+    found = Run.of(run_of(tracker, run.info.run_id))
+    assert found.params == {"batch.draw": "two_draws"}
 
 
 def test_a_regulariser_is_logged_like_a_loss(tracker: StudyTracker) -> None:

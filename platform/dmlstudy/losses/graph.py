@@ -117,7 +117,7 @@ def two_draws(references: Embeddings) -> tuple[Tensor, Tensor]:
     if not torch.equal(references.y_N[first_n], references.y_N[second_n]):
         raise ValueError(
             f"draw='two_draws': the first and the last half of a batch of {num_rows} rows differ in their classes; "
-            "draw batches with batch.sampler: two_draws, or set draw='split'"
+            "draw batches with batch.draw: two_draws, or set draw='split'"
         )
     return first_n, second_n
 

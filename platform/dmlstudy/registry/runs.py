@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mlflow
 from mlflow.entities import ViewType
 
-from dmlstudy.records import Record
+from dmlstudy.records import Record, present_key
 from dmlstudy.trials import Status, rank
 
 PARENT = "mlflow.parentRunId"
@@ -85,7 +85,7 @@ class Run(Record):
             ended=raw.info.end_time / 1000 if raw.info.end_time else None,
             workers=int(tags.get("workers", 1)),
             device=tags.get("device", "cpu"),
-            params=raw.data.params,
+            params={present_key(name): value for name, value in raw.data.params.items()},
             metrics=raw.data.metrics,
             values=json.loads(tags.get(VALUES, "[]")),
             tags={name: value for name, value in tags.items() if not name.startswith("mlflow.")},
