@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 PARQUET, HTML, ZIP = b"PAR1", b"<!doctype html", b"PK\x03\x04"
-"""How files of results begin."""
+"""First bytes of files of results."""
 
 _temporary: set[str] = set()
 
@@ -34,7 +34,7 @@ def remove_temporary_folders() -> None:
 
 
 def check_output(path: str | Path, what: str, begins: bytes) -> Path:
-    """The path, if a file of results may be written to it: nothing is there, or a file that ``begins`` so.
+    """The path, if a file of results may be written to it: no file is there, or one that ``begins`` so.
 
     ``what`` is what such a file is called. Raises ValueError for a folder that is missing or cannot be written, for a
     folder in the file's place, and for any other file: it is kept.

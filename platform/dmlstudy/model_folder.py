@@ -25,7 +25,7 @@ from dmlstudy import text
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
-"""What a model does: inputs, first axis the items, to embeddings or codes."""
+"""A model as a function: inputs, first axis the items, to embeddings or codes."""
 
 MOST_SIDE = 1 << 14
 """Pixels of a side that a picture is made to have: beyond it no memory is enough."""
@@ -166,7 +166,7 @@ def read_extra(path: Path) -> dict[str, Any]:
 
 
 class _Seen(BaseModel):
-    """The way pictures were seen in training, as far as it is used again."""
+    """The way pictures were read in training: the fields that are used again."""
 
     model_config = ConfigDict(strict=True)
 
@@ -179,13 +179,13 @@ class _Config(BaseModel):
 
 
 class _Extra(BaseModel):
-    """Notes kept with a model, as far as they are used again; the rest may be anything."""
+    """Notes kept with a model: those that are used again; the rest may be anything."""
 
     config: _Config = _Config()
 
 
 def one_line(error: BaseException) -> str:
-    """One short line on what is wrong: of several fields the first, by its name."""
+    """One short line on the fault; of several fields the first, by its name."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(each) for each in first["loc"])

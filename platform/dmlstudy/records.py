@@ -1,4 +1,4 @@
-"""Frozen value types that travel between floors: what a trial is told and what it tells.
+"""Frozen value types that travel between floors: a trial's configuration, reports and result.
 
 They are strict pydantic models: an unknown key or a value out of range is a ``ValidationError`` that
 carries the key's path. They are unpacked at the border of each floor; components take plain parameters.
@@ -35,7 +35,7 @@ LARGEST_SIDE = 4096
 """Pixels of a side."""
 
 MANY = 1_000_000
-"""Rows, results or batches: no more are asked for, lest a slip of the finger fill the memory."""
+"""The most rows, results or batches, lest a typing error fill the memory."""
 
 UNTRAINED = "untrained"
 """The row of the embedder before training; no family can have this name."""
@@ -256,7 +256,7 @@ class BatchConfig(Record):
 
 
 def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | None:
-    """A line on what is wrong if graph consistency and the batches differ about the two draws, else None."""
+    """An error's line if graph consistency and the batches differ about the two draws, else None."""
     if regularizer is None or regularizer.name != "graph_consistency":
         return None
     draw = regularizer.params.get("draw", "split")
@@ -430,7 +430,7 @@ def untrained_name(family: str | None = None) -> str:
 
 
 def is_untrained(name: str) -> bool:
-    """Whether a row is an untrained embedder's; a family's name has no space."""
+    """True for the row of an untrained embedder; a family's name has no space."""
     return name == UNTRAINED or name.startswith(f"{UNTRAINED} (")
 
 

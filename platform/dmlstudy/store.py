@@ -38,7 +38,7 @@ MAKING = ".making"
 """The file whose lock one process holds while it makes a file of the store."""
 
 SIDE_FILES = ("-journal", "-wal", "-shm")
-"""What SQLite keeps beside a database; one that belongs to an earlier database would be applied to a new one."""
+"""Files of SQLite beside a database; one left by an earlier database would be applied to a new one."""
 
 TAKES = {
     "run": ("--store", "--tracking-uri", "--address"),
@@ -46,7 +46,7 @@ TAKES = {
     "logs": ("--store", "--tracking-uri"),
     "stop": ("--store",),
 }
-"""Which options of ``Store.given`` a command of the command line takes, where it is not store and server."""
+"""Options of ``Store.given`` that a command takes, where they are not store and server."""
 
 LOCK_PATIENCE_S = 0.5
 """Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
@@ -128,7 +128,7 @@ class Store:
                 raise StoreError(f"{database}: cannot be written; change its owner or name another --store")
 
     def identity(self) -> str:
-        """The id that tells this store from all others, made once."""
+        """The id that distinguishes this store from all others, made once."""
         path = self.root / "store.id"
         make_whole(self, path, lambda draft: draft.write_text(secrets.token_hex(8), encoding="utf-8"))
         return path.read_text(encoding="utf-8")
@@ -311,7 +311,7 @@ def _taken(folder: Path) -> IO[str] | None:
 
 
 def _clear(folder: Path) -> None:
-    """Empty a study's folder; the lock goes last, for from then on another driver may take the study."""
+    """Empty a study's folder; the lock goes last, because another driver may then take the study."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -385,7 +385,7 @@ def _synchronise(path: Path) -> None:
 
 
 def holds_nothing(path: Path, *, apart_from: Mapping[str, str] = {}) -> bool:
-    """Whether a SQLite database provably holds no row, whatever tables it has.
+    """True if a SQLite database provably holds no row, whatever tables it has.
 
     ``apart_from`` names tables whose rows do not count where the condition holds, in SQL. A file that cannot be read
     as a database may hold something.

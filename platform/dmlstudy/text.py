@@ -17,7 +17,7 @@ FIRST = 200
 """Characters of another's message of which only the first line is repeated, at most."""
 
 SQLALCHEMYS_OWN = "(raised as a result of Query-invoked autoflush"
-"""How a line begins that SQLAlchemy puts before what a database says."""
+"""The beginning of a line that SQLAlchemy puts before a database's message."""
 
 LISTED = 240
 """Characters of the known names that a hint lists where none is near, at most."""

@@ -18,7 +18,7 @@ from dmlstudy.data.state_file import FILE
 from dmlstudy.engine import recorder as recorders
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.gang import checkpoint_name
-from dmlstudy.engine.progress import Progress
+from dmlstudy.engine.progress import ProgressLines
 from dmlstudy.engine.recorder import Recorder, StudyEnds
 from dmlstudy.engine.tune_adapter import TuneSearch
 from dmlstudy.records import TrialConfig
@@ -64,7 +64,7 @@ class Sitting:
         self.vault = Vault()
         self.checkpoints = store.study_folder(name) / "checkpoints"
         self.told: list[str] = []
-        progress = Progress(self.told.append, "map_at_r", 0, 3, 20)
+        progress = ProgressLines(self.told.append, "map_at_r", 0, 3, 20)
         self.recorder = Recorder(self.search, self.tracker, progress, self.vault, str(self.checkpoints))
 
     def begin(self, trial_id: str) -> TrialConfig:

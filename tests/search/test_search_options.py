@@ -17,7 +17,7 @@ from support.tune_simulator import EPOCHS, HILL, STEPS, Tune, by_number, hill, i
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.search import samplers
-from dmlstudy.search.samplers import Memory, OutsideSpaceError, Point
+from dmlstudy.search.samplers import EndedTrials, OutsideSpaceError, Point
 from dmlstudy.search.study_search import TIME_NOTED_S, StudySearch
 from dmlstudy.spec.study_file import SpecError, StudySpec
 
@@ -202,7 +202,7 @@ def test_a_model_is_asked_beside_early_stopping_too(sampler: str) -> None:
 def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
     num_objectives: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Memory, "MOST", 7)
+    monkeypatch.setattr(EndedTrials, "MOST", 7)
     draw = random.Random(3)
     ended = [
         create_trial(values=[round(draw.random(), 1), draw.random()][:num_objectives]) for _ in range(120)
@@ -226,7 +226,7 @@ def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
             )
         }
     for _ in range(3):
-        memory = Memory([StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][:num_objectives])
+        memory = EndedTrials([StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][:num_objectives])
         for trial in ended:
             memory.add(trial)
         assert [trial.number for trial in memory.trials()] == sorted(expected)
@@ -234,8 +234,8 @@ def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
 
 
 def test_pruned_trials_are_remembered_by_how_far_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Memory, "MOST", 2)
-    memory = Memory([StudyDirection.MAXIMIZE])
+    monkeypatch.setattr(EndedTrials, "MOST", 2)
+    memory = EndedTrials([StudyDirection.MAXIMIZE])
     scores: list[dict[int, float]] = [{1: 0.3, 4: 0.2}, {4: 0.1}, {1: 0.9}, {}, {1: math.nan}, {2: 0.0}]
     for number, values in enumerate(scores):
         trial = create_trial(state=TrialState.PRUNED, intermediate_values=values)

@@ -14,7 +14,7 @@ from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_mem
 
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.ledger import commit_recorded
-from dmlstudy.search.samplers import Memory
+from dmlstudy.search.samplers import EndedTrials
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec.study_file import StudySpec
 
@@ -66,13 +66,13 @@ COMBINATIONS += [("gp", "halving"), ("nsga2", "none")]
 
 @pytest.mark.parametrize(
     ("sampler", "scheduler", "remembered"),
-    [(*both, Memory.MOST) for both in COMBINATIONS]
+    [(*both, EndedTrials.MOST) for both in COMBINATIONS]
     + [(*both, 2) for both in COMBINATIONS[::2] + COMBINATIONS[-1:]],
 )
 def test_deaths_checkpoints_and_failures_change_nothing(
     sampler: str, scheduler: str, remembered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Memory, "MOST", remembered)
+    monkeypatch.setattr(EndedTrials, "MOST", remembered)
     found = choices(sampler, scheduler)
     unbroken = Tune(in_memory(found), choosy).run().search
     states = [trial.state for trial in unbroken.study.trials]

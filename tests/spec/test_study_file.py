@@ -16,7 +16,7 @@ import yaml
 from dmlstudy.losses import catalogue
 from dmlstudy.records import LossConfig, Scalar, TrialConfig
 from dmlstudy.search.samplers import Point
-from dmlstudy.search.subsearch import lanes_of
+from dmlstudy.search.subsearch import subsearches_of
 from dmlstudy.spec import study_file
 from dmlstudy.spec.space import Choice, Fixed, Float, Int, Space
 from dmlstudy.spec.study_file import SpecError, StudySpec
@@ -914,11 +914,11 @@ def test_the_fingerprint_follows_the_content_of_a_family_file(tmp_path: Path) ->
 def test_a_point_of_another_space_is_completed_with_defaults(name: str) -> None:
     """From nothing the default point is made; from a choice alone, whatever the choice brings at its defaults."""
     found = study_file.parse(study(families={"x": {"space": name}}))
-    (lane,), family = lanes_of(found), found.families["x"]
-    assert lane.completed("x", {}) == family.default_point()
-    assert lane.completed("x", {"x/gone": 1.0}) == family.default_point()
+    (subsearch,), family = subsearches_of(found), found.families["x"]
+    assert subsearch.completed("x", {}) == family.default_point()
+    assert subsearch.completed("x", {"x/gone": 1.0}) == family.default_point()
     for corner in family.corners():
-        (drawn, _) = Point.read(lane.completed("x", corner), lane.sample)
+        (drawn, _) = Point.read(subsearch.completed("x", corner), subsearch.sample)
         assert drawn[1] in found.corners(family)
 
 

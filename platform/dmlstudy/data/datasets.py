@@ -191,9 +191,10 @@ def load(
 ) -> ZeroShotData:
     """Load the data set ``name`` from ``path``; images are read and seen as ``Fit`` says.
 
-    Small sets are decoded at once, of larger ones a picture is when it is read. With ``on_corrupt='skip'`` each
-    picture is decoded once now, and those that cannot be are left out and noted; one whose bytes cannot be read
-    is an error all the same. ``expected`` has the counts of the data sets that are known.
+    Small sets are decoded at once; pictures of larger ones when they are read. With ``on_corrupt='skip'`` each picture
+    is decoded once now, and those that cannot be decoded are left out and noted; one whose bytes cannot be read is
+    still an error. ``expected`` has the counts of the known data sets.
+
     Raises ValueError for an unknown name, a missing folder, one whose counts are not those expected, and images that
     are broken or of unequal size.
     """
@@ -231,7 +232,7 @@ def reading(orientation: str, background: str, max_pixels: int) -> Reading:
 
 
 def places(listings: Sequence[Listing]) -> Callable[[int], str]:
-    """Names of images for people, by their number among those of all listings, one after the other."""
+    """Names of images for people, by their number over all listings in turn."""
     rows = [(each.pictures, int(row)) for each in listings for row in each.row_N]
     return lambda number: rows[number][0].place(rows[number][1])
 
@@ -328,7 +329,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
 
 
 PART = re.compile(r"-(\d+)-of-(\d+)(?:-[0-9a-f]+)?\.parquet")
-"""What follows the split in a part's name; older ones end in a hash of their content."""
+"""The end of a part's name, after the split; older ones end in a hash of their content."""
 
 
 def _numbered_parts(place: Path, split: str) -> list[Path]:

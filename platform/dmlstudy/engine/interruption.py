@@ -11,14 +11,14 @@ from typing import Any
 
 
 class StudyInterrupted(Exception):
-    """The study was stopped before its end; what was finished is kept, and running it again goes on."""
+    """The study was stopped before its end; what was finished is kept, and running it again resumes it."""
 
 
 class Interruption:
     """Requests to end the study that arrive in its block: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
 
-    Where requests are ``looked_at`` the first one is only noted, so that Tune ends its trials in good order. A second
-    one, and any at another time, is a KeyboardInterrupt. Only the main thread hears them.
+    Where requests are ``looked_at`` the first one is only noted, so that Tune ends its trials cleanly. A second
+    one, and any at another time, is a KeyboardInterrupt. Only the main thread receives them.
 
     The first is also noted in the file ``noted_in``, for whoever asks may not wait until the end is recorded.
     """

@@ -2,7 +2,7 @@
 
 <store>/studies/<name>/running.json     the driver says which trials run now, and how far they are
 <store>/studies/<name>/trials.jsonl     a line per trial that was handed out: its number and Tune's id
-<store>/studies/<name>/wishes/<number>  another shell wishes that this trial ends
+<store>/studies/<name>/wishes/<number>  a request to stop this trial
 
 The driver looks twice a second. It removes a request once it has answered it; the storages tell how.
 """
@@ -56,7 +56,7 @@ class RunningTrial(Record):
 
 
 class Desk:
-    """The driver's side: shows what runs, and ends the trials that are wished away.
+    """The driver's side: shows what runs, and ends the trials that it is asked to stop.
 
     What a full disk does not take is not shown. The study ends of it, and says why, where a trial is recorded.
     """
@@ -80,7 +80,7 @@ class Desk:
             file.write(json.dumps(line | {"time": time.time()}) + "\n")
 
     def serve(self, controller: Any, assignments: Mapping[str, Assignment]) -> None:
-        """Look at the wishes and show what runs, at most every POLL_S; called in every step of Tune's loop.
+        """Read the requests and show what runs, at most every POLL_S; called in every step of Tune's loop.
 
         ``controller`` is Tune's, as it shows itself to a scheduler. A trial that waits for its workers is
         ended as soon as it has started.
@@ -159,12 +159,12 @@ def wish(folder: Path, number: int) -> None:
 
 
 def wished(folder: Path) -> list[int]:
-    """Numbers of the trials whose end is wished, and not answered yet."""
+    """Numbers of the trials with an unanswered request to stop."""
     return sorted(int(path.name) for path in (folder / "wishes").glob("*") if path.name.isdigit())
 
 
 def withdraw(folder: Path, number: int) -> None:
-    """Take a wish back."""
+    """Withdraw a request."""
     (folder / "wishes" / str(number)).unlink(missing_ok=True)
 
 

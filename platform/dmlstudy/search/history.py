@@ -22,7 +22,7 @@ FEWEST = 4
 """Finished trials below which an importance would be noise."""
 
 MOST = 1000
-"""The newest finished trials, of which importance is told."""
+"""The newest finished trials, from which importances are computed."""
 
 
 class Tried(Record):

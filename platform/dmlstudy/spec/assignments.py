@@ -68,7 +68,7 @@ def _assign(study: dict[str, Any], key: str, value: object, known: Collection[st
 
 
 def _section(within: dict[str, Any], name: str, key: str) -> dict[str, Any]:
-    """The mapping ``name``, made where there is none."""
+    """The mapping ``name``, created if missing."""
     section = within.get(name)
     if section is None:
         section = within[name] = {}
@@ -78,7 +78,7 @@ def _section(within: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 
 
 def _put(section: dict[str, Any], key: str, value: object, whole: str) -> None:
-    """Set a key of a section; one below a domain that is there, as ``lr.default``, is set in it."""
+    """Set a key of a section; a key below an existing domain, such as ``lr.default``, is set in it."""
     name = _longest(key, section)
     if name is None or name == key:
         section[key] = value

@@ -48,7 +48,7 @@ from dmlstudy.text import nearest, one_line, shown
 R = TypeVar("R", bound=BaseModel)
 
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-"""What a study, family or model is called: it names folders, runs and parameters too."""
+"""The name of a study, family or model; it also names folders, runs and parameters."""
 
 SECTIONS: dict[str, type[Record]] = {
     "embedder": EmbedderConfig,
@@ -65,10 +65,10 @@ NAMED = ("loss", "regularizer")
 """Sections with a name and its parameters; the name may be a choice whose options bring the parameters."""
 
 STORAGE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file")
-"""What ``resources.storage_path`` may begin with: the filesystems of pyarrow."""
+"""Schemes of ``resources.storage_path``: the filesystems of pyarrow."""
 
 SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^=&]*=", re.IGNORECASE)
-"""What gives away a password or a key in a URI, which may hold a / that should have been quoted."""
+"""A password or a key in a URI, which may hold a / that should have been quoted."""
 
 WORDS = {
     "string_pattern_mismatch": "use letters a to z, digits, . _ and -, a letter or digit first, 64 of them at most",
@@ -77,7 +77,7 @@ WORDS = {
     "dict_type": "expected a section with keys of its own",
     "model_type": "expected a section with keys of its own",
 }
-"""What to say instead of the library's words, by its type of error."""
+"""Messages that replace the library's, by its type of error."""
 
 NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
@@ -86,7 +86,7 @@ NO_REGULARIZER = "none"
 YAML = (".yaml", ".yml")
 
 PATHS = ("embedder.weights", "hashing.features", "online.features")
-"""What may name a file or folder beside the data."""
+"""Parameters, beside those of the data, that may name a file or folder."""
 
 NO_PATHS = ("default", "pixels", "grey")
 """Values of these that are no paths, whatever lies beside the study file."""
@@ -98,7 +98,7 @@ OTHER_KINDS: dict[Kind, str] = {
     "hashing": "codes of frozen features",
     "online": "a learner of a stream of constraints",
 }
-"""What trials may learn that is no embedder, each with a section of its own."""
+"""Kinds of trials that learn something other than an embedder, each with its own section."""
 
 
 MAX_POINTS = 20_000
@@ -247,7 +247,7 @@ class Family:
         return point
 
     def corners(self) -> list[dict[str, Scalar]]:
-        """The default point, and points with one parameter at an edge, once for each place it stands in."""
+        """The default point, and points with one parameter at an edge, once for each of its places."""
         point = self.default_point()
         changes = [
             change
@@ -283,7 +283,7 @@ class StudySpec:
         self.raw = raw
         self._renaming = renaming or Renaming()
         self.places = places or Places()
-        """Where its relative paths are looked for."""
+        """The folders in which its relative paths are looked up."""
         self.file = file = _at_home(file)
         path = file.data.path
         self.data = file.data.model_copy(
@@ -347,7 +347,7 @@ class StudySpec:
 
     @property
     def notes(self) -> list[str]:
-        """Lines on what was read in another way than people may think."""
+        """Lines on what was read differently than people may expect."""
         return [*self._renaming.notes, *self.places.notes.values()]
 
     def check_for_job(self) -> None:
@@ -503,7 +503,7 @@ def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
 
 
 def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
-    """Raises SpecError where families learn different kinds of things, or with settings that mean nothing to theirs."""
+    """Raises SpecError where families learn different kinds of things, or with settings that do not apply to them."""
     first, *others = families.values()
     for other in others:
         if other.kind != first.kind:
@@ -550,7 +550,7 @@ def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
 
 
 def _check_storage_path(path: str | None) -> None:
-    """Raises SpecError for what can be said of it without touching it, and without repeating a secret in it."""
+    """Raises SpecError for faults that show without access to it, and does not repeat a secret in it."""
     if path is None:
         return
     key = "resources.storage_path"
@@ -639,7 +639,7 @@ def _check_used(spec: StudySpec, family: Family) -> None:
 
 
 def _place_of(entry: FamilyEntry, name: str, full_name: str) -> str:
-    """Where a parameter of a family comes from: its override, or else its space or the study's own section."""
+    """The origin of a family's parameter: its override, or else its space or the study's own section."""
     if full_name in entry.override:
         return f"families.{name}.override.{full_name}"
     section, _, leaf = full_name.partition(".")

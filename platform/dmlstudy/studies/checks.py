@@ -70,12 +70,12 @@ def _loaded(spec: StudySpec) -> data.ZeroShotData:
 
 
 TOO_LARGE = (MemoryError, OverflowError, RuntimeError)
-"""What is raised where a number asks for more than this machine can hold."""
+"""Errors of numbers that ask for more than this machine can hold."""
 
 
 @contextmanager
 def _refused(key: str) -> Iterator[None]:
-    """Turn what is wrong with a part that is built in the block into a SpecError."""
+    """Turn the error of a part that is built in the block into a SpecError."""
     try:
         yield
     except (ValueError, *TOO_LARGE) as error:

@@ -50,7 +50,7 @@ def _write_from(path: Path, position: int, write: Write) -> int:
 
 
 def trial_log(store: Store, study: str | None, number: int) -> list[str]:
-    """All that is known of a search trial: configuration, state, reason, curve, times, what engines said."""
+    """Everything about a search trial: configuration, state, reason, curve, times, the engines' log."""
     name = named(store, study)
     state = store.read_state(name)
     folder = store.study_folder(name)

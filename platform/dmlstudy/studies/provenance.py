@@ -1,4 +1,4 @@
-"""The provenance of a study's numbers, as it is kept with its runs: its data, its folds, its cluster."""
+"""The provenance of a study's numbers, kept with its runs: its data, folds and cluster."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     ``tell`` gets the progress lines; it must not write to file descriptors 1 and 2, which are turned to
     the study's engine.log meanwhile (see ``progress.terminal``).
 
-    Raises SpecError, StoreError and ClusterError for what is wrong before it starts, also data that have changed
-    since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
+    Raises SpecError, StoreError and ClusterError for faults found before it starts, such as data that have changed
+    since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial
+    finishes.
     """
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
@@ -165,7 +166,7 @@ def _is_finished(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> bo
 
 
 def _remove_checkpoints(checkpoints: str, tell: Tell) -> None:
-    """Remove what trials have left, now that none goes on any more."""
+    """Remove what trials have left, now that none continues."""
     try:
         state_file.at(checkpoints).remove()
     except OSError as error:

@@ -58,7 +58,7 @@ def stop(store: Store, study: str | None) -> str:
 def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float = 60.0) -> str:
     """End one running trial of a running study, wait until it has ended, and say so.
 
-    The wish travels through the study's folder, so it works from every machine that sees the store. Raises
+    The request travels through the study's folder, so it works from every machine that sees the store. Raises
     StoreError where the trial is not running.
     """
     name = named(store, study)
