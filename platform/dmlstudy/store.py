@@ -189,8 +189,8 @@ class Store:
         new = old | details
         if "started" in details:
             end = self._last_sign(name) if old.get("state") == "running" else old.get("updated", 0.0)
-            sitting = max(0.0, end - old["started"]) if "started" in old else 0.0
-            new["spent"] = old.get("spent", 0.0) + sitting
+            session = max(0.0, end - old["started"]) if "started" in old else 0.0
+            new["spent"] = old.get("spent", 0.0) + session
         new |= {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
         new |= {"cwd": os.getcwd(), "server": self.server}
         if "started" in details:

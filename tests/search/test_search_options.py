@@ -76,8 +76,8 @@ def test_neither_concurrency_nor_order_nor_interruption_changes_it(search: dict[
     assert by_number(tune.search) == expected
     assert tune.search.winner() == unbroken.search.winner()
     storage = InMemoryStorage()
-    for sitting in range(4):  # killed without a word
-        Tune(in_memory(found, storage=storage), at_once=2, seed=sitting).run(17 + sitting)
+    for session in range(4):  # killed without a word
+        Tune(in_memory(found, storage=storage), at_once=2, seed=session).run(17 + session)
     tune = Tune(in_memory(found, storage=storage), at_once=2, seed=9).run()
     assert by_number(tune.search) == expected
     assert tune.search.best_configs() == unbroken.search.best_configs()
@@ -373,14 +373,14 @@ def test_a_spent_wall_time_ends_the_search_after_its_generation() -> None:
     assert tune.search.take_notes() == []
 
 
-def test_time_is_counted_over_sittings() -> None:
+def test_time_is_counted_over_sessions() -> None:
     storage = InMemoryStorage()
     found = options(wall_time="300s", trials_per_family=50, scheduler="none")
     clock = Clock()
     Tune(in_memory(found, storage=storage, clock=clock), at_once=2).run(60)
     spent = in_memory(found, storage=storage).study.user_attrs["spent"][0]
     assert 50 < spent <= 110
-    clock.now += 1e6  # between sittings no time passes
+    clock.now += 1e6  # between sessions no time passes
     tune = Tune(in_memory(found, storage=storage, clock=clock), at_once=2).run()
     assert 10 < len(tune.search.study.trials) < 50
     assert tune.search.study.user_attrs["spent"][0] >= 300
@@ -392,7 +392,7 @@ def test_time_is_counted_over_sittings() -> None:
 
 
 def test_time_passes_where_nothing_reports() -> None:
-    """Twelve sittings, each killed after 3,500 seconds of an epoch of an hour."""
+    """Twelve sessions, each killed after 3,500 seconds of an epoch of an hour."""
     storage, now = InMemoryStorage(), [0.0]
     found = options(wall_time="10h", scheduler="none")
     for _ in range(12):
@@ -474,9 +474,9 @@ def test_a_family_may_be_called_all() -> None:
 def test_without_generations_no_place_is_idle(search: dict[str, Any]) -> None:
     found = options(deterministic=False, trials_per_family=12, **search)
     storage, checkpoints = InMemoryStorage(), dict[int, int]()
-    for sitting in range(4):  # killed without a word
-        tune = Tune(in_memory(found, storage=storage), at_once=7, seed=sitting, checkpoints=checkpoints)
-        tune.run(20 + sitting)
+    for session in range(4):  # killed without a word
+        tune = Tune(in_memory(found, storage=storage), at_once=7, seed=session, checkpoints=checkpoints)
+        tune.run(20 + session)
         assert len(tune.running) in (6, 7)  # the one that ended last has left its place
     tune = Tune(in_memory(found, storage=storage), at_once=7, seed=9, checkpoints=checkpoints).run()
     trials = tune.search.study.trials
@@ -548,8 +548,8 @@ def test_no_configuration_is_run_twice_and_a_small_space_ends(sampler: str) -> N
 def test_an_exhausted_space_stays_so_after_an_interruption() -> None:
     expected = by_number(Tune(in_memory(tiny(7))).run().search)
     storage = InMemoryStorage()
-    for sitting in range(5):
-        Tune(in_memory(tiny(7), storage=storage), at_once=2, seed=sitting).run(11)
+    for session in range(5):
+        Tune(in_memory(tiny(7), storage=storage), at_once=2, seed=session).run(11)
     tune = Tune(in_memory(tiny(7), storage=storage), at_once=2).run()
     assert by_number(tune.search) == expected
     assert tune.search.is_over

@@ -180,8 +180,8 @@ def _os_error_line(error: OSError) -> str:
     return f"{where}{what}; see that it is there, may be used and has room"
 
 
-def _show_version(is_wished: bool) -> None:
-    if is_wished:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         import dmlstudy
 
         print(f"dmlstudy {dmlstudy.__version__}")

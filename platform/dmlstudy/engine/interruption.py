@@ -25,11 +25,11 @@ class Interruption:
 
     def __init__(self, noted_in: Path | None = None) -> None:
         self._noted_in = noted_in
-        self._is_wished = False
+        self._is_requested = False
         self._is_looked_at = False
 
-    def is_wished(self) -> bool:
-        return self._is_wished
+    def is_requested(self) -> bool:
+        return self._is_requested
 
     @contextmanager
     def looked_at(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def _hear(self, number: int, frame: object) -> None:
-        is_first, self._is_wished = not self._is_wished, True
+        is_first, self._is_requested = not self._is_requested, True
         if is_first and self._noted_in is not None:
             with suppress(OSError):
                 self._noted_in.touch()

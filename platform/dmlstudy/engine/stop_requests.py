@@ -64,9 +64,9 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         """Begin a session in the study's folder; what an earlier one left unanswered is void."""
         self._folder = folder
-        self._wishes = folder / "wishes"
-        self._wishes.mkdir(parents=True, exist_ok=True)
-        for left in self._wishes.iterdir():
+        self._requests = folder / "wishes"
+        self._requests.mkdir(parents=True, exist_ok=True)
+        for left in self._requests.iterdir():
             left.unlink(missing_ok=True)
         self._started: dict[str, float] = {}
         self._shown = ""
@@ -89,13 +89,13 @@ class Desk:
             return
         self._next_look = time.monotonic() + POLL_S
         live = [trial for trial in controller.get_live_trials() if trial.trial_id in assignments]
-        for number in wished(self._folder):
+        for number in requested_stops(self._folder):
             trial = next((t for t in live if assignments[t.trial_id].number == number), None)
             if trial is not None and trial.status == "PENDING":
                 continue
             if trial is not None and assignments[trial.trial_id].status == Status.RUNNING:
                 self._end(controller, trial, assignments[trial.trial_id])
-            (self._wishes / str(number)).unlink(missing_ok=True)
+            (self._requests / str(number)).unlink(missing_ok=True)
         now = time.time()
         running = [
             (trial.trial_id, assignments[trial.trial_id])
@@ -152,13 +152,13 @@ def tune_ids(folder: Path, number: int) -> list[str]:
     return found
 
 
-def wish(folder: Path, number: int) -> None:
-    """Wish that a trial ends."""
+def request_stop(folder: Path, number: int) -> None:
+    """Request that a trial ends."""
     (folder / "wishes").mkdir(exist_ok=True)
     (folder / "wishes" / str(number)).touch()
 
 
-def wished(folder: Path) -> list[int]:
+def requested_stops(folder: Path) -> list[int]:
     """Numbers of the trials with an unanswered request to stop."""
     return sorted(int(path.name) for path in (folder / "wishes").glob("*") if path.name.isdigit())
 

@@ -76,7 +76,7 @@ def run_trials(
     progress = ProgressLines(tell, objective, num_done, num_total, width, num_at_once)
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = checkpoints_folder(spec, store)
-    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished, watch)
+    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_requested, watch)
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={
@@ -105,11 +105,11 @@ def run_trials(
         try:
             tuner.fit()
         except Exception:
-            if not (recorder.failure or interruption.is_wished()):
+            if not (recorder.failure or interruption.is_requested()):
                 raise
         finally:
             recorder.end_open_runs()
-    if interruption.is_wished():
+    if interruption.is_requested():
         raise StudyInterrupted
     if recorder.failure:
         raise recorder.failure

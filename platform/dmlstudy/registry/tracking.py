@@ -240,7 +240,7 @@ class StudyTracker:
     """The runs of one study; a new tracker finds those of an earlier session.
 
     ``description`` are texts kept once with the study's run, ``origin`` its tags: what it is computed from, and so
-    the same in every sitting. ``environment`` is a text kept for each sitting, ``of_each_trial`` are tags of each
+    the same in every session. ``environment`` is a text kept for each session, ``trial_tags`` are tags of each
     trial's run. ``patiently`` is for calls of others to the same server; ``tell`` gets a line on what is waited for.
 
     Raises StoreError where there is a study of this name that belongs to another store or has another origin.
@@ -255,7 +255,7 @@ class StudyTracker:
         *,
         origin: Mapping[str, str] = {},
         environment: str = "{}",
-        of_each_trial: Mapping[str, str] = {},
+        trial_tags: Mapping[str, str] = {},
     ) -> None:
         client = connect(store, create=True)
         self.store = store
@@ -283,15 +283,15 @@ class StudyTracker:
             known = {KIND: Kind.STUDY.value, "study": study, **own}
             run = self.client.create_run(self.experiment_id, run_name=study, tags=known)
             self.parent_id = run.info.run_id
-        sitting = int(known.get(SITTINGS, 0)) + 1
-        if sitting == 1:
+        session = int(known.get(SITTINGS, 0)) + 1
+        if session == 1:
             self.client.set_experiment_tag(self.experiment_id, STUDY_RUN, self.parent_id)
             for name, text in description.items():
                 self.client.log_text(self.parent_id, text, name)
-        name = "environment.json" if sitting == 1 else f"environment-{sitting}.json"
+        name = "environment.json" if session == 1 else f"environment-{session}.json"
         self.client.log_text(self.parent_id, environment, name)
-        self.client.set_tag(self.parent_id, SITTINGS, str(sitting))
-        self.of_each_trial = {"environment": name, **of_each_trial}
+        self.client.set_tag(self.parent_id, SITTINGS, str(session))
+        self.trial_tags = {"environment": name, **trial_tags}
 
     @property
     def study_tags(self) -> dict[str, str]:
@@ -308,7 +308,7 @@ class StudyTracker:
             "status": Status.RUNNING.value,
             "seed": str(config.seed),
             "config_fingerprint": config.fingerprint(),
-            **self.of_each_trial,
+            **self.trial_tags,
         }
         if number is not None:
             tags["trial_number"] = str(number)
@@ -382,7 +382,7 @@ class StudyTracker:
         self._noted, self._note_written = None, time.monotonic()
 
     def _run_of(self, number: int) -> str | None:
-        """The finished run of a search trial, of this sitting or an earlier one."""
+        """The finished run of a search trial, of this session or an earlier one."""
         if number not in self._run_ids:
             runs = list(self._runs.every(Kind.SEARCH, status=Status.FINISHED, number=number))
             if not runs:

@@ -89,9 +89,9 @@ def _run_here(
         tell,
         origin=origin,
         environment=provenance.surroundings(spec),
-        of_each_trial=provenance.of_each_trial(spec, origin),
+        trial_tags=provenance.trial_tags(spec, origin),
     )
-    tracker.patiently.gives_up = interruption.is_wished
+    tracker.patiently.gives_up = interruption.is_requested
     store.write_state(
         spec.name,
         "running",
