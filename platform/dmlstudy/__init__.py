@@ -1,7 +1,7 @@
 """dmlstudy: Ray-distributed hyperparameter studies for deep metric learning.
 
 From Python: ``run`` and ``load`` a study, ``losses.build`` a loss, ``distributed.across_ranks`` for data parallel
-training, ``models.load`` a model. Each is looked up when it is asked for, so that importing the package is quick.
+training, ``models.load`` a model. Each is imported on first use, so that importing the package is quick.
 """
 
 from __future__ import annotations

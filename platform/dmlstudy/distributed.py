@@ -70,7 +70,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is set on any rank; the same answer on every rank."""
+    """True on every rank if the flag is set on any."""
     return bool(sum_over_ranks(torch.tensor(int(flag))) > 0)
 
 
@@ -141,9 +141,10 @@ def across_ranks(loss: BatchLoss) -> nn.Module:
     """The loss, comparing this rank's rows with those of all ranks, for encoders under data parallel training.
 
     ``loss(z_ND, labels_N)`` has the global mean as its value and, once data parallel has averaged gradients, exactly
-    the gradient of one process on the global batch, of the encoder and of the loss's own parameters. Every rank must
-    call it, and backward through it, as often; its share may be ragged. Give ids where one image is in several rows:
-    without ids, all rows of all ranks are different images.
+    the gradient of one process on the global batch, of the encoder and of the loss's own parameters.
+
+    Every rank must call it, and backward through it, as often; its share may be ragged. Give ids where one
+    image is in several rows: without ids, all rows of all ranks are different images.
     """
     module = _GlobalMean(loss)
     has_own = any(parameter.requires_grad for parameter in module.parameters())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 PARQUET, ZIP = b"PAR1", b"PK\x03\x04"
-"""How files of results begin."""
+"""First bytes of files of results."""
 
 _temporary: set[str] = set()
 
@@ -35,7 +35,7 @@ def remove_temporary_folders() -> None:
 
 
 def check_output(path: str | Path, what: str, begins: bytes) -> Path:
-    """The path, if a file of results may be written to it: nothing is there, or a file that ``begins`` so.
+    """The path, if a file of results may be written to it: no file is there, or one that ``begins`` so.
 
     ``what`` is what such a file is called. Raises ValueError for a folder that is missing or cannot be written, for a
     folder in the file's place, and for any other file: it is kept.

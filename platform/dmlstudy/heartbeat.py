@@ -1,7 +1,7 @@
-"""Signs of life of a long computation: it says that it has come further, and whoever watches it hears of it.
+"""Signs of life of a long computation, for whoever watches it.
 
-``beat`` stands in the loops that a trial can spend minutes in: batches, pieces of images, tiles of a ranking. It costs
-nothing where nobody listens. It is called where work was done and nowhere else, so what hangs falls silent.
+``beat`` stands in the loops that a trial can spend minutes in: batches, pieces of images, tiles of a ranking. It
+costs nothing without a listener. It is called where work was done and nowhere else, so what hangs falls silent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def beat() -> None:
 
 @contextmanager
 def heard_by(listener: Listener, *, every_s: float) -> Iterator[None]:
-    """Let the listener hear beats until the end of the block, from all threads, at most once in so many seconds."""
+    """Send beats of all threads to the listener until the end of the block, at most once in ``every_s`` seconds."""
     global _listener
     before, told = _listener, time.monotonic()
 
@@ -50,7 +50,7 @@ def heard_by(listener: Listener, *, every_s: float) -> Iterator[None]:
 def beating_while_it_computes() -> Iterator[None]:
     """Beat for one long call of a library that says nothing meanwhile, as long as this thread uses its processor.
 
-    A call that waits for something uses none, and falls silent. Without a clock of single threads nothing is said.
+    A call that waits for something uses none, and falls silent. Without a per-thread clock nothing is reported.
     """
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     if _listener is None or clock_of is None:

@@ -35,7 +35,7 @@ class Study:
 
     @property
     def status(self) -> str:
-        """What it is doing: running, interrupted, failed or finished."""
+        """The study's state: running, interrupted, failed or finished."""
         return self._read().status
 
     @property
@@ -136,13 +136,13 @@ def run(
 ) -> Study:
     """Run a study, or the rest of it, to its verdict.
 
-    ``study`` is the path of a study file, or what stands in one as a mapping. ``overrides`` replace some of its values,
+    ``study`` is the path of a study file, or its content as a mapping. ``overrides`` replace some of its values,
     as ``{"training.epochs": 1}``. ``store`` is by default DMLSTUDY_STORE, or the folder dmlstudy_store, as
     ``tracking_uri`` is DMLSTUDY_TRACKING_URI. ``address`` is a Ray cluster's; by default Ray runs here meanwhile.
     ``tell`` gets a line for each trial, and may print it.
 
-    An interrupt (Ctrl-C, a notebook's stop button, `dmlstudy stop`) ends it by a KeyboardInterrupt; what was finished
-    is kept, and the same call goes on from there. Raises ValueError for what is wrong before it starts, and
+    An interrupt (Ctrl-C, a notebook's stop button, `dmlstudy stop`) ends it by a KeyboardInterrupt; what was
+    finished is kept, and the same call resumes it. Raises ValueError for faults found before it starts, and
     ``studies.conclude.StudyFailed`` where no trial finishes.
     """
     from dmlstudy.engine.interruption import StudyInterrupted

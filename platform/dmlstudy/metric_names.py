@@ -1,4 +1,4 @@
-"""Names of the metrics that trials report and MLflow stores: built here, and read here.
+"""Names of the metrics that trials report and MLflow stores, built and read here.
 
 A bare name such as ``map_at_r`` is a score on validation classes, the mean over folds. From it are made:
 
@@ -41,12 +41,12 @@ def all_on_test(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def is_on_test(name: str) -> bool:
-    """Whether a name is that of a score on the test classes."""
+    """True for the name of a score on the test classes."""
     return name.startswith(_TEST)
 
 
 def metric_of(name: str) -> str:
-    """The metric whose score on the test classes has this name; a bare name stays as it is."""
+    """The metric whose score on the test classes has this name; a bare name stays unchanged."""
     return name.removeprefix(_TEST)
 
 
@@ -66,12 +66,12 @@ def concatenated(metric: str) -> str:
 
 
 def is_of_fold_models(name: str) -> bool:
-    """Whether a score on the test classes is of the folds' models, not of the shipped one."""
+    """True for a score on the test classes of the folds' models, not of the shipped one."""
     return is_on_test(name) and metric_of(name).startswith(_OF_FOLD_MODELS)
 
 
 def is_count(name: str) -> bool:
-    """Whether a score on the test classes is no score but a count, of queries or pictures."""
+    """True for a name among the test scores that is a count, of queries or pictures."""
     return is_on_test(name) and f"_{_COUNT}" in name
 
 
@@ -86,7 +86,7 @@ def of_fold(fold: int, metric: str) -> str:
 
 
 def num_folds(names: Iterable[str], metric: str) -> int:
-    """How many folds have a score of the metric among names."""
+    """Number of folds with a score of the metric among ``names``."""
     return sum(re.fullmatch(rf"fold_\d+_{re.escape(metric)}", name) is not None for name in names)
 
 

@@ -26,7 +26,7 @@ from dmlstudy.text import reason
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Compute: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
-"""What a model does: inputs, first axis the items, to embeddings or codes."""
+"""A model as a function: inputs, first axis the items, to embeddings or codes."""
 
 MOST_SIDE = 1 << 14
 """Pixels of a side that a picture is made to have: beyond it no memory is enough."""
@@ -174,7 +174,7 @@ def checked_extra(description: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 class _Seen(BaseModel):
-    """The way pictures were seen in training, as far as it is used again."""
+    """The way pictures were read in training: the fields that are used again."""
 
     model_config = ConfigDict(strict=True)
 
@@ -187,7 +187,7 @@ class _Config(BaseModel):
 
 
 class _Extra(BaseModel):
-    """Notes kept with a model, as far as they are used again; the rest may be anything."""
+    """Notes kept with a model: those that are used again; the rest may be anything."""
 
     config: _Config = _Config()
 

@@ -1,4 +1,4 @@
-"""Frozen value types that travel between floors: what a trial is told and what it tells.
+"""Frozen value types that travel between floors: a trial's configuration, reports and result.
 
 They are strict pydantic models: an unknown key or a value out of range is a ``ValidationError`` that
 carries the key's path. They are unpacked at the border of each floor; components take plain parameters.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import (
@@ -21,6 +22,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -33,7 +35,7 @@ LARGEST_SIDE = 4096
 """Pixels of a side."""
 
 MANY = 1_000_000
-"""Rows, results or batches: no more are asked for, lest a slip of the finger fill the memory."""
+"""The most rows, results or batches, lest a typing error fill the memory."""
 
 UNTRAINED = "untrained"
 """The row of the embedder before training; no family can have this name."""
@@ -44,6 +46,24 @@ OF_STRUCTURE = ("num_hidden", "width", "size", "initial")
 
 OF_JUDGE = ("features", "scaling", "k", "vote")
 """And those of its surroundings that decide what it scores then."""
+
+
+EARLIER_KEYS = {"batch.sampler": "batch.draw"}
+"""Keys of a configuration as earlier versions wrote them, and their present names."""
+
+_EARLIER = {present: earlier for earlier, present in EARLIER_KEYS.items()}
+
+
+def present_key(key: str) -> str:
+    """The present name of a key ``section.parameter`` or ``section.parameter@option``, which may be an earlier one."""
+    name, at, option = key.partition("@")
+    return EARLIER_KEYS.get(name, name) + at + option
+
+
+def earlier_key(key: str) -> str:
+    """The name under which fingerprints and Optuna's storage know a key."""
+    name, at, option = key.partition("@")
+    return _EARLIER.get(name, name) + at + option
 
 
 class Record(BaseModel):
@@ -201,7 +221,7 @@ class EmbedderConfig(Record):
 class BatchConfig(Record):
     """Batches, drawn globally and sliced by rank: P classes with K images each, or P*K images of any class."""
 
-    sampler: Annotated[
+    draw: Annotated[
         Literal["pk", "two_draws", "random"],
         Field(
             description="P*K images; the same P classes twice, K images drawn anew; any P*K images of an epoch's order"
@@ -226,22 +246,30 @@ class BatchConfig(Record):
     ] = 0
     memory_warmup: Annotated[int, Field(ge=0, le=MANY, description="batches before the memory is used")] = 0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_keys(cls, values: Any) -> Any:
+        """Read configurations that earlier versions left in stores and beside models."""
+        if not isinstance(values, Mapping) or "draw" in values:
+            return values
+        return {present_key(f"batch.{name}").removeprefix("batch."): value for name, value in values.items()}
+
 
 def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | None:
-    """A line on what is wrong if graph consistency and the sampler of batches differ about the two draws, else None."""
+    """An error's line if graph consistency and the batches differ about the two draws, else None."""
     if regularizer is None or regularizer.name != "graph_consistency":
         return None
     draw = regularizer.params.get("draw", "split")
-    if (draw == "two_draws") == (batch.sampler == "two_draws"):
+    if (draw == "two_draws") == (batch.draw == "two_draws"):
         return None
     if draw == "two_draws":
         return (
-            f"regularizer.draw: two_draws needs batches of two draws, not batch.sampler: {batch.sampler};"
-            " set batch.sampler: two_draws, or regularizer.draw: split"
+            f"regularizer.draw: two_draws needs batches of two draws, not batch.draw: {batch.draw};"
+            " set batch.draw: two_draws, or regularizer.draw: split"
         )
     return (
-        f"regularizer.draw: {draw} would mix the two draws of batch.sampler: two_draws;"
-        " set regularizer.draw: two_draws, or batch.sampler: pk"
+        f"regularizer.draw: {draw} would mix the two draws of batch.draw: two_draws;"
+        " set regularizer.draw: two_draws, or batch.draw: pk"
     )
 
 
@@ -402,7 +430,7 @@ def untrained_name(family: str | None = None) -> str:
 
 
 def is_untrained(name: str) -> bool:
-    """Whether a row is an untrained embedder's; a family's name has no space."""
+    """True for the row of an untrained embedder; a family's name has no space."""
     return name == UNTRAINED or name.startswith(f"{UNTRAINED} (")
 
 
@@ -586,7 +614,11 @@ class TrialConfig(MetricsConfig):
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        values = self.model_dump(mode="json")
+        for earlier, present in EARLIER_KEYS.items():
+            section, name = present.split(".")
+            values[section][earlier.removeprefix(f"{section}.")] = values[section].pop(name)
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -39,7 +39,7 @@ MAKING = ".making"
 """The file whose lock one process holds while it makes a file of the store."""
 
 SIDE_FILES = ("-journal", "-wal", "-shm")
-"""What SQLite keeps beside a database; one that belongs to an earlier database would be applied to a new one."""
+"""Files of SQLite beside a database; one left by an earlier database would be applied to a new one."""
 
 TAKES = {
     "run": ("--store", "--tracking-uri", "--address"),
@@ -47,7 +47,7 @@ TAKES = {
     "logs": ("--store", "--tracking-uri"),
     "stop": ("--store",),
 }
-"""Which options of ``Store.given`` a command of the command line takes, where it is not store and server."""
+"""Options of ``Store.given`` that a command takes, where they are not store and server."""
 
 LOCK_PATIENCE_S = 0.5
 """Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
@@ -129,7 +129,7 @@ class Store:
                 raise StoreError(f"{database}: cannot be written; change its owner or name another --store")
 
     def identity(self) -> str:
-        """The id that tells this store from all others, made once."""
+        """The id that distinguishes this store from all others, made once."""
         path = self.root / "store.id"
         make_whole(self, path, lambda draft: draft.write_text(secrets.token_hex(8), encoding="utf-8"))
         return path.read_text(encoding="utf-8")
@@ -190,8 +190,8 @@ class Store:
         new = old | details
         if "started" in details:
             end = self._last_sign(name) if old.get("state") == "running" else old.get("updated", 0.0)
-            sitting = max(0.0, end - old["started"]) if "started" in old else 0.0
-            new["spent"] = old.get("spent", 0.0) + sitting
+            session = max(0.0, end - old["started"]) if "started" in old else 0.0
+            new["spent"] = old.get("spent", 0.0) + session
         new |= {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
         new |= {"cwd": os.getcwd(), "server": self.server}
         if "started" in details:
@@ -311,7 +311,7 @@ def _taken(folder: Path) -> IO[str] | None:
 
 
 def _clear(folder: Path) -> None:
-    """Empty a study's folder; the lock goes last, for from then on another driver may take the study."""
+    """Empty a study's folder; the lock goes last, because another driver may then take the study."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name == LOCK):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -368,7 +368,7 @@ def remove_database(path: Path) -> None:
 
 
 def holds_nothing(path: Path, *, apart_from: Mapping[str, str] = {}) -> bool:
-    """Whether a SQLite database provably holds no row, whatever tables it has.
+    """True if a SQLite database provably holds no row, whatever tables it has.
 
     ``apart_from`` names tables whose rows do not count where the condition holds, in SQL. A file that cannot be read
     as a database may hold something.

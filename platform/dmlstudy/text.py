@@ -22,7 +22,7 @@ REASON = 300
 """Characters of a reason in an error's line, at most."""
 
 SQLALCHEMYS_OWN = "(raised as a result of Query-invoked autoflush"
-"""How a line begins that SQLAlchemy puts before what a database says."""
+"""The beginning of a line that SQLAlchemy puts before a database's message."""
 
 LISTED = 240
 """Characters of the known names that a hint lists where none is near, at most."""

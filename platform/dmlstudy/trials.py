@@ -1,4 +1,4 @@
-"""How a trial stands, and which of two trials of a search is the better one.
+"""The status of a trial, and the order of a search's trials.
 
 Everything that writes a status or asks for the best trial asks here, so a study's search, its runs in MLflow,
 the leaderboard and the report never disagree.
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Status(StrEnum):
-    """How a trial stands; the values are what studies store.
+    """The status of a trial; studies store the values.
 
     A pruned trial was stopped early, by the search or on request. An interrupted one runs again later. A superseded
     run is one whose trial was run again although it had ended.
@@ -30,12 +30,12 @@ class Status(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the trial is over for good."""
+        """True if the trial is over for good."""
         return self in ENDED
 
     @property
     def words(self) -> str:
-        """The status as people read it."""
+        """The status in words for people."""
         return "stopped early" if self is Status.PRUNED else self.value
 
     @property
@@ -52,8 +52,8 @@ class Status(StrEnum):
     def of_optuna(cls, state: str) -> Status:
         """The status behind the name of an Optuna state.
 
-        A trial that Optuna calls RUNNING may be at work or may wait to go on after an interruption: its study's
-        folder says which. Here it is waiting.
+        A trial that is RUNNING in Optuna may be at work, or waiting to be resumed: its study's folder says which.
+        Here it is waiting.
         """
         return next((status for status, name in OPTUNA_STATES.items() if name == state), cls.WAITING)
 

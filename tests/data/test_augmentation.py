@@ -35,7 +35,7 @@ def test_a_view_depends_on_seed_epoch_and_image_only(augmentation: Augmentation)
 
 def test_a_view_shares_no_draws_with_a_batch() -> None:
     """Batch n is drawn from (seed, epoch, n); image n is not seen by these draws too."""
-    look = Augmentation("random").look(3, 2, 1)
+    look = Augmentation("random").random_view(3, 2, 1)
     own, of_batch = (np.random.default_rng(seed).random(4) for seed in (look.seed, [3, 2, 1]))
     assert (own != of_batch).all()
 
@@ -89,7 +89,7 @@ def test_a_resized_crop_has_an_area_and_shape_in_the_bounds() -> None:
 def test_a_resized_crop_is_pillow_s() -> None:
     augmentation = Augmentation("random_resized")
     left, top, width, height = augmentation._box(
-        10, 12, np.random.default_rng(augmentation.look(7, 1, 2).seed)
+        10, 12, np.random.default_rng(augmentation.random_view(7, 1, 2).seed)
     )
     box = Image.fromarray(PIXELS[2]).crop((left, top, left + width, top + height))
     expected = np.asarray(box.resize((12, 10), Image.Resampling.BILINEAR))

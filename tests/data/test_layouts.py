@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from dmlstudy import data
-from dmlstudy.data import Counts, pictures
+from dmlstudy.data import PartSize, pictures
 from dmlstudy.data.datasets import TORCHVISION
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Expected
 
@@ -23,12 +23,12 @@ SHARED = next(
     Path("-"),
 )
 COUNTS: Mapping[str, Expected] = {
-    "cub200": {"development": Counts(2, 4), "test": Counts(2, 5)},
-    "cars196": {"development": Counts(2, 4), "test": Counts(2, 5)},
-    "sop": {"development": Counts(2, 4), "test": Counts(2, 5)},
-    "inshop": {"development": Counts(2, 4), "query": Counts(2, 2), "gallery": Counts(2, 3)},
-    "inaturalist2018": {"development": Counts(2, 4), "test": Counts(2, 5)},
-    "omniglot": {"development": Counts(2, 4), "test": Counts(2, 5)},
+    "cub200": {"development": PartSize(2, 4), "test": PartSize(2, 5)},
+    "cars196": {"development": PartSize(2, 4), "test": PartSize(2, 5)},
+    "sop": {"development": PartSize(2, 4), "test": PartSize(2, 5)},
+    "inshop": {"development": PartSize(2, 4), "query": PartSize(2, 2), "gallery": PartSize(2, 3)},
+    "inaturalist2018": {"development": PartSize(2, 4), "test": PartSize(2, 5)},
+    "omniglot": {"development": PartSize(2, 4), "test": PartSize(2, 5)},
 }
 OF_CLASS = (0, 0, 1, 1, 2, 2, 3, 3, 3)
 """The class of each of nine pictures; picture i has the grey i * 20 + 5."""
@@ -270,7 +270,7 @@ def test_published_counts(table: str, expected: Mapping[str, Expected]) -> None:
     published = {}
     for name, *words in map(str.split, table.strip().splitlines()):
         published[name] = {
-            part: Counts(int(classes), int(images))
+            part: PartSize(int(classes), int(images))
             for part, classes, images in zip(words[::3], words[1::3], words[2::3], strict=True)
         }
     assert expected == published
@@ -311,7 +311,7 @@ def test_torchvision_s_own_files(tmp_path: Path) -> None:
         (raw / f"{side}-labels-idx1-ubyte").write_bytes(
             np.array([0x801, count], ">i4").tobytes() + labels.tobytes()
         )
-    small = {"fashion_mnist": {"development": Counts(5, 20), "test": Counts(5, 20)}}
+    small = {"fashion_mnist": {"development": PartSize(5, 20), "test": PartSize(5, 20)}}
     found = data.load("fashion_mnist", str(tmp_path), expected=small)
     assert found.development.image_shape == (28, 28, 1)
     assert found.test.class_names[0] == "Sandal"

@@ -75,10 +75,10 @@ def test_lazy_images_are_those_in_memory(origin: tuple[str, str], monkeypatch: p
         for first, second, indices in ((one, other, some), (*chosen, np.arange(3))):
             np.testing.assert_array_equal(first.read(indices), second.read(indices))
 
-            def looks(index: int) -> Any:
-                return augmentation.look(1, 2, index)
+            def views(index: int) -> Any:
+                return augmentation.random_view(1, 2, index)
 
-            np.testing.assert_array_equal(first.read(indices, looks), second.read(indices, looks))
+            np.testing.assert_array_equal(first.read(indices, views), second.read(indices, views))
 
 
 def test_lazy_fingerprint_sees_contents_labels_and_sizes(

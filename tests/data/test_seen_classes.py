@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dmlstudy import data
-from dmlstudy.data import Counts, layouts
+from dmlstudy.data import PartSize, layouts
 from dmlstudy.data import seen_classes as closed_sets
 
 RNG = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_sizes_that_do_not_go_with_the_data_are_refused(load: Callable[..., Any]
 
 
 def test_counts_of_known_sets_are_checked(tmp_path: Path) -> None:
-    small = {"cifar10": {"training": Counts(3, 6), "test": Counts(3, 3)}}
+    small = {"cifar10": {"training": PartSize(3, 6), "test": PartSize(3, 3)}}
     for side, repeats in (("train", 2), ("test", 1)):
         for name in "abc":
             for number in range(repeats):
@@ -114,7 +114,7 @@ def test_counts_of_known_sets_are_checked(tmp_path: Path) -> None:
         ValueError, match="cifar10 has 10 training classes with 50000 images, this folder 3 with 6; unpack"
     ):
         data.load_closed("cifar10", str(tmp_path))
-    wrong = {"cifar10": small["cifar10"] | {"test": Counts(3, 4)}}
+    wrong = {"cifar10": small["cifar10"] | {"test": PartSize(3, 4)}}
     with pytest.raises(ValueError, match="cifar10 has 3 test classes with 4 images, this folder 3 with 3"):
         data.load_closed("cifar10", str(tmp_path), expected=wrong)
 
@@ -130,7 +130,7 @@ def test_counts_of_torchvision_s_own_files_are_checked(tmp_path: Path) -> None:
         ):
             header = np.array([magic, *content.shape], ">i4").tobytes()
             (raw / f"{side}-{what}-ubyte").write_bytes(header + content.astype(np.uint8).tobytes())
-    small = {"fashion_mnist": {"training": Counts(10, 30), "test": Counts(10, 10)}}
+    small = {"fashion_mnist": {"training": PartSize(10, 30), "test": PartSize(10, 10)}}
     assert len(data.load_closed("fashion_mnist", str(tmp_path), expected=small).test) == 10
     with pytest.raises(ValueError, match="10 training classes with 60000 images, this folder 10 with 30"):
         data.load_closed("fashion_mnist", str(tmp_path))
@@ -160,7 +160,7 @@ def test_flickr25k_has_several_concepts_per_picture(tmp_path: Path, monkeypatch:
     assert whole.shows_NL[3].tolist() == [True, True]
     assert whole.shows_NL[11].tolist() == [False, False]
     few_queries(monkeypatch, 3)
-    expected = {"flickr25k": {layouts.CONCEPTS: Counts(2, 12)}}
+    expected = {"flickr25k": {layouts.CONCEPTS: PartSize(2, 12)}}
     found = data.load_closed("flickr25k", str(tmp_path), expected=expected)
     assert (len(found.development), len(found.test)) == (8, 3)  # one shows nothing
     development, test = found.relevance
@@ -213,7 +213,7 @@ def test_nuswide21_takes_the_most_frequent_concepts(tmp_path: Path, monkeypatch:
     assert [path.name for path in whole.paths] == [f"{number:04d}.jpg" for number in range(6)]
     assert whole.shows_NL[:, 0].tolist() == [True, True, False, False, False, False]
     few_queries(monkeypatch, 2)
-    expected = {"nuswide21": {layouts.CONCEPTS: Counts(21, 6)}}
+    expected = {"nuswide21": {layouts.CONCEPTS: PartSize(21, 6)}}
     found = data.load_closed("nuswide21", str(tmp_path), expected=expected)
     assert (len(found.development), len(found.test)) == (4, 2)
     with pytest.raises(

@@ -44,12 +44,12 @@ def send(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_wish_is_noted_while_it_is_looked_at_and_interrupts_otherwise(number: signal.Signals) -> None:
+def test_a_request_is_noted_while_it_is_looked_at_and_interrupts_otherwise(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     with Interruption() as interruption:
         with interruption.looked_at():
             send(number)
-            assert interruption.is_wished()
+            assert interruption.is_requested()
             with pytest.raises(KeyboardInterrupt):
                 send(number)
         with pytest.raises(KeyboardInterrupt):
@@ -57,7 +57,7 @@ def test_a_wish_is_noted_while_it_is_looked_at_and_interrupts_otherwise(number: 
     with Interruption() as interruption:
         with pytest.raises(KeyboardInterrupt):
             send(number)
-        assert interruption.is_wished()
+        assert interruption.is_requested()
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
@@ -171,7 +171,7 @@ def test_a_server_that_is_away_is_not_waited_for_once_the_study_is_to_end(tmp_pa
 
     started = time.monotonic()
     with Interruption() as interruption, interruption.looked_at():
-        patiently.gives_up = interruption.is_wished
+        patiently.gives_up = interruption.is_requested
         threading.Timer(0.5, send, [signal.SIGINT]).start()
         with pytest.raises(StoreError, match=r"no MLflow server at .* run the study again"):
             patiently(away)
@@ -188,7 +188,7 @@ def test_a_cluster_that_cannot_go_on_interrupts_the_study_and_the_reason_is_kept
     assert (state["state"], state["reason"]) == ("interrupted", "Ray has died")
     assert Tracker.ended == ["interrupted"]
     by_hand = run("run_trials", lambda *_: send(signal.SIGINT), StudyInterrupted)
-    assert (by_hand["state"], by_hand["reason"]) == ("interrupted", ""), "of the sitting before"
+    assert (by_hand["state"], by_hand["reason"]) == ("interrupted", ""), "of the session before"
 
 
 STUCK = """

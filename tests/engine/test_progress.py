@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmlstudy.engine import progress
-from dmlstudy.engine.progress import Progress
+from dmlstudy.engine.progress import ProgressLines
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.search.study_search import Assignment
 from dmlstudy.text import duration
@@ -71,7 +71,7 @@ SCORES = {"map_at_r": 0.81234, "map_at_r_stderr": 0.0123, "test_map_at_r": 0.7}
 )
 def test_a_line_for_each_outcome(ended: Assignment, expected: str) -> None:
     told: list[str] = []
-    Progress(told.append, "map_at_r", 4, 12, 22).ended(ended, 7.25, (0.9, "triplet #1"))
+    ProgressLines(told.append, "map_at_r", 4, 12, 22).ended(ended, 7.25, (0.9, "triplet #1"))
     (line,) = told
     assert line.startswith(f" 5/12  {ended.label}")
     assert expected in line
@@ -83,7 +83,7 @@ def test_a_line_for_each_outcome(ended: Assignment, expected: str) -> None:
 
 def test_an_interrupted_trial_counts_for_nothing() -> None:
     told: list[str] = []
-    shown = Progress(told.append, "map_at_r", 4, 12, 22)
+    shown = ProgressLines(told.append, "map_at_r", 4, 12, 22)
     shown.ended(assignment("interrupted", metrics=SCORES), 3.0, (0.9, "triplet #1"))
     shown.ended(assignment("finished", metrics=SCORES), 3.0, (0.9, "triplet #1"))
     assert told[0].split() == ["triplet", "#3", "interrupted"]
@@ -95,7 +95,7 @@ def test_no_best_yet_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told: list[str] = []
-    shown = Progress(told.append, "map_at_r", 0, 10, 22)
+    shown = ProgressLines(told.append, "map_at_r", 0, 10, 22)
     for pause in (0, 30, 50):  # the first trial paid for the start, so the pace is 40 s
         now[0] += pause
         shown.ended(assignment("failed", reason="x"), 1.0, None)
@@ -108,7 +108,7 @@ def test_no_time_is_told_from_one_burst_of_trials(monkeypatch: pytest.MonkeyPatc
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told: list[str] = []
-    shown = Progress(told.append, "map_at_r", 0, 10, 22, num_at_once=2)
+    shown = ProgressLines(told.append, "map_at_r", 0, 10, 22, num_at_once=2)
     for pause in (40, 1, 59, 1):
         now[0] += pause
         shown.ended(assignment("failed", reason="x"), 1.0, None)
@@ -119,7 +119,7 @@ def test_people_hear_that_workers_are_still_starting(monkeypatch: pytest.MonkeyP
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told: list[str] = []
-    shown = Progress(told.append, "map_at_r", 0, 10, 22)
+    shown = ProgressLines(told.append, "map_at_r", 0, 10, 22)
     for _ in range(45):
         now[0] += 1
         shown.beat(is_training=False)
@@ -131,7 +131,7 @@ def test_people_hear_that_workers_are_still_starting(monkeypatch: pytest.MonkeyP
         "the workers train, 45 s after the start",
     ]
     quick: list[str] = []
-    Progress(quick.append, "map_at_r", 0, 10, 22).beat(is_training=True)
+    ProgressLines(quick.append, "map_at_r", 0, 10, 22).beat(is_training=True)
     assert quick == []
 
 

@@ -198,7 +198,7 @@ def test_two_draws_are_the_batch_as_it_was_drawn() -> None:
 
 @pytest.mark.parametrize("labels", [[0, 0, 0, 1], [0, 1, 0], [0, 1, 1, 0, 1, 0]])
 def test_two_draws_of_other_classes_are_refused(labels: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"differ in their classes; draw batches with batch\.sampler"):
+    with pytest.raises(ValueError, match=r"differ in their classes; draw batches with batch\.draw"):
         GraphConsistency(draw="two_draws")(embeddings(labels))
 
 

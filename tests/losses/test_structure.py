@@ -12,7 +12,7 @@ from torch.nn import functional
 from dmlstudy.losses import tiles
 from dmlstudy.losses.distances import euclidean
 from dmlstudy.losses.interface import ALONE, Embeddings
-from dmlstudy.losses.structure import Pairs, Structure, to_centres
+from dmlstudy.losses.structure import PairBlock, Structure, to_centres
 
 DIM = 4
 SETTINGS = [
@@ -120,7 +120,7 @@ def test_batch_order_labels_ids_and_tiles_change_nothing(
 @pytest.mark.parametrize("num_rows", [2, 32, 128])
 def test_statistics(num_rows: int) -> None:
     z_ND = embeddings(num_rows, dim=128).z_ND.detach()
-    pairs = Pairs(euclidean.left(z_ND), euclidean.right(z_ND), slice(0, num_rows), ALONE)
+    pairs = PairBlock(euclidean.left(z_ND), euclidean.right(z_ND), slice(0, num_rows), ALONE)
     d_NN = torch.cdist(z_ND, z_ND, compute_mode="donot_use_mm_for_euclid_dist")
     off_N = d_NN[~torch.eye(num_rows, dtype=torch.bool)]
     for counts_self, entries in ((True, d_NN.flatten()), (False, off_N)):
@@ -149,7 +149,7 @@ def test_zeros_of_the_diagonal_lower_the_near_centre(
     assert mean - 3 * std == pytest.approx(eta2_with_zeros, abs=1e-3)
 
     z_ND = embeddings(num_rows, dim=64).z_ND.detach()
-    pairs = Pairs(euclidean.left(z_ND), euclidean.right(z_ND), slice(0, num_rows), ALONE)
+    pairs = PairBlock(euclidean.left(z_ND), euclidean.right(z_ND), slice(0, num_rows), ALONE)
     off_mean, off_std = pairs.statistics(counts_self=False)
     mean, std = with_zeros(float(off_std / off_mean))
     got_mean, got_std = pairs.statistics(counts_self=True)
@@ -161,7 +161,7 @@ def test_float32_statistics_are_stable() -> None:
     """A narrow spread on a large mean: a difference of sums in float32 would lose it."""
     z_ND = functional.normalize(torch.randn(300, 4096, generator=torch.Generator().manual_seed(0)))
     parts = euclidean.left(z_ND), euclidean.right(z_ND)
-    mean, std = Pairs(*parts, slice(0, 300), ALONE).statistics(counts_self=False)
+    mean, std = PairBlock(*parts, slice(0, 300), ALONE).statistics(counts_self=False)
     exact_NN = torch.cdist(z_ND.double(), z_ND.double())
     exact = exact_NN[~torch.eye(300, dtype=torch.bool)]
     torch.testing.assert_close(mean, exact.mean(), rtol=1e-6, atol=0)

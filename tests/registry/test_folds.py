@@ -47,7 +47,7 @@ def test_what_is_missing_is_left_out() -> None:
 
 
 def test_the_best_trial_of_each_family_has_a_run_for_each_fold(store: Store) -> None:
-    tracker = StudyTracker(store, "folds", {}, of_each_trial={"code_version": "abc", "test_sha256": "f00"})
+    tracker = StudyTracker(store, "folds", {}, trial_tags={"code_version": "abc", "test_sha256": "f00"})
     best = {}
     for number, (family, scale) in enumerate((("good", 1.0), ("good", 0.5), ("alone", 1.0))):
         config = TrialConfig(
@@ -70,7 +70,7 @@ def test_the_best_trial_of_each_family_has_a_run_for_each_fold(store: Store) -> 
     read = leaderboard(store, "folds")
     for _ in range(2):  # as after a kill
         publish_folds(
-            tracker.client, tracker.experiment_id, ["good", "alone"], "map_at_r", tracker.of_each_trial
+            tracker.client, tracker.experiment_id, ["good", "alone"], "map_at_r", tracker.trial_tags
         )
     runs = list(raw_runs(tracker.client, tracker.experiment_id, "tags.dmlstudy_kind = 'fold'"))
     assert {run.data.tags[tracking.PARENT] for run in runs} == {best["good"]}, (

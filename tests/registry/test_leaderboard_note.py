@@ -55,7 +55,7 @@ def test_a_noted_search_gives_the_same_leaderboard(store: Store) -> None:
     assert leaderboard(store, "noted") == by_runs
     assert by_runs.rows[0].family == "blue"
 
-    again = StudyTracker(store, "noted", {})  # another sitting knows none of the runs
+    again = StudyTracker(store, "noted", {})  # another session knows none of the runs
     again.note_search({}, {})
     again.note_search(COUNTS, BEST)
     again.end_study("finished", {"objective": "map_at_r", "winner": "blue"})

@@ -21,7 +21,7 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.registry import tracking
-from dmlstudy.registry.runs import raw_runs
+from dmlstudy.registry.runs import Run, raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
 from dmlstudy.trials import Status
@@ -95,6 +95,7 @@ def test_a_trial_is_a_nested_run_with_its_hyperparameters(tracker: StudyTracker)
     assert params["loss.q"] == "2.0"
     assert params["training.lr"] == "0.0003"
     assert params["batch.classes"] == "all"
+    assert (params["batch.draw"], params.get("batch.sampler")) == ("pk", None)
     assert params["num_folds"] == "2"
     assert "embedder.weights" not in params
     assert "regularizer" not in params
@@ -104,6 +105,14 @@ def test_a_trial_is_a_nested_run_with_its_hyperparameters(tracker: StudyTracker)
         output_format="list",
     )
     assert [found.info.run_id for found in nested] == [run_id]
+
+
+def test_parameters_that_an_earlier_version_logged_have_their_present_names(tracker: StudyTracker) -> None:
+    own = {"dmlstudy_kind": "search", "mlflow.parentRunId": tracker.parent_id, "trial_number": "7"}
+    run = tracker.client.create_run(tracker.experiment_id, tags=own)
+    tracker.client.log_param(run.info.run_id, "batch.sampler", "two_draws")
+    found = Run.of(run_of(tracker, run.info.run_id))
+    assert found.params == {"batch.draw": "two_draws"}
 
 
 def test_a_regulariser_is_logged_like_a_loss(tracker: StudyTracker) -> None:
@@ -171,7 +180,7 @@ def test_a_long_curve_is_kept_whole(num_epochs: int, tracker: StudyTracker) -> N
     assert run_of(tracker, run_id).data.tags["status"] == "pruned"
 
 
-def test_a_second_sitting_finds_the_first_one(store: Store) -> None:
+def test_a_second_session_finds_the_first_one(store: Store) -> None:
     name = f"tracked-{next(NUMBER)}"
     first = StudyTracker(store, name, {"study.yaml": "name: x\n"})
     left = first.start_trial("power #0", config(), 0)
@@ -207,22 +216,22 @@ def test_another_stores_study_of_the_same_name_is_left_alone(
     assert StudyTracker(store, name, {}, origin={"spec_fingerprint": "f00"}).parent_id == first.parent_id
 
 
-def test_each_sitting_leaves_its_environment_and_trials_name_theirs(store: Store) -> None:
+def test_each_session_leaves_its_environment_and_trials_name_theirs(store: Store) -> None:
     name = f"tracked-{next(NUMBER)}"
-    for sitting, file in ((1, "environment.json"), (2, "environment-2.json")):
+    for session, file in ((1, "environment.json"), (2, "environment-2.json")):
         tracker = StudyTracker(
             store,
             name,
-            {"study.yaml": f"sitting: {sitting}"},
-            environment=f"machine {sitting}",
-            of_each_trial={"workers": "2", "device": "cpu"},
+            {"study.yaml": f"session: {session}"},
+            environment=f"machine {session}",
+            trial_tags={"workers": "2", "device": "cpu"},
         )
         text = Path(tracker.client.download_artifacts(tracker.parent_id, file)).read_text()
-        assert text == f"machine {sitting}"
+        assert text == f"machine {session}"
         tags = run_of(tracker, tracker.start_trial("power #0", config(), 0)).data.tags
         assert (tags["environment"], tags["workers"], tags["device"]) == (file, "2", "cpu")
     text = Path(tracker.client.download_artifacts(tracker.parent_id, "study.yaml")).read_text()
-    assert text == "sitting: 1"
+    assert text == "session: 1"
 
 
 @pytest.mark.parametrize("status", ["finished", "pruned", "failed"])

@@ -7,14 +7,16 @@ import random
 import optuna
 import pytest
 
-from dmlstudy.search.early_stopping import RULES, Curve, EarlyStopping
+from dmlstudy.search.early_stopping import RULES, EarlyStopping, SearchCurve
 
 
-def curve(scores: list[float], *, turn: int = 0, group: str = "a", epochs: int = 4, folds: int = 2) -> Curve:
-    return Curve(group, turn, epochs, folds, dict(enumerate(scores, start=1)))
+def curve(
+    scores: list[float], *, turn: int = 0, group: str = "a", epochs: int = 4, folds: int = 2
+) -> SearchCurve:
+    return SearchCurve(group, turn, epochs, folds, dict(enumerate(scores, start=1)))
 
 
-def taught(name: str, eta: int, *curves: Curve) -> EarlyStopping:
+def taught(name: str, eta: int, *curves: SearchCurve) -> EarlyStopping:
     rule = RULES[name](eta)
     for ended in curves:
         rule.learn(ended)
@@ -71,7 +73,9 @@ def test_nobody_is_stopped_at_the_last_step_or_for_a_score_that_is_not_finite(na
     """Bracket 0 of hyperband and halving have rungs at 2, 4 and 8 of 8 steps."""
     rule = taught(name, 2, *FLAT.values())
     assert not rule.stops(curve([0.0] * 8), 8)
-    assert not rule.stops(Curve("a", 0, 4, 2, {1: 0.0, 3: 0.0}), 2)  # what was reported there is left out
+    assert not rule.stops(
+        SearchCurve("a", 0, 4, 2, {1: 0.0, 3: 0.0}), 2
+    )  # what was reported there is left out
 
 
 @pytest.mark.parametrize("name", sorted(RULES))

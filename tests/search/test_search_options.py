@@ -17,7 +17,7 @@ from support.tune_simulator import EPOCHS, HILL, STEPS, Tune, by_number, hill, i
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.search import samplers
-from dmlstudy.search.samplers import Memory, OutsideSpaceError, Point
+from dmlstudy.search.samplers import EndedTrials, OutsideSpaceError, Point
 from dmlstudy.search.study_search import TIME_NOTED_S, StudySearch
 from dmlstudy.spec.study_file import SpecError, StudySpec
 
@@ -76,8 +76,8 @@ def test_neither_concurrency_nor_order_nor_interruption_changes_it(search: dict[
     assert by_number(tune.search) == expected
     assert tune.search.winner() == unbroken.search.winner()
     storage = InMemoryStorage()
-    for sitting in range(4):  # killed without a word
-        Tune(in_memory(found, storage=storage), at_once=2, seed=sitting).run(17 + sitting)
+    for session in range(4):  # killed without a word
+        Tune(in_memory(found, storage=storage), at_once=2, seed=session).run(17 + session)
     tune = Tune(in_memory(found, storage=storage), at_once=2, seed=9).run()
     assert by_number(tune.search) == expected
     assert tune.search.best_configs() == unbroken.search.best_configs()
@@ -202,7 +202,7 @@ def test_a_model_is_asked_beside_early_stopping_too(sampler: str) -> None:
 def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
     num_objectives: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Memory, "MOST", 7)
+    monkeypatch.setattr(EndedTrials, "MOST", 7)
     draw = random.Random(3)
     ended = [
         create_trial(values=[round(draw.random(), 1), draw.random()][:num_objectives]) for _ in range(120)
@@ -226,7 +226,7 @@ def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
             )
         }
     for _ in range(3):
-        memory = Memory([StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][:num_objectives])
+        memory = EndedTrials([StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][:num_objectives])
         for trial in ended:
             memory.add(trial)
         assert [trial.number for trial in memory.trials()] == sorted(expected)
@@ -234,8 +234,8 @@ def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
 
 
 def test_pruned_trials_are_remembered_by_how_far_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Memory, "MOST", 2)
-    memory = Memory([StudyDirection.MAXIMIZE])
+    monkeypatch.setattr(EndedTrials, "MOST", 2)
+    memory = EndedTrials([StudyDirection.MAXIMIZE])
     scores: list[dict[int, float]] = [{1: 0.3, 4: 0.2}, {4: 0.1}, {1: 0.9}, {}, {1: math.nan}, {2: 0.0}]
     for number, values in enumerate(scores):
         trial = create_trial(state=TrialState.PRUNED, intermediate_values=values)
@@ -373,14 +373,14 @@ def test_a_spent_wall_time_ends_the_search_after_its_generation() -> None:
     assert tune.search.take_notes() == []
 
 
-def test_time_is_counted_over_sittings() -> None:
+def test_time_is_counted_over_sessions() -> None:
     storage = InMemoryStorage()
     found = options(wall_time="300s", trials_per_family=50, scheduler="none")
     clock = Clock()
     Tune(in_memory(found, storage=storage, clock=clock), at_once=2).run(60)
     spent = in_memory(found, storage=storage).study.user_attrs["spent"][0]
     assert 50 < spent <= 110
-    clock.now += 1e6  # between sittings no time passes
+    clock.now += 1e6  # between sessions no time passes
     tune = Tune(in_memory(found, storage=storage, clock=clock), at_once=2).run()
     assert 10 < len(tune.search.study.trials) < 50
     assert tune.search.study.user_attrs["spent"][0] >= 300
@@ -392,7 +392,7 @@ def test_time_is_counted_over_sittings() -> None:
 
 
 def test_time_passes_where_nothing_reports() -> None:
-    """Twelve sittings, each killed after 3,500 seconds of an epoch of an hour."""
+    """Twelve sessions, each killed after 3,500 seconds of an epoch of an hour."""
     storage, now = InMemoryStorage(), [0.0]
     found = options(wall_time="10h", scheduler="none")
     for _ in range(12):
@@ -474,9 +474,9 @@ def test_a_family_may_be_called_all() -> None:
 def test_without_generations_no_place_is_idle(search: dict[str, Any]) -> None:
     found = options(deterministic=False, trials_per_family=12, **search)
     storage, checkpoints = InMemoryStorage(), dict[int, int]()
-    for sitting in range(4):  # killed without a word
-        tune = Tune(in_memory(found, storage=storage), at_once=7, seed=sitting, checkpoints=checkpoints)
-        tune.run(20 + sitting)
+    for session in range(4):  # killed without a word
+        tune = Tune(in_memory(found, storage=storage), at_once=7, seed=session, checkpoints=checkpoints)
+        tune.run(20 + session)
         assert len(tune.running) in (6, 7)  # the one that ended last has left its place
     tune = Tune(in_memory(found, storage=storage), at_once=7, seed=9, checkpoints=checkpoints).run()
     trials = tune.search.study.trials
@@ -548,8 +548,8 @@ def test_no_configuration_is_run_twice_and_a_small_space_ends(sampler: str) -> N
 def test_an_exhausted_space_stays_so_after_an_interruption() -> None:
     expected = by_number(Tune(in_memory(tiny(7))).run().search)
     storage = InMemoryStorage()
-    for sitting in range(5):
-        Tune(in_memory(tiny(7), storage=storage), at_once=2, seed=sitting).run(11)
+    for session in range(5):
+        Tune(in_memory(tiny(7), storage=storage), at_once=2, seed=session).run(11)
     tune = Tune(in_memory(tiny(7), storage=storage), at_once=2).run()
     assert by_number(tune.search) == expected
     assert tune.search.is_over

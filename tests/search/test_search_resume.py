@@ -14,7 +14,7 @@ from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_mem
 
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.ledger import commit_recorded
-from dmlstudy.search.samplers import Memory
+from dmlstudy.search.samplers import EndedTrials
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec.study_file import StudySpec
 
@@ -66,13 +66,13 @@ COMBINATIONS += [("gp", "halving"), ("nsga2", "none")]
 
 @pytest.mark.parametrize(
     ("sampler", "scheduler", "remembered"),
-    [(*both, Memory.MOST) for both in COMBINATIONS]
+    [(*both, EndedTrials.MOST) for both in COMBINATIONS]
     + [(*both, 2) for both in COMBINATIONS[::2] + COMBINATIONS[-1:]],
 )
 def test_deaths_checkpoints_and_failures_change_nothing(
     sampler: str, scheduler: str, remembered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Memory, "MOST", remembered)
+    monkeypatch.setattr(EndedTrials, "MOST", remembered)
     found = choices(sampler, scheduler)
     unbroken = Tune(in_memory(found), choosy).run().search
     states = [trial.state for trial in unbroken.study.trials]
@@ -83,11 +83,11 @@ def test_deaths_checkpoints_and_failures_change_nothing(
     assert known(at_once) == known(unbroken)
     for repeats in (True, False):
         storage, checkpoints = InMemoryStorage(), dict[int, int]()
-        for sitting, (method, calls) in enumerate(DEATHS):
+        for session, (method, calls) in enumerate(DEATHS):
             # Without repeats a report that the driver did not hear is lost.
             death = (method, calls) if repeats else ("commit", min(calls, 2))
             more: dict[str, Any] = {"checkpoints": checkpoints, "repeats": repeats, "dies_before": death}
-            Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=sitting, **more).run()
+            Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=session, **more).run()
         search = in_memory(found, storage=storage)
         Tune(search, choosy, checkpoints=checkpoints, repeats=repeats).run()
         assert known(search) == known(unbroken)
@@ -186,11 +186,11 @@ def test_a_trial_that_was_recorded_but_not_committed_is_not_run_again(
     found = choices(sampler, scheduler)
     unbroken = Tune(in_memory(found), choosy).run().search
     storage, runs, started = InMemoryStorage(), Runs(has_values=has_values), list[int]()
-    for sitting in range(10):
+    for session in range(10):
         commit_recorded(storage, found.name, runs)
         search = in_memory(found, storage=storage)
-        death = ("commit", 1 + sitting % 2) if sitting < 9 else ("", 0)
-        tune = Tune(search, choosy, seed=sitting, dies_before=death, record=runs.record).run()
+        death = ("commit", 1 + session % 2) if session < 9 else ("", 0)
+        tune = Tune(search, choosy, seed=session, dies_before=death, record=runs.record).run()
         started += [number for number, _ in tune.started if number is not None]
     assert search.is_over
     assert known(search) == known(unbroken)

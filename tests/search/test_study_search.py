@@ -238,8 +238,8 @@ def test_an_interrupted_search_goes_on_where_it_was(
 
 
 def test_a_kill_without_a_word_loses_nothing(tmp_path: Path, unbroken: Tune) -> None:
-    for sitting in range(6):
-        Tune(on_disk(study(), tmp_path), at_once=2, seed=sitting).run(25)
+    for session in range(6):
+        Tune(on_disk(study(), tmp_path), at_once=2, seed=session).run(25)
     search = Tune(on_disk(study(), tmp_path), at_once=2).run().search
     assert by_number(search) == by_number(unbroken.search)
 
@@ -308,7 +308,7 @@ def test_counts_of_what_is_left(tmp_path: Path) -> None:
     assert (search.num_left, search.is_over) == (0, True)
 
 
-def test_verdicts_of_an_earlier_sitting_are_not_run_again(tmp_path: Path) -> None:
+def test_verdicts_of_an_earlier_session_are_not_run_again(tmp_path: Path) -> None:
     found = study(search__trials_per_family=2)
     Tune(on_disk(found, tmp_path)).run()
     done = {(UNTRAINED, 1), (UNTRAINED, 2), ("red", 2)}

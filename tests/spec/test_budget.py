@@ -38,7 +38,7 @@ def test_it_counts_the_wall_and_the_devices() -> None:
     assert (budget.wall, budget.device, budget.spent()) == (10, 40, None)
     budget.pass_time(2)
     assert (budget.wall, budget.device, budget.spent()) == (30, 200, "device_hours")
-    budget.wall = 35.0  # of earlier sittings
+    budget.wall = 35.0  # of earlier sessions
     assert budget.spent() == "wall_time"
 
 

@@ -30,7 +30,7 @@ name: small
 model_name: small-model
 data: {name: digits, image_size: 16}
 embedder: {backbone: small_conv, dim: 8, width: {choice: [4, 8], default: 4}, weights: null}
-batch: {sampler: pk, classes: all, images_per_class: 4, per_epoch: 3, memory_size: 0}
+batch: {draw: pk, classes: all, images_per_class: 4, per_epoch: 3, memory_size: 0}
 training: {epochs: 2, lr: {float: [1.0e-5, 1.0e-3], log: true, default: 1.0e-4}, optimizer: adam, weight_decay: 0.0}
 augmentation: {crop: none, flip: 0.5, padding: 0}
 retrieval: {rerank: none, first: 8}

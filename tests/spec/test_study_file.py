@@ -16,7 +16,7 @@ import yaml
 from dmlstudy.losses import catalogue
 from dmlstudy.records import LossConfig, Scalar, TrialConfig
 from dmlstudy.search.samplers import Point
-from dmlstudy.search.subsearch import lanes_of
+from dmlstudy.search.subsearch import subsearches_of
 from dmlstudy.spec import study_file
 from dmlstudy.spec.space import Choice, Fixed, Float, Int, Space
 from dmlstudy.spec.study_file import SpecError, StudySpec
@@ -737,39 +737,39 @@ def test_an_override_that_a_space_names_is_one(name: str, line: str) -> None:
 TWO_DRAWS = {"space": "graph_consistency", "override": {"regularizer.draw": "two_draws"}}
 
 
-def test_two_draws_of_a_regularizer_set_the_sampler() -> None:
+def test_two_draws_of_a_regularizer_set_those_of_batches() -> None:
     found, family = only({"space": "graph_consistency"})
     configs = [found.trial_config(family, values) for values in found.corners(family)]
-    assert {(c.regularizer.params["draw"], c.batch.sampler) for c in configs if c.regularizer} == {
+    assert {(c.regularizer.params["draw"], c.batch.draw) for c in configs if c.regularizer} == {
         ("split", "pk"),
         ("two_draws", "two_draws"),
     }
-    assert default_config(TWO_DRAWS).batch.sampler == "two_draws"
-    assert default_config(TWO_DRAWS, batch={"sampler": "two_draws", "classes": 2}).batch.classes == 2
-    assert default_config({"space": "triplet"}, batch={"sampler": "two_draws"}).batch.sampler == "two_draws"
+    assert default_config(TWO_DRAWS).batch.draw == "two_draws"
+    assert default_config(TWO_DRAWS, batch={"draw": "two_draws", "classes": 2}).batch.classes == 2
+    assert default_config({"space": "triplet"}, batch={"draw": "two_draws"}).batch.draw == "two_draws"
 
 
 @pytest.mark.parametrize(
-    ("entry", "sampler", "message"),
+    ("entry", "draw", "message"),
     [
         (
             TWO_DRAWS,
             "pk",
-            "two_draws needs batches of two draws, not batch.sampler: pk; set batch.sampler: two",
+            "two_draws needs batches of two draws, not batch.draw: pk; set batch.draw: two",
         ),
-        (TWO_DRAWS, "random", "two_draws needs batches of two draws, not batch.sampler: random; set batch"),
+        (TWO_DRAWS, "random", "two_draws needs batches of two draws, not batch.draw: random; set batch"),
         (
             {"space": "graph_consistency"},
             "two_draws",
-            "split would mix the two draws of batch.sampler: two_draws",
+            "split would mix the two draws of batch.draw: two_draws",
         ),
     ],
 )
-def test_a_sampler_that_does_not_fit_the_regularizer_is_refused(
-    entry: dict[str, Any], sampler: str, message: str
+def test_a_draw_of_batches_that_does_not_fit_the_regularizer_is_refused(
+    entry: dict[str, Any], draw: str, message: str
 ) -> None:
     with pytest.raises(SpecError, match=f"^families.a: regularizer.draw: {message}"):
-        only(entry, batch={"sampler": sampler})
+        only(entry, batch={"draw": draw})
 
 
 def only(entry: dict[str, Any], **changes: Any) -> tuple[StudySpec, study_file.Family]:
@@ -914,11 +914,11 @@ def test_the_fingerprint_follows_the_content_of_a_family_file(tmp_path: Path) ->
 def test_a_point_of_another_space_is_completed_with_defaults(name: str) -> None:
     """From nothing the default point is made; from a choice alone, whatever the choice brings at its defaults."""
     found = study_file.parse(study(families={"x": {"space": name}}))
-    (lane,), family = lanes_of(found), found.families["x"]
-    assert lane.completed("x", {}) == family.default_point()
-    assert lane.completed("x", {"x/gone": 1.0}) == family.default_point()
+    (subsearch,), family = subsearches_of(found), found.families["x"]
+    assert subsearch.completed("x", {}) == family.default_point()
+    assert subsearch.completed("x", {"x/gone": 1.0}) == family.default_point()
     for corner in family.corners():
-        (drawn, _) = Point.read(lane.completed("x", corner), lane.sample)
+        (drawn, _) = Point.read(subsearch.completed("x", corner), subsearch.sample)
         assert drawn[1] in found.corners(family)
 
 
@@ -947,12 +947,12 @@ def test_an_edge_under_a_choice_is_built_too() -> None:
 def test_views_of_images_are_searched_and_checked() -> None:
     flip = {"float": [0, 1], "default": 0.5}
     views = {"crop": {"choice": ["none", "random_resized"], "default": "random_resized"}, "flip": flip}
-    found = checked(study(augmentation=views, batch__sampler="random"))
+    found = checked(study(augmentation=views, batch__draw="random"))
     family = found.families["margin"]
     config = found.trial_config(family, study_file.default_values(family))
     assert (config.augmentation.crop, config.augmentation.flip) == ("random_resized", 0.5)
     assert {"augmentation.crop", "augmentation.flip"} <= set(family.space)
-    assert config.batch.sampler == "random"
+    assert config.batch.draw == "random"
     with pytest.raises(
         SpecError, match=r"families\.contrastive\.augmentation\.crop: a random crop .*padding"
     ):

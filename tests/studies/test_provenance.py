@@ -90,7 +90,7 @@ def test_the_folds_are_those_that_trials_use() -> None:
 def test_each_trial_names_its_workers_device_data_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "commit", lambda: "abc")
     known = {"development_sha256": "d", "test_sha256": "t", "objective": "map_at_r"}
-    assert provenance.of_each_trial(study(resources={"workers": 3}), known) == {
+    assert provenance.trial_tags(study(resources={"workers": 3}), known) == {
         "workers": "3",
         "device": "cpu",
         "development_sha256": "d",
@@ -98,12 +98,12 @@ def test_each_trial_names_its_workers_device_data_and_code(monkeypatch: pytest.M
         "code_version": "abc",
     }
     monkeypatch.setattr(provenance, "commit", lambda: None)
-    found = provenance.of_each_trial(study(resources={"gpus_per_worker": 0.5}), {})
+    found = provenance.trial_tags(study(resources={"gpus_per_worker": 0.5}), {})
     assert found["device"] == "cuda"
     assert found["code_version"] == f"sources {environment.source_sha256()}"
 
 
-def test_the_surroundings_of_a_sitting() -> None:
+def test_the_surroundings_of_a_session() -> None:
     found: dict[str, Any] = json.loads(provenance.surroundings(study(resources={"workers": 3})))
     assert {"ray", "torch", "optuna", "mlflow", "numpy", "scipy", "pyarrow"} <= found["packages"].keys()
     assert found["code"]["source_sha256"] == environment.source_sha256()

@@ -22,7 +22,7 @@ import pytest
 from optuna.trial import TrialState
 
 from dmlstudy import store as stores
-from dmlstudy.engine.stop_requests import Desk, running_trials, tune_ids, wish, wished
+from dmlstudy.engine.stop_requests import Desk, request_stop, requested_stops, running_trials, tune_ids
 from dmlstudy.records import (
     BatchConfig,
     DataConfig,
@@ -134,37 +134,37 @@ def test_the_desk_shows_what_runs(tmp_path: Path) -> None:
     assert running_trials(tmp_path) == [first], "its start is kept"
 
 
-def test_a_wish_ends_a_running_trial_once(tmp_path: Path) -> None:
+def test_a_request_ends_a_running_trial_once(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     assignments = {
         "a": Assignment("red #0", config(), 0, curve=[{"step": 1.0}]),
         "b": Assignment("x", config(), 1),
     }
     tune = Tune(a="RUNNING", b="PENDING")
-    wish(tmp_path, 0)
-    wish(tmp_path, 1)
-    wish(tmp_path, 5)
-    assert wished(tmp_path) == [0, 1, 5]
+    request_stop(tmp_path, 0)
+    request_stop(tmp_path, 1)
+    request_stop(tmp_path, 5)
+    assert requested_stops(tmp_path) == [0, 1, 5]
     desk.serve(tune, assignments)
     assert tune.stopped == ["a"]
     assert (assignments["a"].status, assignments["a"].reason) == (
         "pruned",
         "stopped by hand after epoch 1 of 20",
     )
-    assert wished(tmp_path) == [1], "one that waits for its workers is ended when it starts"
+    assert requested_stops(tmp_path) == [1], "one that waits for its workers is ended when it starts"
     tune.live[0].status = "RUNNING"
     desk.serve(tune, assignments)
     assert tune.stopped == ["a", "b"]
-    assert wished(tmp_path) == []
+    assert requested_stops(tmp_path) == []
     assert assignments["b"].reason == "stopped by hand before its first epoch ended"
 
 
-def test_a_new_sitting_forgets_unanswered_wishes_and_what_ran(tmp_path: Path) -> None:
+def test_a_new_session_forgets_unanswered_requests_and_what_ran(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.serve(Tune(a="RUNNING"), {"a": Assignment("red #0", config(), 0)})
-    wish(tmp_path, 0)
+    request_stop(tmp_path, 0)
     Desk(tmp_path)
-    assert wished(tmp_path) == []
+    assert requested_stops(tmp_path) == []
     assert running_trials(tmp_path) == []
 
 
@@ -185,12 +185,12 @@ def test_the_desk_is_not_asked_too_often(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("dmlstudy.engine.stop_requests.POLL_S", 60.0)
     desk = Desk(tmp_path)
     desk.serve(Tune(), {})
-    wish(tmp_path, 0)
+    request_stop(tmp_path, 0)
     desk.serve(Tune(), {})
-    assert wished(tmp_path) == [0]
+    assert requested_stops(tmp_path) == [0]
 
 
-def test_the_ids_of_a_trial_add_up_over_sittings(tmp_path: Path) -> None:
+def test_the_ids_of_a_trial_add_up_over_sessions(tmp_path: Path) -> None:
     assert tune_ids(tmp_path, 0) == []
     for trial_id in ("aa", "bb"):
         Desk(tmp_path).note(trial_id, Assignment("red #0", config(), 0))
@@ -215,7 +215,7 @@ def test_a_trial_stopped_by_hand_is_pruned_and_not_handed_out_again(tmp_path: Pa
         tune.live.remove(trial)
 
     tune.stop_trial = stop_trial  # type: ignore[method-assign]
-    wish(tmp_path, 0)
+    request_stop(tmp_path, 0)
     desk.serve(tune, search.assignments)
     (frozen,) = search.study.get_trials(states=(TrialState.PRUNED,))
     assert frozen.user_attrs["reason"] == "stopped by hand after epoch 1 of 4"
@@ -376,18 +376,18 @@ def test_logs_of_ended_trials(ran: Store) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_a_wish_for_a_trial_that_does_not_run_is_refused_at_once(ran: Store) -> None:
+def test_a_request_for_a_trial_that_does_not_run_is_refused_at_once(ran: Store) -> None:
     with pytest.raises(StoreError, match=r"trial 0 of 's' is not running; running are: blue #3 \("):
         stop_trial(ran, "s", 0)
-    assert wished(ran.study_folder("s")) == []
+    assert requested_stops(ran.study_folder("s")) == []
 
 
 @pytest.mark.usefixtures("running")
-def test_a_wish_is_waited_for(ran: Store) -> None:
+def test_a_request_is_waited_for(ran: Store) -> None:
     folder = ran.study_folder("s")
 
     def driver() -> None:
-        while not wished(folder):
+        while not requested_stops(folder):
             time.sleep(0.01)
         storage = optuna.storages.RDBStorage(ran.optuna_url)
         trial = storage.get_all_trials(storage.get_study_id_from_name("s"))[3]
@@ -593,10 +593,10 @@ def test_hints_carry_the_store_and_server_that_were_given(ran: Store) -> None:
     assert Store(ran.root).command("models") == "dmlstudy models"
 
 
-# Time over all sittings
+# Time over all sessions
 
 
-def test_time_adds_up_over_sittings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_adds_up_over_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(stores.time, "time", lambda: now[0])
     store = Store(tmp_path)
@@ -611,7 +611,7 @@ def test_time_adds_up_over_sittings(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert seconds_spent(store.read_state("s")) == 90
 
 
-def test_a_crashed_sitting_counts_to_its_last_sign_of_life(tmp_path: Path) -> None:
+def test_a_crashed_session_counts_to_its_last_sign_of_life(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write_state("s", "running", started=time.time() - 40)
     assert seconds_spent(store.read_state("s")) == pytest.approx(40, abs=5)

@@ -108,7 +108,7 @@ def test_a_place_that_can_be_written_is_left_as_it_was(s3: Any, tmp_path: Path) 
     ):
         checks.check_storage(study_at(root))
         assert files() == []
-        state_file.at(state_file.join(root, "kept", "trial")).write(b"of an earlier sitting")
+        state_file.at(state_file.join(root, "kept", "trial")).write(b"of an earlier session")
         checks.check_storage(study_at(root))
         assert files() == [f"kept/trial/{FILE}"]
 

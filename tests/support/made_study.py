@@ -41,7 +41,7 @@ class Maker:
             {"study.yaml": SPEC, "search_space.yaml": "{}\n"},
             origin={"objective": "map_at_r", "num_test_images": "896", **origin},
             environment='{"python": "3.11.9", "packages": {"torch": "9.9"}, "code": {"commit": "abc"}}',
-            of_each_trial={"workers": "2", "device": "cpu"},
+            trial_tags={"workers": "2", "device": "cpu"},
         )
         self._with_state = with_state
         if with_state:

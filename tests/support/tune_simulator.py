@@ -79,7 +79,7 @@ class Killed(BaseException):
 class Tune:
     """Does with a search as Tune would: up to ``at_once`` trials, which advance in an order of their own.
 
-    ``checkpoints`` are how far workers have got with each trial, over all sittings: a trial that goes on makes its
+    ``checkpoints`` are how far workers have got with each trial, over all sessions: a trial that goes on makes its
     earlier reports again, unless not ``repeats``. The driver dies before the so-many-th call of a method of the
     search, as in ``dies_before=("commit", 3)``; ``run`` ends then. ``record`` is called before a trial is committed.
     """

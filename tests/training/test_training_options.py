@@ -25,12 +25,12 @@ def learner(**changes: Any) -> EmbedderTrainer:
     return EmbedderTrainer(TrialConfig.model_validate(raw), images, torch.device("cpu"), stream=0)
 
 
-def test_a_sampler_that_does_not_fit_the_regularizer_is_refused() -> None:
+def test_a_draw_of_batches_that_does_not_fit_the_regularizer_is_refused() -> None:
     consistency = {"name": "graph_consistency", "params": {"draw": "two_draws"}}
-    with pytest.raises(ValueError, match=r"two_draws needs batches of two draws, not batch\.sampler: pk"):
+    with pytest.raises(ValueError, match=r"two_draws needs batches of two draws, not batch\.draw: pk"):
         learner(regularizer=consistency)
-    with pytest.raises(ValueError, match=r"split would mix the two draws of batch\.sampler"):
-        learner(regularizer={"name": "graph_consistency"}, batch__sampler="two_draws")
+    with pytest.raises(ValueError, match=r"split would mix the two draws of batch\.draw"):
+        learner(regularizer={"name": "graph_consistency"}, batch__draw="two_draws")
 
 
 def parameters(of: EmbedderTrainer, part: str) -> dict[str, torch.Tensor]:

@@ -76,7 +76,7 @@ def test_views_change_what_is_learnt(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "regularizer"),
+    ("draw", "regularizer"),
     [
         ("pk", None),
         ("two_draws", None),
@@ -85,13 +85,13 @@ def test_views_change_what_is_learnt(folder: Path) -> None:
     ],
 )
 def test_two_processes_find_what_one_finds(
-    sampler: str, regularizer: dict[str, Any] | None, folder: Path, pool: GlooPool
+    draw: str, regularizer: dict[str, Any] | None, folder: Path, pool: GlooPool
 ) -> None:
     raw = on(
         folder,
         data=LOADED,
         augmentation=VIEWS,
-        batch__sampler=sampler,
+        batch__draw=draw,
         batch__classes=2,
         regularizer=regularizer,
     )

@@ -115,7 +115,7 @@ LONGEST_ERROR = 1000
 
 
 ENGINES = ("mlflow", "optuna", "ray", "sqlalchemy")
-"""Libraries of which an error that nobody has foreseen is one line as well."""
+"""Libraries whose unexpected errors become one line too."""
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _error_line(error: Exception) -> str | None:
-    """What to tell people of an error, in one line; None of one that is a mistake of this program."""
+    """An error's message for people, in one line; None for a bug of this program."""
     if hasattr(error, "format_message"):
         text = _usage_line(error)
     elif isinstance(error, OSError):
@@ -162,7 +162,7 @@ def _error_line(error: Exception) -> str | None:
 
 
 def _usage_line(error: Any) -> str:
-    """What Typer says of a command line that it does not take, with the nearest option and where to read more."""
+    """Typer's message about a wrong command line, with the nearest option and a pointer to the help."""
     text, context = error.format_message() or "name a command", error.ctx
     if hasattr(error, "possibilities"):
         options = [name for parameter in context.command.get_params(context) for name in parameter.opts]
@@ -181,8 +181,8 @@ def _os_error_line(error: OSError) -> str:
     return f"{where}{what}; see that it is there, may be used and has room"
 
 
-def _show_version(is_wished: bool) -> None:
-    if is_wished:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         import dmlstudy
 
         print(f"dmlstudy {dmlstudy.__version__}")

@@ -169,8 +169,8 @@ def embed(
 ) -> None:
     """Embed images or vectors into a Parquet file with the columns id, label and embedding.
 
-    Broken off, it goes on from its parts when it is called again; of files, also after one was removed or repaired.
-    What was left out stands in the Parquet file's metadata, under dmlstudy.left_out.
+    If interrupted, it resumes from its parts when called again; of files, also after one was removed or repaired.
+    Items that were left out are listed in the Parquet file's metadata, under dmlstudy.left_out.
     """
     from rich.progress import track
 
@@ -381,7 +381,7 @@ def serve(
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs tells the bodies."""
+    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs describes the bodies."""
     from dmlstudy.saved import is_model
     from dmlstudy.serving import guards, server
 

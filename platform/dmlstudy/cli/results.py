@@ -154,7 +154,7 @@ def ui(
 
 
 def _check_form(form: str, output: Path | None, against: str | None) -> None:
-    """Raises ValueError for a form that there is none of, and for one that does not go where it is to go."""
+    """Raises ValueError for an unknown form, and for one that does not fit its destination."""
     if form not in ("table", "json", "csv", "parquet"):
         raise ValueError(f"--format {form}: choose from table, json, csv, parquet")
     if form == "parquet" and output is None:

@@ -125,9 +125,9 @@ def status(
     address: AddressOption = None,
     job: JobOption = None,
 ) -> None:
-    """What studies are doing: trials by state and family, best so far, throughput, estimated end.
+    """State of studies: trials by state and family, best so far, throughput, estimated end.
 
-    With `--address` what the jobs of a cluster are doing, or with `--job` one of them.
+    With `--address` the state of a cluster's jobs, or with `--job` of one of them.
     """
     if job:
         from dmlstudy.engine import jobs
@@ -191,7 +191,7 @@ def logs(
     address: AddressOption = None,
     job: JobOption = None,
 ) -> None:
-    """A study's progress lines, what the engines said, or all about one trial."""
+    """A study's progress lines, the engines' log, or everything about one trial."""
     from dmlstudy.studies import logs as of_studies
 
     if trial is not None:
@@ -219,9 +219,9 @@ def stop(
     job: JobOption = None,
     json: JsonOption = False,
 ) -> None:
-    """End a running study, or one running trial of it; what is finished is kept, and `resume` goes on.
+    """End a running study, or one running trial of it; what is finished is kept, and `resume` continues it.
 
-    Of what does not run it says so, with exit code 1.
+    If nothing runs it says so, with exit code 1.
     """
     from dmlstudy.studies.stop import stop as stop_study
     from dmlstudy.studies.stop import stop_trial
@@ -371,9 +371,9 @@ def options(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON, a list.")] = False,
 ) -> None:
-    """Every key of a study file: what may stand there, its default, and what it means.
+    """Every key of a study file: its values, default and meaning.
 
-    `*`: a search may choose it, where a domain stands instead of a value. A loss has the keys that `families` lists.
+    `*`: a search may choose it if a domain stands in place of the value. A loss has the keys that `families` lists.
     """
     from dmlstudy.spec import options as keys
 
@@ -577,7 +577,7 @@ def _say_notes(study: StudySpec) -> None:
 
 
 def _written_off(_: str) -> None:
-    """Hears what nobody is to see."""
+    """Drops a line that is not to be seen."""
 
 
 def _show_jobs(address: str, json: bool) -> None:

@@ -7,7 +7,7 @@ from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
 from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
-from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Counts
+from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, PartSize
 from dmlstudy.data.lfw import LFW, load_lfw
 from dmlstudy.data.loader import Loader
 from dmlstudy.data.parquet import (
@@ -39,7 +39,6 @@ __all__ = [
     "Batches",
     "ClosedSet",
     "Column",
-    "Counts",
     "DamagedImage",
     "Features",
     "Fit",
@@ -50,6 +49,7 @@ __all__ = [
     "LazyImages",
     "Loader",
     "PKBatches",
+    "PartSize",
     "RandomBatches",
     "Reading",
     "RowFold",

@@ -16,11 +16,11 @@ VIEWS = 0x7669657773  # "views" in ASCII
 """The domain of draws for views, so that none is that of a batch, which is drawn from (seed, epoch, number)."""
 
 TRIES = 10
-"""How often a box of a random area and shape is drawn before the largest fitting one is taken."""
+"""Boxes of random area and shape that are drawn before the largest fitting one is taken."""
 
 
-class Look(NamedTuple):
-    """One look at an image: the draws that decide its crop, and whether it is mirrored."""
+class RandomView(NamedTuple):
+    """One random view of an image: the draws that decide its crop and whether it is mirrored."""
 
     augmentation: Augmentation
     seed: tuple[int, ...]
@@ -34,11 +34,13 @@ class Look(NamedTuple):
 class Augmentation:
     """Random crops and mirror images of what ``data.resize_to`` leaves of a picture.
 
-    ``crop``: 'random' cuts a box of the final size, after ``padding`` black pixels on each side;
-    'random_resized' a box of an area uniform in [scale_min, scale_max] of the whole and an aspect ratio log-uniform
-    in [ratio_min, 1 / ratio_min], resized to the final size (Szegedy et al. 2015, section 6; after 10 boxes that
-    do not fit, the largest centred one of a ratio in these bounds); 'none' the centre. Then, with probability
-    ``flip``, left and right are exchanged.
+    ``crop``: 'random' cuts a box of the final size, after ``padding`` black pixels on each side; 'none' cuts the
+    centre; 'random_resized' cuts a box and resizes it to the final size. With probability ``flip``, left and right
+    are then exchanged.
+
+    The box of 'random_resized' has an area uniform in [scale_min, scale_max] of the whole and an aspect ratio
+    log-uniform in [ratio_min, 1 / ratio_min] (Szegedy et al. 2015, section 6). After 10 boxes that do not fit it is
+    the largest centred one of a ratio in these bounds.
     """
 
     crop: str = "none"
@@ -52,9 +54,9 @@ class Augmentation:
     def is_off(self) -> bool:
         return self.crop == "none" and self.flip == 0
 
-    def look(self, seed: int, epoch: int, index: int) -> Look:
-        """The look at the image ``index`` in an epoch, on whichever rank and in whichever batch."""
-        return Look(self, (seed, epoch, index, VIEWS))
+    def random_view(self, seed: int, epoch: int, index: int) -> RandomView:
+        """The view of the image ``index`` in an epoch, the same on every rank and in every batch."""
+        return RandomView(self, (seed, epoch, index, VIEWS))
 
     def view(self, picture: Any, size: tuple[int, int], rng: np.random.Generator) -> Any:
         """One view; the draws are always taken in the same order, so that a flip does not change the crop."""

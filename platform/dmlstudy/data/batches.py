@@ -29,6 +29,7 @@ class PKBatches:
     A batch is a function of (seed, epoch, its number) only. Classes are drawn without replacement, and
     images within a class too; a class with n < K images gives all n and K - n of them again, with the same
     index, so that a loss can leave out pairs of one image.
+
     ``batches_per_epoch`` defaults to max(1, N // (P*K)).
     Raises ValueError if there are fewer than P classes.
     """
@@ -80,9 +81,10 @@ class PKBatches:
 class TwoDraws(PKBatches):
     """Two sub-batches of the same P classes in the same order, K images of each class in each.
 
-    The K images of a class are drawn anew for the second sub-batch, so that an image may be in both. The batch is
-    the one and then the other, 2*P*K images; CGML has 2 x 13 x 10. Graph consistency with ``draw='two_draws'`` takes
-    its first half as X' and its last as X''.
+    The K images of a class are drawn again for the second sub-batch, so an image may be in both. The batch is the
+    first and then the second, 2*P*K images; CGML has 2 x 13 x 10. Graph consistency with ``draw='two_draws'`` takes
+    its first half as X' and its second as X''.
+
     ``batches_per_epoch`` defaults to max(1, N // (2*P*K)).
     """
 
@@ -105,12 +107,13 @@ class TwoDraws(PKBatches):
 
 
 class RandomBatches:
-    """Global batches of ``batch_size`` images whatever their classes, none twice before all have come up.
+    """Global batches of ``batch_size`` images of any class; no image comes up again before all others have.
 
-    All epochs' batches, one after the other, are one row of passes, each an order of all N images drawn from
-    (seed, its number). Where a batch takes the end of a pass and the beginning of the next, that one begins with
-    images which are not in this end, so that no batch holds an image twice; otherwise an order is uniform. So a batch
-    is a function of (seed, batches per epoch, epoch, its number) only.
+    The batches of all epochs are cut from one sequence of passes, each an order of all N images drawn from (seed, its
+    number). Orders are uniform, except that a pass whose first images complete a batch begins with images which are
+    not in that batch, so that no batch holds an image twice.
+
+    A batch is thus a function of (seed, batches per epoch, epoch, its number) only.
 
     ``batches_per_epoch`` defaults to max(1, N // batch_size). Raises ValueError if there are fewer images than a
     batch takes.
@@ -145,7 +148,7 @@ class RandomBatches:
             yield batch
 
     def _order(self, number: int) -> Indices:
-        """The order of a pass, found from the last one that was asked for, or from the first."""
+        """The order of a pass, computed from the last one requested, or from the first."""
         last, order_N = self._last if self._last[0] <= number else self._first
         for each in range(last + 1, number + 1):
             order_N = self._after(order_N, each)

@@ -179,7 +179,7 @@ DATASETS: Mapping[str, Callable[[Path | None, Expected | None], Parts | Arrays]]
 def load(source: Source) -> ZeroShotData:
     """Load a data set whose test classes are not those of development; the parameters are those of ``Source``.
 
-    Small sets are decoded at once, of larger ones a picture is when it is read.
+    Small sets are decoded at once; pictures of larger ones when they are read.
 
     Raises ValueError for an unknown name, a missing folder, one whose counts are not those expected, and images that
     are broken or of unequal size.
@@ -209,7 +209,7 @@ def load(source: Source) -> ZeroShotData:
 
 
 def places(listings: Sequence[Listing]) -> Callable[[int], str]:
-    """Names of images for people, by their number among those of all listings, one after the other."""
+    """Names of images for people, by their number over all listings in turn."""
     rows = [(each.pictures, int(row)) for each in listings for row in each.row_N]
     return lambda number: rows[number][0].place(rows[number][1])
 
@@ -307,7 +307,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
 
 
 PART = re.compile(r"-(\d+)-of-(\d+)(?:-[0-9a-f]+)?\.parquet")
-"""What follows the split in a part's name; older ones end in a hash of their content."""
+"""The end of a part's name, after the split; older ones end in a hash of their content."""
 
 
 def _numbered_parts(place: Path, split: str) -> list[Path]:

@@ -1,8 +1,10 @@
 """The one way a picture's bytes become pixels, wherever it comes from: a data set, a folder to embed, a request.
 
-Only the formats in ``formats`` are ever opened, so no picture starts a program (as PostScript would). Of several frames
-or pages the first is read. Pixels are of 8 bits: of 16 bits the upper 8 are kept, floats from 0 to 1 are scaled.
-CMYK and palettes become RGB; colour profiles are not applied. A TIFF and a HEIC are turned by their own decoders.
+Only the formats in ``formats`` are ever opened, so no picture starts a program (as PostScript would). The first of
+several frames or pages is read.
+
+Pixels have 8 bits: of 16 bits the upper 8 are kept, floats from 0 to 1 are scaled. CMYK and palettes become
+RGB; colour profiles are not applied. A TIFF and a HEIC are turned by their own decoders.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ MAX_PIXELS = 178_956_970
 
 COLOURS: Mapping[str, Colour] = {"white": (255, 255, 255), "black": (0, 0, 0), "grey": (128, 128, 128)}
 DROP = "drop"
-"""A background that is none: alpha is dropped, and a transparent pixel has the colour stored under it."""
+"""No background: alpha is dropped, and a transparent pixel has the colour stored under it."""
 
 ALWAYS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
@@ -46,7 +48,7 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
 """By Pillow's name of a format, the names of its files."""
 
 INSTALL = {"HEIF": "pip install 'dmlstudy[heic]'", "AVIF": "install a Pillow with AVIF"}
-"""What adds a format that is not among ``formats`` here."""
+"""Installation of a format that is not among ``formats`` here."""
 
 ORIENTATION_TAG = 0x0112
 
@@ -62,7 +64,7 @@ DAMAGES = (
     struct.error,
     zlib.error,
 )
-"""What Pillow and its plugins raise for bytes that are not those of a whole picture."""
+"""Errors that Pillow and its plugins raise for bytes that are not a whole picture."""
 
 
 class Reading(NamedTuple):
@@ -78,11 +80,11 @@ class Reading(NamedTuple):
 
 
 AS_BEFORE = Reading("as_stored", None)
-"""How pictures were read by models that say nothing of orientation and transparency."""
+"""The reading of models that say nothing about orientation and transparency."""
 
 
 class DamagedImage(ValueError):
-    """A picture whose bytes are there and are not those of an image."""
+    """A picture whose bytes can be read but are not an image's."""
 
 
 class UnsuitableImage(ValueError):
@@ -108,7 +110,7 @@ def formats() -> tuple[str, ...]:
 
 @functools.cache
 def suffixes() -> frozenset[str]:
-    """Endings of files that are taken for pictures."""
+    """Endings of files that count as pictures."""
     return frozenset(suffix for name in formats() for suffix in SUFFIXES[name])
 
 
@@ -192,7 +194,7 @@ def _is_plain_jpeg(encoded: bytes) -> bool:
 
 
 def _may_be_turned(picture: Any, encoded: bytes) -> bool:
-    """Whether a look at the orientation is worth it: that of a PNG, which may stand at its end, costs its decoding.
+    """True if reading the orientation is worth its cost: a PNG may have it at its end and must be decoded for it.
 
     A TIFF is turned by Pillow itself, and always was.
     """
@@ -273,7 +275,7 @@ def _pixels(picture: Any, name: str, reading: Reading) -> Any:
 
 
 def _orientation(picture: Any) -> int:
-    """As EXIF (or XMP) says, 1 to 8; 1 where it says nothing or is damaged. Pillow itself has turned a TIFF."""
+    """As EXIF (or XMP) says, 1 to 8; 1 where it is missing or damaged. Pillow itself has turned a TIFF."""
     try:
         found = picture.getexif().get(ORIENTATION_TAG, 1)
     except Exception:  # whatever parsing of damaged metadata comes upon; the pixels are sound
@@ -282,7 +284,7 @@ def _orientation(picture: Any) -> int:
 
 
 def _transposition(orientation: int) -> Any:
-    """The transposition of ``PIL.ImageOps.exif_transpose``, which would also write the metadata anew."""
+    """The transposition of ``PIL.ImageOps.exif_transpose``, which would also rewrite the metadata."""
     from PIL.Image import Transpose
 
     return {

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy.data.augmentation import Look, centred
+from dmlstudy.data.augmentation import RandomView, centred
 from dmlstudy.data.decoding import Reading, opened
 
 Images: TypeAlias = NDArray[np.uint8]
 Inputs: TypeAlias = NDArray[np.uint8] | NDArray[np.float32]
-"""What an embedder takes: images of uint8, or vectors of float32."""
+"""Inputs of an embedder: images of uint8, or vectors of float32."""
 
 Labels: TypeAlias = NDArray[np.int64]
 Indices: TypeAlias = NDArray[np.int64]
-Looks: TypeAlias = Callable[[int], Look]
+RandomViews: TypeAlias = Callable[[int], RandomView]
 """From an image's index to how it is seen."""
 
 CHANNELS = 3
@@ -50,8 +50,8 @@ class LabelledImages(Protocol):
     def of_classes(self, classes: Sequence[int] | Labels) -> Self:
         """The images of ``classes`` in their present order, labels renumbered in the order of ``classes``."""
 
-    def read(self, indices: Indices, looks: Looks | None = None) -> Inputs:
-        """``images_BHWC`` at ``indices``; each through its look, or as for evaluation."""
+    def read(self, indices: Indices, views: RandomViews | None = None) -> Inputs:
+        """``images_BHWC`` at ``indices``; each through its view, or as for evaluation."""
 
     def content_hashes(self) -> list[bytes]:
         """One per image, equal for equal contents."""
@@ -63,7 +63,7 @@ class LabelledImages(Protocol):
 class Fit(NamedTuple):
     """The way pictures of any size become images of one size, before anything is left to chance.
 
-    Without ``resize_to`` a picture is resized to a square of ``image_size``, or left as it is for None. With it, the
+    Without ``resize_to`` a picture is resized to a square of ``image_size``, or left unchanged for None. With it, the
     shorter side (``keep_aspect``), or both sides, become ``resize_to``; evaluation sees the centre of that, training
     what augmentation cuts from it. Resizing is antialiased and bilinear. ``reading`` says what comes before.
     """
@@ -119,14 +119,14 @@ class ImageSet:
         _, height, width, channels = self.images_NHWC.shape
         return height, width, channels
 
-    def read(self, indices: Indices, looks: Looks | None = None) -> Images:
-        """``images_BHWC`` at ``indices``; each through its look if given."""
-        if looks is None:
+    def read(self, indices: Indices, views: RandomViews | None = None) -> Images:
+        """``images_BHWC`` at ``indices``; each through its view if given."""
+        if views is None:
             return self.images_NHWC[indices]
         size = self.image_shape[:2]
         images_BHWC = np.empty((len(indices), *self.image_shape), dtype=np.uint8)
         for position, index in enumerate(indices.tolist()):
-            images_BHWC[position] = as_array(looks(index).of(_picture(self.images_NHWC[index]), size))
+            images_BHWC[position] = as_array(views(index).of(_picture(self.images_NHWC[index]), size))
         return images_BHWC
 
     def select(self, indices: Indices) -> ImageSet:
@@ -234,7 +234,7 @@ class ZeroShotData:
 
     @cached_property
     def num_shared_images(self) -> int:
-        """Test images whose content occurs in development too: a leak the data bring along is told, not hidden."""
+        """Test images whose content occurs in development too: a leak in the data is reported, not hidden."""
         return num_shared(self.development, self.test)
 
     @cached_property
@@ -249,7 +249,7 @@ class ZeroShotData:
 
 
 def fingerprint_with(fingerprint: str, *further: NDArray[Any] | None) -> str:
-    """A fingerprint over further arrays too, in their order; as it is where all are None."""
+    """A fingerprint over further arrays too, in their order; unchanged where all are None."""
     if all(each is None for each in further):
         return fingerprint
     digest = hashlib.sha256(fingerprint.encode())
@@ -310,7 +310,7 @@ def decode(encoded: bytes, name: str, fit: Fit) -> Images:
 
 
 def resize(images_NHWC: Images, image_size: int | tuple[int, int] | None) -> Images:
-    """Resize to a square, or to (height, width), antialiased and bilinear; None leaves them as they are."""
+    """Resize to a square, or to (height, width), antialiased and bilinear; None leaves them unchanged."""
     size = Fit(image_size).size
     if size is None or images_NHWC.shape[1:3] == size:
         return images_NHWC

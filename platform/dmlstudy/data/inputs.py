@@ -30,8 +30,8 @@ class Inputs:
     """Items by number; ``labels`` is None where none are known.
 
     ``read`` gives a part of any items, ``one``, of pictures that are decoded one by one, a single item of ``shape``.
-    ``stamps`` says of each item what it was when it was found: its file's size and time, or those of the file that
-    holds all. ``left_out`` counts the files of a folder that are not read, by their kinds.
+    ``stamps`` holds each item's state when it was found: the size and time of its file, or of the file that holds
+    all. ``left_out`` counts the files of a folder that are not read, by their kinds.
     """
 
     ids: Sequence[str]
@@ -57,11 +57,16 @@ class Inputs:
 def open_images(path: str | Path, fit: Fit, channels: int) -> Inputs:
     """Images for a model that takes them: uint8 (B, H, W, C), seen as in ``load``.
 
-    ``path`` is an image; a folder, read recursively, where an image's sub-folder is its label; ``.npy`` or ``.npz``
-    (``images``, optionally ``ids`` and ``labels``) with uint8 of shape NHW or NHWC, which are resized to squares;
-    ``.parquet`` in the Hugging Face layout; or a table, ``.csv`` or ``.parquet``, with a column ``path`` (from the
-    table's folder) and maybe ``id`` and ``label``. Pictures are decoded as they are read, by as many threads as the
-    machine has cores. Raises ValueError naming what is missing, broken or of none of these kinds.
+    ``path`` is one of::
+
+        an image
+        a folder            read recursively; an image's sub-folder is its label
+        .npy, .npz          uint8 ``images`` of shape NHW or NHWC, resized to squares; optionally ``ids``, ``labels``
+        .parquet            in the Hugging Face layout
+        .csv, .parquet      a table with a column ``path`` (from its folder), optionally ``id`` and ``label``
+
+    Pictures are decoded as they are read, by as many threads as the machine has cores. Raises ValueError naming
+    what is missing, broken or of none of these kinds.
     """
     path = _existing(path)
     if path.is_dir():
@@ -121,8 +126,8 @@ def decode_images(
     """Pictures that are no files, as ``open_images`` reads them; none of more than ``max_pixels`` is decoded.
 
     Nor is any where all together have more than ``max_in_all``. ``before_each`` is called before each is decoded, and
-    ends it all by what it raises. Raises ValueError naming the picture, by its number from 0, that is none or too
-    large, as it is or once it is resized.
+    ends it all by what it raises. Raises ValueError naming the picture, by its number from 0, that is no image or
+    is too large, before or after resizing.
     """
     places = [f"image {number}" for number in range(len(encoded))]
     in_all = 0

@@ -1,7 +1,7 @@
-"""The folders retrieval data sets come in: what each layout says of its pictures, and how many there have to be.
+"""The folders that retrieval data sets come in: each layout's account of its pictures, and their expected numbers.
 
 A layout is one function ``(folder, expected) -> Parts``. Several are known of most data sets; the first whose files
-are there is taken. Counts: as published (``data/README.md``), and Brown et al. 2020 (Smooth-AP) for iNaturalist 2018.
+exist is used. Counts: as published (``data/README.md``), and Brown et al. 2020 (Smooth-AP) for iNaturalist 2018.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from dmlstudy.data.images import Indices
 from dmlstudy.data.pictures import Files, Listing, by_name, joined, listing
 
 
-class Counts(NamedTuple):
+class PartSize(NamedTuple):
     """Numbers of classes and images."""
 
     classes: int
     images: int
 
 
-Expected = Mapping[str, Counts]
+Expected = Mapping[str, PartSize]
 """By part: development and test, or development, query and gallery."""
 
 EXPECTED: Mapping[str, Expected] = {
-    "cub200": {"development": Counts(100, 5864), "test": Counts(100, 5924)},
-    "cars196": {"development": Counts(98, 8054), "test": Counts(98, 8131)},
-    "sop": {"development": Counts(11318, 59551), "test": Counts(11316, 60502)},
+    "cub200": {"development": PartSize(100, 5864), "test": PartSize(100, 5924)},
+    "cars196": {"development": PartSize(98, 8054), "test": PartSize(98, 8131)},
+    "sop": {"development": PartSize(11318, 59551), "test": PartSize(11316, 60502)},
     "inshop": {
-        "development": Counts(3997, 25882),
-        "query": Counts(3985, 14218),
-        "gallery": Counts(3985, 12612),
+        "development": PartSize(3997, 25882),
+        "query": PartSize(3985, 14218),
+        "gallery": PartSize(3985, 12612),
     },
-    "inaturalist2018": {"development": Counts(5690, 325846), "test": Counts(2452, 136093)},
-    "omniglot": {"development": Counts(964, 19280), "test": Counts(659, 13180)},
-    "cifar10": {"development": Counts(5, 30000), "test": Counts(5, 30000)},
-    "cifar100": {"development": Counts(50, 30000), "test": Counts(50, 30000)},
-    "mnist": {"development": Counts(5, 35735), "test": Counts(5, 34265)},
-    "fashion_mnist": {"development": Counts(5, 35000), "test": Counts(5, 35000)},
-    "kmnist": {"development": Counts(5, 35000), "test": Counts(5, 35000)},
-    "emnist": {"development": Counts(24, 67200), "test": Counts(23, 64400)},
+    "inaturalist2018": {"development": PartSize(5690, 325846), "test": PartSize(2452, 136093)},
+    "omniglot": {"development": PartSize(964, 19280), "test": PartSize(659, 13180)},
+    "cifar10": {"development": PartSize(5, 30000), "test": PartSize(5, 30000)},
+    "cifar100": {"development": PartSize(50, 30000), "test": PartSize(50, 30000)},
+    "mnist": {"development": PartSize(5, 35735), "test": PartSize(5, 34265)},
+    "fashion_mnist": {"development": PartSize(5, 35000), "test": PartSize(5, 35000)},
+    "kmnist": {"development": PartSize(5, 35000), "test": PartSize(5, 35000)},
+    "emnist": {"development": PartSize(24, 67200), "test": PartSize(23, 64400)},
 }
 
 CONCEPTS = "concepts"
 """The part of pictures with several concepts each: all there are, before queries are drawn."""
 
 EXPECTED_CLOSED: Mapping[str, Expected] = {
-    "cifar10": {"training": Counts(10, 50000), "test": Counts(10, 10000)},
-    "cifar100": {"training": Counts(100, 50000), "test": Counts(100, 10000)},
-    "mnist": {"training": Counts(10, 60000), "test": Counts(10, 10000)},
-    "fashion_mnist": {"training": Counts(10, 60000), "test": Counts(10, 10000)},
-    "kmnist": {"training": Counts(10, 60000), "test": Counts(10, 10000)},
-    "emnist": {"training": Counts(47, 112800), "test": Counts(47, 18800)},
-    "flickr25k": {CONCEPTS: Counts(24, 25000)},
+    "cifar10": {"training": PartSize(10, 50000), "test": PartSize(10, 10000)},
+    "cifar100": {"training": PartSize(100, 50000), "test": PartSize(100, 10000)},
+    "mnist": {"training": PartSize(10, 60000), "test": PartSize(10, 10000)},
+    "fashion_mnist": {"training": PartSize(10, 60000), "test": PartSize(10, 10000)},
+    "kmnist": {"training": PartSize(10, 60000), "test": PartSize(10, 10000)},
+    "emnist": {"training": PartSize(47, 112800), "test": PartSize(47, 18800)},
+    "flickr25k": {CONCEPTS: PartSize(24, 25000)},
     # Of 269,648 pictures these show one of the 21 concepts; 186,577, as NASA has it, show one of the 10 commonest.
-    "nuswide21": {CONCEPTS: Counts(21, 195834)},
+    "nuswide21": {CONCEPTS: PartSize(21, 195834)},
 }
 """Of closed sets, whose classes are on both sides: the published split, or all pictures with concepts."""
 
@@ -186,7 +186,7 @@ def cub200(folder: Path, expected: Expected) -> Parts:
 
 
 def cars196(folder: Path, expected: Expected) -> Parts:
-    """Cars196 (Krause et al. 2013): classes 1-98, and 99-196, whatever split of the images the files tell of.
+    """Cars196 (Krause et al. 2013): classes 1-98, and 99-196, whatever split of the images the files contain.
 
     ``cars_annos.mat`` beside ``car_ims/``; or ``cars_train/`` and ``cars_test/`` with ``cars_train_annos.mat`` and
     ``cars_test_annos_withlabels.mat`` beside them or in ``devkit/``; or class folders in ``train/`` and ``test/``
@@ -433,6 +433,6 @@ def check_counts(name: str, found: Expected, expected: Expected) -> None:
             )
 
 
-def count(labels_N: Any) -> Counts:
+def count(labels_N: Any) -> PartSize:
     """The classes that occur, and the images."""
-    return Counts(len(np.unique(labels_N)), len(labels_N))
+    return PartSize(len(np.unique(labels_N)), len(labels_N))

@@ -37,9 +37,10 @@ class LFW:
     """Faces, the person of each, and View 1 and View 2 of the protocol.
 
     View 1 is for development: thresholds and parameters are chosen on ``view1_train`` and judged by ``view1_test``.
-    View 2 is for the report: ten folds, each judged by what the other nine say. Persons are known in training (the
-    unrestricted setting), so constraints may be drawn of ``labels_N``, but for the pairs in ``held_out_K2``.
-    ``num_left_out`` pairs name a face that has no features.
+    View 2 is for the report: ten folds, each judged by what the other nine say.
+
+    Persons are known in training (the unrestricted setting), so constraints may be drawn from ``labels_N``, except
+    for the pairs in ``held_out_K2``. ``num_left_out`` pairs name a face that has no features.
     """
 
     x_ND: NDArray[np.float32]
@@ -69,10 +70,10 @@ class LFW:
 def load_lfw(path: str | Path, *, expected: Mapping[str, int] | None = EXPECTED_PAIRS) -> LFW:
     """Load the 73 attributes of each face (Kumar et al. 2009) and the lists of pairs from one folder.
 
-    It holds ``lfw_attributes.txt``, ``pairsDevTrain.txt``, ``pairsDevTest.txt`` and ``pairs.txt`` as they are
-    published. Some faces have no attributes; pairs with one of these are left out and counted.
-    Raises ValueError naming the file and line for what is missing or cannot be read, and where a list has another
-    number of pairs than ``expected`` (None: any).
+    It holds ``lfw_attributes.txt``, ``pairsDevTrain.txt``, ``pairsDevTest.txt`` and ``pairs.txt`` as published.
+    Some faces have no attributes; pairs with one of these are left out and counted. Raises ValueError naming the
+    file and line for what is missing or cannot be read, and where a list has another number of pairs than
+    ``expected`` (None: any).
     """
     folder = Path(path)
     faces, x_ND = _attributes(folder / ATTRIBUTES)

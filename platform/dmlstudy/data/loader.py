@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from dmlstudy.data.augmentation import Augmentation, Look
-from dmlstudy.data.images import Indices, Inputs, Looks
+from dmlstudy.data.augmentation import Augmentation, RandomView
+from dmlstudy.data.images import Indices, Inputs, RandomViews
 from dmlstudy.heartbeat import beat
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Rates(NamedTuple):
 class Readable(Protocol):
     """Images that several threads can read at once."""
 
-    def read(self, indices: Indices, looks: Looks | None = None) -> Inputs: ...
+    def read(self, indices: Indices, views: RandomViews | None = None) -> Inputs: ...
 
 
 class Loader:
@@ -96,18 +96,18 @@ class Loader:
     def epoch(self, batches: Iterable[Indices], epoch: int = 0) -> Iterator[Inputs]:
         """``images_BHWC`` of each batch of indices, in order."""
         self._start()
-        looks: Looks | None = None
+        views: RandomViews | None = None
         if (augmentation := self._augmentation) is not None:
 
-            def looks(index: int) -> Look:
-                return augmentation.look(self._seed, epoch, index)
+            def views(index: int) -> RandomView:
+                return augmentation.random_view(self._seed, epoch, index)
 
         with ThreadPoolExecutor(self._threads) as pool:
             waiting: deque[list[Future[Inputs]]] = deque()
             try:
                 for indices in batches:
                     shares = np.array_split(indices, max(1, min(self._threads, len(indices))))
-                    waiting.append([pool.submit(self._read, share, looks) for share in shares])
+                    waiting.append([pool.submit(self._read, share, views) for share in shares])
                     if len(waiting) > AHEAD:
                         yield self._take(waiting.popleft())
                 while waiting:
@@ -119,9 +119,9 @@ class Loader:
     def _start(self) -> None:
         self._busy, self._waited, self._num_read = 0.0, 0.0, 0
 
-    def _read(self, indices: Indices, looks: Looks | None) -> Inputs:
+    def _read(self, indices: Indices, views: RandomViews | None) -> Inputs:
         started = time.perf_counter()
-        images_BHWC = self._images.read(indices, looks)
+        images_BHWC = self._images.read(indices, views)
         elapsed = time.perf_counter() - started
         with self._lock:
             self._busy += elapsed

@@ -39,10 +39,11 @@ IN_MEMORY_BYTES = 2**28
 class PictureTable:
     """Rows of files in the Hugging Face layout (``image`` or ``img`` = struct{bytes, path}, ``label`` = int).
 
-    The files are read a row group at a time. Pictures stay encoded: of small files in memory, else in an Arrow file
-    under ``$XDG_CACHE_HOME/dmlstudy`` (default ``~/.cache``), which is named by the files' paths, sizes and
-    times, written whole or not at all by one process while others wait (also those of hosts that share the folder),
-    mapped into memory, and may be deleted when no study runs.
+    The files are read a row group at a time. Pictures stay encoded: those of small files in memory, others in an
+    Arrow file under ``$XDG_CACHE_HOME/dmlstudy`` (default ``~/.cache``), which is mapped into memory.
+
+    The Arrow file is named by the files' paths, sizes and times. One process writes it, whole or not at all, while
+    others wait (also those of hosts that share the folder). It may be deleted when no study runs.
 
     Class names come from the files' metadata, else they are the label's digits. Raises ValueError naming the file for
     a broken file, a missing column or a null.

@@ -10,7 +10,7 @@ from pathlib import Path
 from dmlstudy.data.decoding import missing_format, suffixes
 
 MOST_KINDS = 8
-"""Kinds of files that are told apart."""
+"""The most kinds of files that are distinguished."""
 
 
 def files_below(folder: Path) -> Iterator[Path]:

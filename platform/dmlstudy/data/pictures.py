@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy.data.augmentation import Look, centred
+from dmlstudy.data.augmentation import RandomView, centred
 from dmlstudy.data.decoding import DamagedImage, Reading, marks, opened
 from dmlstudy.data.images import (
     CHANNELS,
@@ -23,7 +23,7 @@ from dmlstudy.data.images import (
     ImageSet,
     Indices,
     Labels,
-    Looks,
+    RandomViews,
     as_array,
     first_half,
     relabelled,
@@ -141,7 +141,7 @@ def class_disjoint(place: str, train: Listing, test: Listing) -> tuple[Listing, 
 
     Classes are the same where their names are, and names are the class ids where a source has no others. Splits
     without a common class are zero-shot already and stay as they are. Splits of the same set of classes, as are made
-    for classification, are put together and halved by class, in the order of training's class ids.
+    for classification, are merged and halved by class, in the order of training's class ids.
 
     Raises ValueError, which begins with ``place``, where only some classes are in both: which side such a class is
     for is not known, and ids alone may well mean other classes on the other side.
@@ -190,11 +190,11 @@ class LazyImages:
         names = tuple(self.class_names[c] for c in classes)
         return self._with(self.row_N[kept_N], labels_N[kept_N], names)
 
-    def read(self, indices: Indices, looks: Looks | None = None) -> Images:
-        """``images_BHWC`` at ``indices``; each through its look, or as for evaluation."""
+    def read(self, indices: Indices, views: RandomViews | None = None) -> Images:
+        """``images_BHWC`` at ``indices``; each through its view, or as for evaluation."""
         images_BHWC = np.empty((len(indices), *self.image_shape), dtype=np.uint8)
         for position, index in enumerate(indices.tolist()):
-            images_BHWC[position] = self._one(index, looks(index) if looks else None)
+            images_BHWC[position] = self._one(index, views(index) if views else None)
         return images_BHWC
 
     def content_hashes(self) -> list[bytes]:
@@ -225,7 +225,7 @@ class LazyImages:
             self.pictures, row_N, labels_N, names, self.fit, self.image_shape, self.digests, self.way_out
         )
 
-    def _one(self, index: int, look: Look | None) -> Images:
+    def _one(self, index: int, view: RandomView | None) -> Images:
         row = int(self.row_N[index])
         place = self.pictures.place(row)
         picture = self.fit.canvas(_decode(self.pictures, row, self.fit, self.way_out).convert("RGB"))
@@ -235,7 +235,7 @@ class LazyImages:
                 f"{place}: image is {(picture.height, picture.width)}, the first one is {size};"
                 " set data.image_size to resize them"
             )
-        seen = look.of(picture, size) if look else centred(picture, size)
+        seen = view.of(picture, size) if view else centred(picture, size)
         return as_array(seen)
 
 
@@ -262,7 +262,7 @@ def image_sets(listings: Sequence[Listing], fit: Fit, way_out: str = "") -> list
     Decoded sets are grey if all their pictures are, else all are RGB; lazy ones are RGB. ``way_out`` is as of
     ``LazyImages``.
     Raises ValueError naming a picture that is damaged, or whose size differs where ``data.image_size`` is not
-    given; a lazy set's pictures are looked at as they are read.
+    given; a lazy set's pictures are checked when they are read.
     """
     num_images = sum(len(each.labels_N) for each in listings)
     shape = _shape_of_first(next(each for each in listings if len(each.labels_N)), fit, way_out)

@@ -1,4 +1,4 @@
-"""A model's preprocessing of pictures: as it is kept with the model, in words, and as code.
+"""A model's preprocessing of pictures: as stored with the model, in words, and as code.
 
 The description is JSON under ``preprocessing`` in ``embedder.json``. ``words`` and ``code`` are made of it alone, so
 that the card, an exported file and the folder say the same: ``code`` is a function of Pillow and NumPy whose pixels are
@@ -92,7 +92,7 @@ def fit_of(preprocessing: Mapping[str, Any], place: str) -> Fit | None:
 
 
 def fit_before(preprocessing: Mapping[str, Any], trained_on: Mapping[str, Any], place: str) -> Fit:
-    """That of a model which says nothing of orientation: with the settings of the data that it was trained on.
+    """The fit of a model that says nothing about orientation: by the settings of the data it was trained on.
 
     Raises ValueError as ``fit_of``.
     """

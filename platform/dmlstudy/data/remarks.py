@@ -1,4 +1,4 @@
-"""Remarks on the data before a study begins: what was left out, and what cannot be right as it is.
+"""Remarks on the data before a study begins: omissions and likely faults.
 
 Shapes: N images, C classes.
 """

@@ -15,22 +15,23 @@ from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.seen_classes import ClosedSet
 
 NUM_SIZED = 2**16
-"""Of so many pictures' files, spread evenly over the set, the sizes are looked at."""
+"""Number of pictures, spread evenly over the set, whose file sizes are read."""
 
 EDGE_BYTES = 2**16
 """So much of a file of many pictures is read at its beginning and at its end."""
 
 MANY = ", row "
-"""What parts the file from the row in the place of a picture that has no file of its own."""
+"""The separator of file and row in the place of a picture that has no file of its own."""
 
 
 def files_digest(dataset: ZeroShotData | ClosedSet, root: str | None) -> str:
     """A digest of which pictures there are: equal for copies of the same files, at other places and times too.
 
-    All names below the data's ``root`` (or beside it, where it is a file), labels and classes count, and of up to
-    ``NUM_SIZED`` pictures the sizes of their files; of a file with many pictures its size, beginning and end. So other
-    pictures are noticed, and one that was repainted among millions may not be. Arrays and vectors, which are in
-    memory, count with all they hold.
+    It is over all names below the data's ``root`` (or beside it, where it is a file), labels and classes, and over the
+    file sizes of up to ``NUM_SIZED`` pictures; of a file with many pictures over its size, beginning and end. Arrays
+    and vectors, which are in memory, count with all they hold.
+
+    Different pictures are noticed; one that was repainted among millions may not be.
 
     1.3 million pictures take 3 s of a processor, and no picture is read.
     """

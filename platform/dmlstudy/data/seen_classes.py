@@ -25,7 +25,7 @@ from dmlstudy.data.images import (
     num_shared,
     resize,
 )
-from dmlstudy.data.layouts import EXPECTED_CLOSED, Concepts, Counts, Expected, check_counts, count
+from dmlstudy.data.layouts import EXPECTED_CLOSED, Concepts, Expected, PartSize, check_counts, count
 from dmlstudy.data.pictures import Files, Listing, image_sets, joined
 from dmlstudy.data.source import Source, taking
 from dmlstudy.data.tables import Features
@@ -78,7 +78,7 @@ class ClosedSet:
 
     @cached_property
     def num_shared_images(self) -> int:
-        """Test rows whose content occurs in training too: a leak the data bring along is told, not hidden."""
+        """Test rows whose content occurs in training too: a leak in the data is reported, not hidden."""
         return num_shared(self.development, self.test)
 
     @cached_property
@@ -119,7 +119,7 @@ def load_closed(source: Source) -> ClosedSet:
         layout, num_queries = CONCEPTS[name]
         pictures = layout(found)
         num_pictures, num_concepts = pictures.shows_NL.shape
-        check_counts(name, {layouts.CONCEPTS: Counts(num_concepts, num_pictures)}, expected[name])
+        check_counts(name, {layouts.CONCEPTS: PartSize(num_concepts, num_pictures)}, expected[name])
         return _of_concepts(name, pictures, num_queries, fit)
     if name in datasets.TORCHVISION and not datasets.has_parquet(found):
         sides = datasets.torchvision_sides(name, found)
@@ -171,7 +171,7 @@ def _of_concepts(name: str, whole: Concepts, num_queries: int, fit: Fit) -> Clos
 
 
 def as_features(rows: LabelledImages | Features) -> NDArray[np.float32]:
-    """``x_NF``: vectors as they are, images as their pixels over 255."""
+    """``x_NF``: vectors unchanged, images as their pixels over 255."""
     if isinstance(rows, Features):
         return rows.x_ND
     height, width, channels = rows.image_shape

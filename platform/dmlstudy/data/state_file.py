@@ -1,9 +1,10 @@
-"""The one file that a running trial's state is kept in: in a folder on a disk, or on any filesystem of pyarrow's.
+"""The one file with a running trial's state, in a folder on a disk or on any of pyarrow's filesystems.
 
 A folder is named by a path, or by a URI that pyarrow reads (``s3://bucket/folder?region=...``, ``gs://``,
-``hdfs://``, ``abfss://``); ``file:///folder`` is the path. Whatever a filesystem refuses is an OSError. Writing
-leaves the old file or the new one, whole, whenever it is killed: S3 and GCS show an object once all of it is
-there; elsewhere a draft beside it takes its place, at once, but on HDFS, where the old one is removed first.
+``hdfs://``, ``abfss://``); ``file:///folder`` is the path. Whatever a filesystem refuses is an OSError.
+
+Writing leaves the old file or the new one, whole, whenever it is killed. S3 and GCS show an object once all of it is
+there. Elsewhere a draft beside the file replaces it atomically, except on HDFS, where the old file is removed first.
 
 Only files of this name and their drafts are ever removed, and folders that hold nothing else.
 """
@@ -26,13 +27,13 @@ from dmlstudy.files import written_whole
 FILE = "trial.safetensors"
 
 PUTS_WHOLE = ("s3", "gcs")
-"""Where an object is there whole or not at all, so that it needs no draft."""
+"""Filesystems on which an object is there whole or not at all, so that it needs no draft."""
 
 NEEDS_NO_FOLDERS = (*PUTS_WHOLE, "abfs")
-"""Where a file needs no folder to be made for it, which could make a bucket too."""
+"""Filesystems on which a file needs no folder; making one there could make a bucket too."""
 
 GCS_PATIENCE_S = 30
-"""How long Google's client tries again, which would do so for 15 minutes; others give up within 2 minutes."""
+"""Time for which Google's client retries, instead of its 15 minutes; others give up within 2 minutes."""
 
 CHUNK = 16 * 2**20
 """Bytes read at once, for each read is a request."""
@@ -85,7 +86,7 @@ class OnDisk:
         yield self._path
 
     def write(self, content: bytes) -> None:
-        """As in the protocol; also after a loss of power the file is there whole, or as it was before."""
+        """As in the protocol; even after a loss of power the file is there whole, or as before."""
         with written_whole(self._path, self._folder / _new_draft()) as file:
             file.write(content)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.data import parquet
-from dmlstudy.data.images import Indices, Labels, Looks, relabelled
+from dmlstudy.data.images import Indices, Labels, RandomViews, relabelled
 from dmlstudy.data.layouts import Parts
 from dmlstudy.data.pictures import Files, by_name, halved
 from dmlstudy.text import first_line
@@ -37,7 +37,7 @@ NOT_NUMPY = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What NumPy and zipfile raise for files that are none of theirs."""
+"""Errors that NumPy and zipfile raise for files that are not theirs."""
 
 TRAIN = ("train", "development")
 TEST = ("test", "validation", "val")
@@ -47,9 +47,11 @@ def table(path: Path) -> Parts:
     """A CSV or Parquet table with columns label and path, and if it has them split, is_query and is_gallery.
 
     Paths are relative to the table's folder. ``split`` is train (or development) or test (or validation, val);
-    without it the first half of the classes, as they come up, is for development. ``is_query`` and ``is_gallery``,
-    which need ``split``, say of test rows which ranks and which is ranked; a row may be both, and one that is neither
-    is left out.
+    without it the first half of the classes, as they come up, is for development.
+
+    ``is_query`` and ``is_gallery``, which need ``split``, say which test rows rank and which are ranked; a row may be
+    both, and one that is neither is left out.
+
     Raises ValueError naming the column or row that is missing or cannot be used.
     """
     columns = parquet.read_columns(path)
@@ -124,9 +126,9 @@ class Features:
         """The vectors' length."""
         return self.x_ND.shape[1:]
 
-    def read(self, indices: Indices, looks: Looks | None = None) -> NDArray[np.float32]:
+    def read(self, indices: Indices, views: RandomViews | None = None) -> NDArray[np.float32]:
         """The vectors at ``indices``, for which there are no views."""
-        assert looks is None
+        assert views is None
         return self.x_ND[indices]
 
     def of_classes(self, classes: Sequence[int] | Labels) -> Features:

@@ -34,7 +34,7 @@ from dmlstudy.text import first_line, nearest
 TIMM = "timm:"
 
 PROBED_SIDE = 224
-"""The side of the image at which a network's stages are told apart."""
+"""The image side at which a network's stages are found."""
 
 
 class Backbone(NamedTuple):
@@ -91,7 +91,7 @@ def _small_stages(network: nn.Module, width: int, count: int) -> Stages:
 
 
 def mlp(depth: int, in_features: int, width: int, weights: str | None) -> Backbone:
-    """``depth`` hidden layers of ``width`` units with ReLU on feature vectors x_NF as they are.
+    """``depth`` hidden layers of ``width`` units with ReLU on feature vectors x_NF, unscaled.
 
     With depth 0 the vectors themselves: with the head on them, a linear (Mahalanobis) metric.
     """
@@ -126,8 +126,10 @@ def torchvision_model(name: str, image_size: tuple[int, ...], weights: str | Non
 
     Dropouts between hidden layers (two of AlexNet's, one of a VGG's) are the network's own and stay.
     ``weights``: None, 'default' (the hub's best), a name of the hub's (IMAGENET1K_V1) or a file of its parameters;
-    the classifier's own and those of auxiliary classifiers are left out. A vision transformer is built for the
-    images' side, its position embedding interpolated. Raises ValueError for images it cannot take.
+    the classifier's own and those of auxiliary classifiers are left out.
+
+    A vision transformer is built for the images' side, its position embedding interpolated. Raises ValueError
+    for images it cannot take.
     """
     from torchvision.models import get_model, get_model_weights, vision_transformer  # type: ignore[import-untyped]
 
@@ -333,9 +335,10 @@ def build_backbone(
 
     ``image_size`` () is for feature vectors of ``in_channels`` numbers. ``width`` is small_conv's and the MLPs'.
     ``fusion`` other than 'none' gives the pooled features of three stages side by side, and their sizes as
-    ``levels``; ``pooling`` other than 'own' replaces the network's own pooling of its last maps. Raises ValueError
-    for an unknown name, weights that are missing or do not fit, images it cannot take, and stages it does not
-    have.
+    ``levels``; ``pooling`` other than 'own' replaces the network's own pooling of its last maps.
+
+    Raises ValueError for an unknown name, weights that are missing or do not fit, images it cannot take, and
+    stages it does not have.
     """
     for key, value, known in (("fusion", fusion, FUSIONS), ("pooling", pooling, POOLINGS)):
         if value not in known:

@@ -112,7 +112,7 @@ class BNInception(nn.Module):
 
 
 def halves_evenly(side: int) -> bool:
-    """Whether the blocks that halve the resolution get an even one; else convolution and pooling round differently."""
+    """True if the blocks that halve the resolution get an even one; else convolution and pooling round differently."""
     side = -(-side // 2)
     for _ in range(2):
         side = -(-(side - 3) // 2) + 1

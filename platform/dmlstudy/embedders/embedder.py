@@ -47,13 +47,16 @@ class Architecture:
 
 
 class Embedder(nn.Module):
-    """z = c(h(b((x / 255 - mean) / std))) / |.|, with backbone b, linear head h and code c (``heads.encode``).
+    """An embedder: z = c(h(b((x / 255 - mean) / std))) / |.|.
+
+    b is the backbone, h the linear head and c the code (``heads.encode``).
 
     ``forward`` takes ``images_NHWC`` (uint8, or float in 0..255) of the size and channels it was built for
-    and returns ``z_ND``, float32 of unit norm. Grey images become RGB where the backbone wants three
-    channels. Where it was built for feature vectors (``image_size`` ()), it takes ``x_NF`` (float32) as they are.
-    Where it was built with a structure head, ``embed_with_structure`` gives structure embeddings
-    too. Weight decay and learning rates find their groups in ``.backbone``, ``.head`` and ``.structure_head``.
+    and returns ``z_ND``, float32 of unit norm. Grey images become RGB where the backbone wants three channels. An
+    embedder of feature vectors (``image_size`` ()) takes ``x_NF`` (float32) unchanged.
+
+    With a structure head, ``embed_with_structure`` gives structure embeddings too. Weight decay and learning
+    rates find their groups in ``.backbone``, ``.head`` and ``.structure_head``.
     """
 
     mean_C: Tensor
@@ -95,7 +98,7 @@ class Embedder(nn.Module):
 
     @property
     def has_layers(self) -> bool:
-        """Whether its head has several depths, each of which a loss over layers may weigh."""
+        """True if its head has several depths, each of which a loss over layers may weigh."""
         return self.architecture.head_depth > 0
 
     def weigh_layers(self, alpha_L: Tensor) -> None:
@@ -126,7 +129,7 @@ class Embedder(nn.Module):
         return features_NF
 
     def _memory_format(self) -> torch.memory_format:
-        """That of the backbone's weights: a convolution runs channels last if its weights or its images are so."""
+        """The backbone weights' memory format: a convolution runs channels last if its weights or its images are so."""
         for weight in self.backbone.parameters():
             if weight.ndim == 4:
                 is_last = weight.is_contiguous(memory_format=torch.channels_last)
@@ -186,7 +189,7 @@ def build(
 
     ``image_size`` is a side, or (height, width), in pixels, or () for vectors of ``in_channels`` features;
     ``weights`` is None, 'default' or a file; ``structure`` is 'none', or 'official' or 'paper' for a structure head,
-    which leaves the initial parameters of the rest as they are without.
+    which does not change the initial parameters of the rest.
 
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the

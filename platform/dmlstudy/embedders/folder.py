@@ -50,7 +50,7 @@ def save(
 ) -> None:
     """Write the embedder to ``folder`` (made if missing); ``extra`` goes into the description as ``extra``.
 
-    ``fit`` is how pictures became its images, which the description tells in full as ``preprocessing``.
+    ``fit`` is how pictures became its images, described in full as ``preprocessing``.
 
     ``example_NHWC`` are images that are kept with their embeddings as a CPU computes them here and now, so that
     ``largest_deviation`` can tell later, elsewhere, whether the embedder still does the same.

@@ -55,9 +55,11 @@ class DepthHead(nn.Module):
     """Embeddings of the features and of each of L hidden layers on them, all on their spheres (OAHU, section 3.8).
 
     h^0 = x, h^l = relu(W^l h^{l-1} + b^l), f^l = Theta^l h^l / |.|; the output is [sqrt(alpha^0) f^0, ...,
-    sqrt(alpha^L) f^L], so that the squared distance of two is sum_l alpha^l D^l^2. ``weigh`` sets alpha, which
-    begins as 1 / (L + 1). Layer l gives D // (L + 1) numbers, and one more where l < D mod (L + 1). ``layer_norm`` puts
-    one, without parameters, before it all. Raises ValueError for D < L + 1.
+    sqrt(alpha^L) f^L], so that the squared distance of two is sum_l alpha^l D^l^2.
+
+    ``weigh`` sets alpha, which begins as 1 / (L + 1). Layer l gives D // (L + 1) numbers, and one more where l
+    < D mod (L + 1). ``layer_norm`` puts one, without parameters, before it all. Raises ValueError for D < L +
+    1.
     """
 
     alpha_L: Tensor

@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 def write_program(module: nn.Module, x_N: Tensor, other_M: Tensor, path: Path) -> None:
     """Export ``module`` by the inputs ``x_N``, for any number of items, and compare both on ``other_M``.
 
-    Its parameters take no gradient from then on, so that what the program returns has none. Raises RuntimeError if
+    Its parameters take no gradient afterwards, so the program's results have none. Raises RuntimeError if
     the two differ by more than ``TOLERANCE``.
     """
     module.requires_grad_(False)
@@ -31,6 +31,6 @@ def write_program(module: nn.Module, x_N: Tensor, other_M: Tensor, path: Path) -
 
 
 def vectors(example_NF: NDArray[np.floating] | None, num: int, num_features: int) -> Tensor:
-    """``num`` float32 vectors: an example's, from the first on as often as it takes, or zeros where there is none."""
+    """``num`` float32 vectors: an example's, repeated as needed, or zeros without an example."""
     given_NF = np.zeros((1, num_features)) if example_NF is None or not len(example_NF) else example_NF
     return torch.from_numpy(np.resize(given_NF, (num, num_features)).astype(np.float32))

@@ -45,7 +45,7 @@ class Stages(NamedTuple):
 
 
 class ChainStages(nn.Module):
-    """Runs the parts of ``network`` at ``paths`` one after another and returns what comes out at ``ends``.
+    """Runs the parts of ``network`` at ``paths`` one after another and returns the outputs at ``ends``.
 
     What comes after the last end, and parts on no path, are taken out of the network, so that each of its
     parameters gets a gradient.

@@ -53,9 +53,10 @@ def fit(network: nn.Module, state: Mapping[str, Tensor], origin: str, ignore: tu
     """Load ``state`` into the network; ``ignore`` names what may be there beside it (a classifier).
 
     A prefix that all names share (``module.``, ``backbone.``, ``base_model.``, ``model.``) is taken off, and so is
-    a leading 1 of a shape (1, C) where (C,) is wanted, as in old files of BN-Inception. Names that do not begin as one
-    of the network's parts do (other heads, auxiliary classifiers) are left out. Raises ValueError that names the
-    first parameter that is missing, too much, or of another shape.
+    a leading 1 of a shape (1, C) where (C,) is wanted, as in old files of BN-Inception.
+
+    Names that do not begin as one of the network's parts do (other heads, auxiliary classifiers) are left out.
+    Raises ValueError that names the first parameter that is missing, too much, or of another shape.
     """
 
     def refuse(reason: str) -> ValueError:

@@ -18,7 +18,7 @@ from dmlstudy.records import ResourcesConfig
 from dmlstudy.text import first_line
 
 Node = dict[str, float]
-"""What a node has, as Ray counts it."""
+"""A node's resources, as Ray counts them."""
 ACCELERATOR = "accelerator_type:"
 """The resource of which Ray gives a node one of its kind of GPU."""
 WITHOUT_LIMIT = 1000
@@ -77,8 +77,8 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
 def own_address() -> str | None:
     """The address of the cluster whose job this process is, or None where it is no job's.
 
-    A job's process descends from the raylet of its node, which was told where its cluster is. What Ray tells the job
-    itself (RAY_ADDRESS) is the address of any cluster on the machine where there are several.
+    A job's process descends from the raylet of its node, which was told where its cluster is. RAY_ADDRESS, which
+    Ray gives the job itself, may be that of any of several clusters on the machine.
     """
     try:
         ancestors = psutil.Process().parents()

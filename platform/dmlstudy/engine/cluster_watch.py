@@ -52,7 +52,7 @@ class ClusterWatch:
         self._dead = ""
 
     def is_doubtful(self) -> bool:
-        """Whether Ray does not answer, within a few seconds, a question that is asked after this call."""
+        """True if Ray does not answer, within a few seconds, a request sent after this call."""
         called, end = time.monotonic(), time.monotonic() + 2 * self._every_s + 1
         while time.monotonic() < end and not self._over.wait(0.05):
             if self._last_sign > called:
@@ -73,9 +73,9 @@ class ClusterWatch:
     def told_if_dead(self, then: str) -> Iterator[None]:
         """ClusterError, with what to do ``then``, in the place of what a Ray that has died makes of the block.
 
-        It belongs inside the connection, for nothing can be asked of Ray after it. What Ray makes of its own death it
-        says at once or never, so an error is doubted and a silence is left to ``at_last``. ValueError, of bad input,
-        passes, and so does any other error while Ray answers: a server's that refuses a connection is told as its own.
+        It belongs inside the connection, because Ray cannot be queried after it. Ray reports its own death at once
+        or never, so an error is doubted and a silence is left to ``at_last``. ValueError, of bad input, passes, and so
+        does any other error while Ray answers: a server's that refuses a connection is reported as its own.
 
         Where the driver's own raylet dies, ``at_last`` is called at once. Ray ends the process with exit code 1 and not
         a word as soon as it uses its object store, which died with the raylet: at the latest when Ray's table has it

@@ -70,10 +70,11 @@ def on_cluster(
 ) -> Runner:
     """Parts made by ``resources.workers`` processes of the cluster at ``address``, or of a Ray started here.
 
-    Each has a GPU of its own where the job's device is 'cuda', or 'auto' and the cluster has GPUs; else none has. The
-    model's folder, the items and the output's folder must be on a file system that all nodes see. Raises ClusterError
-    where no cluster answers, where it cannot hold the processes and where it dies, and ValueError as ``Job.make``.
-    Where a cluster that has died does not even let go of this process, ``tell`` hears of it and the process ends.
+    Each has its own GPU where the job's device is 'cuda', or 'auto' and the cluster has GPUs; else none has one. The
+    model's folder, the items and the output's folder must be on a file system that all nodes see.
+
+    Raises ClusterError where no cluster answers, where it cannot hold the processes and where it dies, and ValueError
+    as ``Job.make``. If a dead cluster does not even release this process, ``tell`` reports it and the process ends.
     """
 
     def run(job: Job, numbers: Sequence[int]) -> Iterable[int]:

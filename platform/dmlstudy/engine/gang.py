@@ -9,14 +9,14 @@ Metrics travel through a ``Mailbox`` actor, since ``ray.train.report`` allows on
     Tune driver -- step() --> GangTrainable -- next_reply --> Mailbox <-- reply -- rank 0
                                             -- post ------->         -- command -> every rank
 
-A trial that fails on every rank alike (its loss is no longer finite) leaves the gang in good order. After any other
+A trial that fails on every rank alike (its loss is no longer finite) leaves the gang cleanly. After any other
 error the gang is killed and the next trial gets a fresh one, so nothing broken is inherited. The same holds after a
 silence longer than ``resources.silence_limit_s``; reports and batches are signs of life.
 
 A trial that lost a worker through no fault of its own continues with a fresh gang: as often as it has made progress in
 between, and otherwise ``resources.retries`` times in a row.
 
-A gang is recycled, ended in good order and started afresh, after ``resources.recycle_after`` trials (after each one
+A gang is recycled, ended cleanly and restarted, after ``resources.recycle_after`` trials (after each one
 with ``isolation: process``) and when its memory has grown by ``resources.recycle_growth_mib``.
 """
 
@@ -52,13 +52,13 @@ KILL_TIMEOUT_ON_GPUS_S = 45.0
 
 CALL_TIMEOUT_S = 30.0
 VAULT_PATIENCE_S = 120.0
-"""How long a trained embedder waits for a vault that is being started again."""
+"""Time for which a trained embedder waits for a vault that is being restarted."""
 
 logger = logging.getLogger(__name__)  # in an actor: to its stderr, and so to the study's engine.log
 
 
 class GangLost(RuntimeError):
-    """The gang cannot go on with its trial.
+    """The gang cannot continue its trial.
 
     ``blameless``: that is not the trial's doing. ``unstarted``: the workers never served it, so no configuration is to
     fail for it. ``unfit``: a node lacks what each trial needs. ``is_final``: fresh workers would fare no better.
@@ -158,7 +158,7 @@ class GangTrainable(tune.Trainable):
         self._hand_over()
 
     def _given_up(self, lost: GangLost) -> dict[str, Any]:
-        """The last result of a trial that does not go on."""
+        """The last result of a trial that does not continue."""
         reason = str(lost)
         if not lost.is_final and self._num_retries:
             reason += f" ({self._num_retries + 1} times in a row, without an epoch in between)"
@@ -349,7 +349,7 @@ class Gang:
         return reply
 
     def _silence_s(self) -> float:
-        """Seconds since a worker last said that it has come further."""
+        """Seconds since a worker's last sign of progress."""
         try:
             return float(ray.get(self._mailbox.silence_s.remote(), timeout=CALL_TIMEOUT_S))
         except ray.exceptions.RayError:
@@ -388,13 +388,13 @@ class Gang:
 
 
 def _where(error: BaseException | None) -> str:
-    """The node on which Ray's error says that it happened, where it says so."""
+    """The node that Ray's error names, if it names one."""
     found = re.search(r"\bip=([0-9a-fA-F.:]*[0-9a-fA-F])", str(error or ""))
     return f" on node {found[1]}" if found else ""
 
 
 def _cause(error: BaseException | None, heard: str) -> str:
-    """The most telling line: of a rank whose process ended, or else of one that heard of it."""
+    """The most informative line: of a rank whose process ended, or else of one that noticed it."""
     failures: dict[int, Exception] = getattr(error, "worker_failures", {})
     for rank, failure in sorted(failures.items()):
         died = getattr(failure, "health_check_failure", failure)

@@ -11,25 +11,25 @@ from typing import Any
 
 
 class StudyInterrupted(Exception):
-    """The study was stopped before its end; what was finished is kept, and running it again goes on."""
+    """The study was stopped before its end; what was finished is kept, and running it again resumes it."""
 
 
 class Interruption:
     """Requests to end the study that arrive in its block: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
 
-    Where requests are ``looked_at`` the first one is only noted, so that Tune ends its trials in good order. A second
-    one, and any at another time, is a KeyboardInterrupt. Only the main thread hears them.
+    Where requests are ``looked_at`` the first one is only noted, so that Tune ends its trials cleanly. A second
+    one, and any at another time, is a KeyboardInterrupt. Only the main thread receives them.
 
     The first is also noted in the file ``noted_in``, for whoever asks may not wait until the end is recorded.
     """
 
     def __init__(self, noted_in: Path | None = None) -> None:
         self._noted_in = noted_in
-        self._is_wished = False
+        self._is_requested = False
         self._is_looked_at = False
 
-    def is_wished(self) -> bool:
-        return self._is_wished
+    def is_requested(self) -> bool:
+        return self._is_requested
 
     @contextmanager
     def looked_at(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def _hear(self, number: int, frame: object) -> None:
-        is_first, self._is_wished = not self._is_wished, True
+        is_first, self._is_requested = not self._is_requested, True
         if is_first and self._noted_in is not None:
             with suppress(OSError):
                 self._noted_in.touch()

@@ -29,9 +29,9 @@ from dmlstudy.text import duration, first_line
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 NODES_TIMEOUT_S = 60.0
 AGENT_TIMEOUT_S = 30.0
-"""How long a head may take to have an agent for jobs; each of Ray's own attempts takes up to 10 s of it."""
+"""Time for a head to get an agent for jobs; each of Ray's own attempts takes up to 10 s of it."""
 STOP_PATIENCE_S = 60
-"""How long a job that is asked to stop may take to record that, before Ray kills it."""
+"""Time for a job to record that it was asked to stop, before Ray kills it."""
 ELSEWHERE: dict[str, str | None] = {"RAY_ADDRESS": None, "RAY_API_SERVER_ADDRESS": None}
 """Ray lets these overrule the address that it is given."""
 EXIT_CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 130}
@@ -134,7 +134,7 @@ class Job(Record):
     started: float | None
     ended: float | None
     last_line: str = ""
-    """What it said last of its trials, or else at all, where that was asked for."""
+    """Its last line about its trials, or else its last line, if requested."""
 
     @property
     def seconds(self) -> float | None:

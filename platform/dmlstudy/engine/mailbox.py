@@ -30,7 +30,7 @@ class Reply(NamedTuple):
     """An answer of the workers: that the trial has begun, an epoch's report, the result with its files, or the
     reason of a failure.
 
-    After ``failed`` every rank has left the trial in good order; after ``broken``, the trial's own error, ``lost``,
+    After ``failed`` every rank has left the trial cleanly; after ``broken``, the trial's own error, ``lost``,
     another rank's end, and ``unfit``, a node that lacks what every trial needs, the gang is of no more use.
     """
 

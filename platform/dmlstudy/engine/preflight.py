@@ -1,7 +1,7 @@
 """A worker's checks before a trial: the driver's package, the data, the weights and a device on its node.
 
-What is missing is the node's fault and not the configuration's, so no trial fails for it: the study ends with one line
-that names the node, and goes on when that is put right.
+What is missing is the node's fault and not the configuration's, so no trial fails for it: the study ends with one
+line that names the node, and can be resumed once that is fixed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def missing_file(config: TrialConfig) -> str:
 
 
 def _files(config: TrialConfig) -> dict[str, str]:
-    """Files and folders that the configuration names, by their keys; a name of a hub's weights is none."""
+    """Files and folders that the configuration names, by their keys; the name of a hub's weights is not one."""
     named = {"data.path": config.data.path, "embedder.weights": config.embedder.weights}
     frozen = config.hashing or config.online
     if frozen is not None:
@@ -69,9 +69,9 @@ def _files(config: TrialConfig) -> dict[str, str]:
 
 
 def differing_data(config: TrialConfig, expected: Mapping[str, str]) -> str:
-    """Whether this node sees other items than the driver, with the node's name and the fix; looked at once.
+    """A message, with the node's name and the fix, if this node sees other items than the driver; checked once.
 
-    The data that are read for it are those that the trial will use. A set that cannot be read is the trial's to report.
+    It reads the data that the trial will use. The trial itself reports a data set that cannot be read.
     """
     if not any(name in expected for name in COUNTS):
         return ""

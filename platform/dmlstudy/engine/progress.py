@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 def engine_noise_to(path: Path) -> Iterator[None]:
     """Send everything this process and its libraries print to a file, for the length of the block.
 
-    File descriptors 1 and 2 themselves are turned, so that the C++ parts of Ray are heard there too.
+    File descriptors 1 and 2 themselves are redirected, so that output of Ray's C++ parts goes there too.
     ``terminal`` made before the block still reaches the terminal.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,10 +80,10 @@ def as_long_as_heard(tell: Tell) -> Tell:
 
 
 STARTING_TOLD_S = 20.0
-"""How often people are told that the workers are still starting."""
+"""Time between two messages that the workers are still starting."""
 
 
-class Progress:
+class ProgressLines:
     """Tells of each trial that ends: its score, the best so far and the time left; ``num_at_once`` may run at once."""
 
     def __init__(

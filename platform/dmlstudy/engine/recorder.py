@@ -16,7 +16,7 @@ from dmlstudy.data import state_file
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.cluster_watch import ClusterWatch
 from dmlstudy.engine.gang import checkpoint_name
-from dmlstudy.engine.progress import Progress
+from dmlstudy.engine.progress import ProgressLines
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.store import StoreError
@@ -33,14 +33,14 @@ is removed at the end of the study."""
 
 
 VAULT_PATIENCE_S = 120.0
-"""How long the driver waits for a vault that is being started again."""
+"""Time for which the driver waits for a vault that is being restarted."""
 
 MOST_RETRAINED = 3
-"""How often a verdict trial is handed out again because its embedder was lost."""
+"""The most times that a verdict trial is rerun because its embedder was lost."""
 
 
 class StudyEnds(Exception):
-    """Ends Tune's loop in good order."""
+    """Ends Tune's loop cleanly."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
@@ -75,7 +75,7 @@ class Recorder(tune.Callback):
         self,
         search: StudySearch,
         tracker: StudyTracker,
-        progress: Progress,
+        progress: ProgressLines,
         vault: Any,
         checkpoints: str,
         is_stopped: Callable[[], bool] = lambda: False,
@@ -93,7 +93,7 @@ class Recorder(tune.Callback):
         self._stopped: deque[str] = deque()
         self._removes_again = 0.0
         self.failure: StoreError | ClusterError | None = None
-        """Why the study cannot go on; it ends with it."""
+        """The error that ends the study, if there is one."""
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         # Tune swallows what most callbacks raise, but not here.
@@ -149,7 +149,7 @@ class Recorder(tune.Callback):
             self._fail(assignment, error)
 
     def _fail(self, assignment: Assignment, error: Exception) -> None:
-        """Give up recording; the trial is run again, or only its end, when what is wrong is mended."""
+        """Give up recording; the trial is run again, or only its end, once the fault is fixed."""
         assignment.status = Status.INTERRUPTED
         if isinstance(error, StoreError):
             self.failure = error
@@ -200,7 +200,7 @@ class Recorder(tune.Callback):
         return files
 
     def _forget(self, trial_id: str, assignment: Assignment) -> None:
-        """Remove what the trial has left elsewhere, for it is recorded; one that was interrupted goes on from it."""
+        """Remove what the trial has left elsewhere, for it is recorded; an interrupted one is resumed from it."""
         if assignment.status == Status.INTERRUPTED:
             return
         config = assignment.config

@@ -48,11 +48,11 @@ def run_selfcheck(
     on_finding: Callable[[Finding], None],
     tell: Tell,
 ) -> None:
-    """Check these cases on the workers of one trial; ``on_finding`` hears of each as it comes.
+    """Check these cases on the workers of one trial; ``on_finding`` gets each as it arrives.
 
     What the engine prints goes to a temporary file, which is kept if something breaks. Raises ClusterError where the
-    cluster cannot hold the workers or dies, and SelfcheckFailed where they break. Where a cluster that has died does
-    not even let go of this process, ``tell`` hears of it and the process ends.
+    cluster cannot hold the workers or dies, and SelfcheckFailed where they break. If a dead cluster does not even
+    release this process, ``tell`` reports it and the process ends.
     """
     descriptor, name = tempfile.mkstemp(prefix="dmlstudy-selfcheck-", suffix=".log")
     os.close(descriptor)
@@ -86,7 +86,7 @@ def _follow(
     on_finding: Callable[[Finding], None],
     log: Path,
 ) -> None:
-    """Start the workers and hear their findings, each of which is to come within the limit of silence."""
+    """Start the workers and collect their findings, each of which must arrive within the silence limit."""
     from ray.util.queue import Empty, Queue
 
     findings = Queue()

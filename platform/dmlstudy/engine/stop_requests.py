@@ -2,7 +2,7 @@
 
 <store>/studies/<name>/running.json     the driver says which trials run now, and how far they are
 <store>/studies/<name>/trials.jsonl     a line per trial that was handed out: its number and Tune's id
-<store>/studies/<name>/wishes/<number>  another shell wishes that this trial ends
+<store>/studies/<name>/wishes/<number>  a request to stop this trial
 
 The driver looks twice a second. It removes a request once it has answered it; the storages tell how.
 """
@@ -57,7 +57,7 @@ class RunningTrial(Record):
 
 
 class Desk:
-    """The driver's side: shows what runs, and ends the trials that are wished away.
+    """The driver's side: shows what runs, and ends the trials that it is asked to stop.
 
     What a full disk does not take is not shown. The study ends of it, and says why, where a trial is recorded.
     """
@@ -65,9 +65,9 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         """Begin a session in the study's folder; what an earlier one left unanswered is void."""
         self._folder = folder
-        self._wishes = folder / "wishes"
-        self._wishes.mkdir(parents=True, exist_ok=True)
-        for left in self._wishes.iterdir():
+        self._requests = folder / "wishes"
+        self._requests.mkdir(parents=True, exist_ok=True)
+        for left in self._requests.iterdir():
             left.unlink(missing_ok=True)
         self._started: dict[str, float] = {}
         self._shown = ""
@@ -81,7 +81,7 @@ class Desk:
             file.write(json.dumps(line | {"time": time.time()}) + "\n")
 
     def serve(self, controller: Any, assignments: Mapping[str, Assignment]) -> None:
-        """Look at the wishes and show what runs, at most every POLL_S; called in every step of Tune's loop.
+        """Read the requests and show what runs, at most every POLL_S; called in every step of Tune's loop.
 
         ``controller`` is Tune's, as it shows itself to a scheduler. A trial that waits for its workers is
         ended as soon as it has started.
@@ -90,13 +90,13 @@ class Desk:
             return
         self._next_look = time.monotonic() + POLL_S
         live = [trial for trial in controller.get_live_trials() if trial.trial_id in assignments]
-        for number in wished(self._folder):
+        for number in requested_stops(self._folder):
             trial = next((t for t in live if assignments[t.trial_id].number == number), None)
             if trial is not None and trial.status == "PENDING":
                 continue
             if trial is not None and assignments[trial.trial_id].status == Status.RUNNING:
                 self._end(controller, trial, assignments[trial.trial_id])
-            (self._wishes / str(number)).unlink(missing_ok=True)
+            (self._requests / str(number)).unlink(missing_ok=True)
         now = time.time()
         running = [
             (trial.trial_id, assignments[trial.trial_id])
@@ -156,19 +156,19 @@ def tune_ids(folder: Path, number: int) -> list[str]:
     return found
 
 
-def wish(folder: Path, number: int) -> None:
-    """Wish that a trial ends."""
+def request_stop(folder: Path, number: int) -> None:
+    """Request that a trial ends."""
     (folder / "wishes").mkdir(exist_ok=True)
     (folder / "wishes" / str(number)).touch()
 
 
-def wished(folder: Path) -> list[int]:
-    """Numbers of the trials whose end is wished, and not answered yet."""
+def requested_stops(folder: Path) -> list[int]:
+    """Numbers of the trials with an unanswered request to stop."""
     return sorted(int(path.name) for path in (folder / "wishes").glob("*") if path.name.isdigit())
 
 
 def withdraw(folder: Path, number: int) -> None:
-    """Take a wish back."""
+    """Withdraw a request."""
     (folder / "wishes" / str(number)).unlink(missing_ok=True)
 
 

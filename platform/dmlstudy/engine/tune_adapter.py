@@ -23,7 +23,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TuneSearch(Searcher):
-    """The searcher that Tune asks for trials and tells of their ends."""
+    """The searcher from which Tune gets trials and to which it reports their ends."""
 
     def __init__(self, search: StudySearch) -> None:
         super().__init__(metric=search.metric, mode="max")
@@ -36,7 +36,7 @@ class TuneSearch(Searcher):
         return {"trial": config.model_dump(mode="json")}
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Nothing: the scheduler, which sees each result first, tells it to ``observe``."""
+        """Do nothing: the scheduler, which sees each result first, passes it to ``observe``."""
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -64,7 +64,7 @@ class TuneSearch(Searcher):
 
 
 class StudyScheduler(FIFOScheduler):
-    """Stops a trial as soon as ``StudySearch.observe`` says so, or someone wishes it at the desk."""
+    """Stops a trial as soon as ``StudySearch.observe`` says so, or a request for it is at the desk."""
 
     def __init__(self, search: StudySearch, desk: Desk) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

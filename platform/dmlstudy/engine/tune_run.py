@@ -13,7 +13,7 @@ from dmlstudy.engine.cluster import busy, concurrency, idle_gpus
 from dmlstudy.engine.cluster_watch import HEAD, ClusterWatch
 from dmlstudy.engine.gang import KILL_TIMEOUT_ON_GPUS_S, GangTrainable
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
-from dmlstudy.engine.progress import Progress, Tell
+from dmlstudy.engine.progress import ProgressLines, Tell
 from dmlstudy.engine.ray_private import tune_mended
 from dmlstudy.engine.recorder import Recorder, Vault
 from dmlstudy.engine.stop_requests import Desk
@@ -25,8 +25,8 @@ from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
 
 HEAD_NODE = {HEAD: 0.001}
-"""What a Tune actor reserves: it waits for workers that have their own reservation, so it takes no CPU, and
-it stays beside the driver, where it does not end with a spot node."""
+"""The reservation of a Tune actor: no CPU, because it waits for workers with their own reservation, and a place beside
+the driver, where it does not end with a spot node."""
 
 ENGINE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow is the log
@@ -73,10 +73,10 @@ def run_trials(
     vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
     width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
     objective = spec.file.protocol.objective
-    progress = Progress(tell, objective, num_done, num_total, width, num_at_once)
+    progress = ProgressLines(tell, objective, num_done, num_total, width, num_at_once)
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = checkpoints_folder(spec, store)
-    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_wished, watch)
+    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_requested, watch)
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={
@@ -105,11 +105,11 @@ def run_trials(
         try:
             tuner.fit()
         except Exception:
-            if not (recorder.failure or interruption.is_wished()):
+            if not (recorder.failure or interruption.is_requested()):
                 raise
         finally:
             recorder.end_open_runs()
-    if interruption.is_wished():
+    if interruption.is_requested():
         raise StudyInterrupted
     if recorder.failure:
         raise recorder.failure

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import torch
 
 SIGNS_OF_ANOTHERS_END = ("by peer", "remote process exited", "Broken pipe")
-"""What gloo and NCCL say on a rank that only hears that another is gone."""
+"""Messages of gloo and NCCL on a rank that only notices that another is gone."""
 
 BEAT_S = 5.0
-"""How often, at most, a rank says between its reports that it has come further."""
+"""Least time between two signs of progress that a rank gives between its reports."""
 
 
 class NodeUnfit(RuntimeError):
@@ -109,7 +109,7 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
 
 
 def free_gpu_memory(device: torch.device) -> None:
-    """Give back what the trial before has left in torch's cache, and begin to count anew."""
+    """Release what the previous trial left in torch's cache, and restart the peak count."""
     import torch
 
     if device.type == "cuda":
@@ -127,7 +127,7 @@ def gpu_peak(device: torch.device) -> dict[str, float]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was asked for that is not there; torch has a type for that on a GPU only."""
+    """True for an error of missing memory; torch has a type for it on a GPU only."""
     import torch
 
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

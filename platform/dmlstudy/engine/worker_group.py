@@ -39,7 +39,7 @@ def fit(
     which asks the first cluster it finds on the machine. Of several that may be another than ours, which
     does not know the controller: the helper would take it for dead and free the places of working trials.
 
-    So each of the run's processes is told which cluster is its own; this one forgets it when the run is over.
+    So each of the run's processes is given the address of its own cluster; this one forgets it when the run is over.
     """
     address = ray.get_runtime_context().gcs_address
     ray_private.hand_on_to_train_workers(("RAY_ADDRESS", ALLOCATOR))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """``build``, looked up when it is asked for: reading a study file needs no torch."""
+    """``build``, imported on first use: reading a study file needs no torch."""
     if name != "build":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dmlstudy.losses.batch_loss import build

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from dmlstudy.losses.distances import euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.parameters import at_least, choice
-from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
+from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 
 RULES = {"printed": 0, "hedge": 1, "linear": 2}
 
@@ -32,8 +32,10 @@ def hedged(
     """Layer weights after one round of the adaptive hedge update (OAHU Eq. 20 and Algorithm 1, lines 9-11).
 
     alpha^l *= beta^{L^l} where beta^{min L} ln L^l > beta - 1 (ln 0 = -inf), else alpha^l *= 1 - (1 - beta) L^l: the
-    rule 'printed'; 'hedge' and 'linear' take one of the two for all layers. Then alpha = max(alpha, s / (L + 1)) and
-    alpha /= sum alpha. The floor comes before the sum, as printed, so what is guaranteed is s / ((L + 1)(1 + s)).
+    rule 'printed'; 'hedge' and 'linear' take one of the two for all layers.
+
+    Then alpha = max(alpha, s / (L + 1)) and alpha /= sum alpha. The floor comes before the sum, as printed, so
+    what is guaranteed is s / ((L + 1)(1 + s)).
     """
     linear_L = 1 - (1 - beta) * loss_L
     if rule == "linear":
@@ -63,13 +65,15 @@ class AdaptiveBound(Loss):
     """Adaptive-bound triplet loss of all layers, weighted by adaptive hedge (OAHU Eq. 9-13, 19, 20; section 3.8).
 
     The embedding is [sqrt(alpha^0) f^0, ..., sqrt(alpha^L) f^L] with unit vectors f^l (an embedder with ``head_depth``
-    L makes it), D^l = ||f^l_i - f^l_j||. An anchor's term is sum_l alpha^l mean ABTL^l over all its triplets
-    (i, j, k), j in pos(i), k in neg(i), and since ABTL = (L_attr(D_ij) + L_rep(D_ik)) / 2 that mean is
-    (mean_j L_attr + mean_k L_rep) / 2: no triplet is ever listed.
+    L makes it), D^l = ||f^l_i - f^l_j||.
+
+    An anchor's term is sum_l alpha^l mean ABTL^l over all its triplets (i, j, k), j in pos(i), k in neg(i), and
+    since ABTL = (L_attr(D_ij) + L_rep(D_ik)) / 2 that mean is (mean_j L_attr + mean_k L_rep) / 2: no triplet is
+    ever listed.
 
     d_sim, d_dis and alpha are constants in the gradient. The count is the number of anchors with both positives and
     negatives. In training, with gradients enabled, each call ends with ``hedged`` by the layers' means over all
-    ranks' anchors; a batch without triplets leaves alpha as it is. Raises ValueError as ``check_hedge``, and for
+    ranks' anchors; a batch without triplets leaves alpha unchanged. Raises ValueError as ``check_hedge``, and for
     embeddings of another size.
     """
 
@@ -134,7 +138,7 @@ class _OfLayer(RowLoss):
         super().__init__(euclidean)
         self.tau = tau
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         positive, negative = rows.positive, rows.negative
         num_positive_T, num_negative_T = positive.chosen.sum(1), negative.chosen.sum(1)
         has_both_T = (num_positive_T > 0) & (num_negative_T > 0)

@@ -58,10 +58,10 @@ from dmlstudy.records import Scalar
 from dmlstudy.text import shown
 
 Part: TypeAlias = Weighting | Miner | NegativeDraw | Distance
-"""What a loss is put together of."""
+"""A part that a loss is built from."""
 
 DISTANCES: dict[str, Distance] = {"euclidean": euclidean, "squared_euclidean": squared_euclidean}
-"""The distances a pair loss may be asked for by name."""
+"""The distances of pair losses by name."""
 
 
 def weighting_of(named: str | Weighting, exponent: float, rate: float) -> Weighting:
@@ -243,10 +243,10 @@ WEIGHT = "weight"
 """The regulariser's parameter that the sum needs, not the regulariser itself."""
 
 _GIVEN = ("num_classes", "dim", "num_layers", "seed")
-"""Arguments the trial supplies; they are nobody's hyperparameters."""
+"""Arguments the trial supplies; they are not hyperparameters."""
 
 PARTS = ("weighting", "mining", "distance")
-"""Parameters that name a part; from Python an object may stand there."""
+"""Parameters that name a part; from Python an object may replace the name."""
 
 
 def build(
@@ -264,9 +264,10 @@ def build(
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
     that references will hold rows of earlier batches. ``num_classes``, ``dim``, ``num_layers`` (of the embedder's
-    head) and ``seed`` reach the constructors that ask for them. Where a parameter names a part (``PARTS``), an object
-    may stand. A parameter that the chosen parts do not use has no effect here: studies of earlier versions have such
-    (``unused`` finds them).
+    head) and ``seed`` reach the constructors that ask for them.
+
+    A parameter that names a part (``PARTS``) also accepts an object. A parameter that the chosen parts do not use has
+    no effect here, because studies of earlier versions may contain one (``unused`` finds them).
 
     Raises ValueError for an unknown entry or parameter (with the nearest name and the list), for a value of the wrong
     type, for a loss that cannot use a memory, and whatever the loss itself refuses.
@@ -304,7 +305,7 @@ def build(
 
 
 def sizes_of(name: str) -> list[str]:
-    """Which of ``num_classes`` and ``dim`` the loss ``name`` needs; raises ValueError for an unknown one."""
+    """The sizes, of ``num_classes`` and ``dim``, that the loss ``name`` needs; raises ValueError for an unknown one."""
     if name.startswith(pml.PREFIX):
         return ["num_classes", "dim"]
     asked = inspect.signature(choice("loss", name, CATALOGUE)).parameters

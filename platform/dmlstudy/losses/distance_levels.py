@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dmlstudy.losses.distances import euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.parameters import at_least
-from dmlstudy.losses.structure import Pairs
+from dmlstudy.losses.structure import PairBlock
 
 INITIAL_LEVELS = (-3.0, 0.0, 3.0)
 
@@ -22,16 +22,17 @@ STD_FLOOR = 1e-3
 
 
 class DistanceLevels(Loss):
-    """Each normalised distance is drawn to its nearest level (Kim & Park, AAAI 2021).
+    """A loss that draws each normalised distance to its nearest level (Kim & Park, AAAI 2021).
 
-    L = 1/(M(M-1)) sum_{i != j} min_l | (d_ij - mu)/sigma - s_l |, d_ij = ||z_i - z_j||, mu and sigma running
-    estimates of the mean and the standard deviation (unbiased) of the batch's d_ij, detached: those of
-    the first batch, then mu <- momentum mu + (1 - momentum) mu_batch, and likewise sigma. They are over pairs
-    i != j, while copies of the authors' code count the zeros of i = j too.
+    L = 1/(M(M-1)) sum_{i != j} min_l | (d_ij - mu)/sigma - s_l |, d_ij = ||z_i - z_j||.
+
+    mu and sigma are running estimates of the mean and the standard deviation (unbiased) of the batch's d_ij,
+    detached: those of the first batch, then mu <- momentum mu + (1 - momentum) mu_batch, and likewise sigma.
+    They are over pairs i != j, while copies of the authors' code count the zeros of i = j too.
 
     The levels s_l are learned from (-3, 0, 3) on. The estimates, this batch included, move in training mode with
-    gradients enabled, and else stay; before any such batch those of the batch at hand are used. Labels and ids are
-    not looked at: only a row itself is no pair.
+    gradients enabled, and else stay; before any such batch those of the current batch are used. Labels and ids are
+    ignored: only a row with itself is no pair.
 
     A batch of one row gives 0 and moves nothing. Rows are shared out among the ranks; the count is the number of
     rows. Raises ValueError unless 0 <= momentum < 1.
@@ -59,7 +60,7 @@ class DistanceLevels(Loss):
         levels_L = self.levels_L.to(z_MD.dtype)
         with torch.autocast(z_MD.device.type, enabled=False):
             share = world.share(len(z_MD))
-            pairs = Pairs(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world)
+            pairs = PairBlock(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world)
             if len(z_MD) < 2:
                 return pairs.mean_of(lambda d_TM, levels_L: 0 * d_TM, levels_L)
             mean, std = self._estimates(*pairs.statistics(counts_self=False))

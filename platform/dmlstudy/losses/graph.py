@@ -30,7 +30,7 @@ MEDIAN_FLOOR = 1e-6
 
 
 class GraphConsistency(Loss):
-    """Two sub-batches X', X'' with the same classes row by row, and how far their graphs are apart.
+    """Distance between the similarity graphs of two sub-batches X', X'' with the same classes row by row.
 
     S_ij = exp(-||x_i - x_j||^2 / sigma), a row x_i per image, and the value is, by ``term``,
     'gc_bar': ||S'X' - S''X''||_F (CGML Eq. 3; 0 with gradient 0 where it is 0), 'gc_bar_squared': its
@@ -38,11 +38,14 @@ class GraphConsistency(Loss):
 
     Gradients flow through S and X of both. ``sigma_mode='median'`` takes for sigma the median of the squared
     distances of two different rows of one sub-batch, over both of them, detached, the lower of two middle ones, of at
-    most ``MEDIAN_ROWS`` evenly spaced rows of either; ``sigma`` is then not looked at.
+    most ``MEDIAN_ROWS`` evenly spaced rows of either; ``sigma`` is then ignored.
 
     ``draw='split'`` cuts a batch of any kind: from a class with n_c images in the global batch, n_c // 2 go into
     either sub-batch, disjoint random halves. An image drawn into the batch several times counts once, by its first
-    row. The halves depend on ``seed`` and the batch's ids alone. Without two images of any class it is 0 and counts 0.
+    row.
+
+    The halves depend on ``seed`` and the batch's ids alone. Without two images of any class it is 0 and counts
+    0.
 
     ``draw='two_draws'`` takes the batch as ``data.TwoDraws`` has drawn it: the first half of the global batch's rows
     is X', the last half X'', so that an image drawn twice is in both. Within a class, rows are compared in the
@@ -117,7 +120,7 @@ def two_draws(references: Embeddings) -> tuple[Tensor, Tensor]:
     if not torch.equal(references.y_N[first_n], references.y_N[second_n]):
         raise ValueError(
             f"draw='two_draws': the first and the last half of a batch of {num_rows} rows differ in their classes; "
-            "draw batches with batch.sampler: two_draws, or set draw='split'"
+            "draw batches with batch.draw: two_draws, or set draw='split'"
         )
     return first_n, second_n
 

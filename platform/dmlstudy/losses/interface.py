@@ -1,4 +1,4 @@
-"""What every loss takes and gives: embeddings in, a sum over local anchors and its count out.
+"""Interface of every loss: embeddings in, a sum over local anchors and its count out.
 
 Shapes: N rows (B anchors on this rank, or M references), D embedding size.
 """
@@ -81,7 +81,7 @@ class Loss(nn.Module, ABC):
     """
 
     accepts_memory: ClassVar[bool] = False
-    """Whether references may hold rows of earlier batches (a cross-batch memory) after the gathered ones."""
+    """True if references may hold rows of earlier batches (a cross-batch memory) after the gathered ones."""
 
     def forward(
         self, anchors: Embeddings, references: Embeddings | None = None, world: World = ALONE

@@ -16,9 +16,12 @@ class CrossBatchMemory(nn.Module):
     """A queue of the last ``size`` embeddings, detached, with their labels and ids (Wang et al. 2020, XBM).
 
     It belongs to the state of training and is saved with it: ``z``, ``y`` and ``id`` hold the rows, the oldest
-    first, ``filled`` how many there are, ``num_batches`` how many batches have been taken in. Every rank
-    takes in all ranks' rows, so the queue is the same on each; it follows the batch's dtype and device.
-    Losses make no positive pair of two rows of one class and image, so an image's older embedding is none for it.
+    first, ``filled`` how many there are, ``num_batches`` how many batches it has seen.
+
+    Every rank stores the rows of all ranks, so the queue is the same on each; it follows the batch's dtype and
+    device. Losses make no positive pair of two rows of one class and image, so an image's older embedding is no
+    positive for it.
+
     Raises ValueError unless size, dim >= 1 and warmup >= 0.
     """
 

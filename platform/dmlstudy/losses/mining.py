@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dmlstudy.losses.interface import Embeddings
 from dmlstudy.losses.parameters import part
-from dmlstudy.losses.tiles import Rows, Side, in_order
+from dmlstudy.losses.tiles import Side, Tile, in_order
 
 
 @runtime_checkable
@@ -24,7 +24,7 @@ class Miner(Protocol):
     """A rule by which pairs are kept."""
 
     def __call__(self, positive: Side, negative: Side) -> tuple[Tensor, Tensor]:
-        """Which of the candidates of each sign are kept, as two boolean masks."""
+        """The candidates of each sign that are kept, as two boolean masks."""
         ...
 
 
@@ -146,13 +146,13 @@ class Draw(NamedTuple):
     """The positives' places in the band."""
 
     real_TP: Tensor
-    """Which are positives."""
+    """True for positives."""
 
     column_TP: Tensor
     """The drawn negatives' columns."""
 
     drawn_TP: Tensor
-    """Which are positives with a negative."""
+    """True for positives with a negative."""
 
 
 @runtime_checkable
@@ -160,9 +160,9 @@ class NegativeDraw(Protocol):
     """A way to take one negative for each positive pair."""
 
     counts_all: ClassVar[bool]
-    """Whether a mean over its triplets counts those whose term is 0, too."""
+    """True if a mean over its triplets also counts those whose term is 0."""
 
-    def draw(self, rows: Rows, d_TM: Tensor) -> Draw:
+    def draw(self, rows: Tile, d_TM: Tensor) -> Draw:
         """The draw of a tile; ``d_TM`` are its Euclidean distances."""
         ...
 
@@ -174,7 +174,7 @@ class DistanceWeighted(NegativeDraw):
     seed: int = 0
     counts_all: ClassVar[bool] = True
 
-    def draw(self, rows: Rows, d_TM: Tensor) -> Draw:
+    def draw(self, rows: Tile, d_TM: Tensor) -> Draw:
         return distance_weighted(rows, self.seed, d_TM)
 
 
@@ -182,13 +182,14 @@ NEAR, FAR = 0.5, 1.4
 """Of distance-weighted draws: nearer negatives count as this far, and from the other on none is drawn."""
 
 
-def distance_weighted(rows: Rows, seed: int, d_TM: Tensor) -> Draw:
-    """For each positive pair a negative of its anchor, with probability ~ 1/q(D) (Wu et al. 2017, Eq. 4-5).
+def distance_weighted(rows: Tile, seed: int, d_TM: Tensor) -> Draw:
+    """One negative of the anchor for each positive pair, with probability ~ 1/q(D) (Wu et al. 2017, Eq. 4-5).
 
     q is the density of distances of uniform points on the sphere, log 1/q(D) = (2-d) log D - (d-3)/2
     log(1 - D^2/4), d the embedding size; D below 0.5 counts as 0.5, and negatives with D >= 1.4 are left
-    out, unless an anchor has no nearer one: then all of its negatives are equally likely. ``d_TM`` are Euclidean
-    distances, of unit vectors.
+    out, unless an anchor has no nearer one: then all of its negatives are equally likely.
+
+    ``d_TM`` are Euclidean distances, of unit vectors.
 
     The draw inverts the cumulated weights, in units of 2^-32 of the anchor's largest, at ``uniforms``; so it depends
     on no rank, tile or order of the batch (but on that of two copies of one image, which also draw the same).
@@ -213,7 +214,7 @@ def distance_weighted(rows: Rows, seed: int, d_TM: Tensor) -> Draw:
 
 
 def pair_numbers(anchors: Embeddings, references: Embeddings) -> tuple[Tensor, Tensor]:
-    """How many positive and how many negative pairs each anchor has, (B,) and (B,), from labels and ids."""
+    """Numbers of positive and of negative pairs of each anchor, (B,) and (B,), from labels and ids."""
     y_N, id_N = torch.cat([anchors.y_N, references.y_N]), torch.cat([anchors.id_N, references.id_N])
     order_N = in_order(Embeddings(y_N, y_N, id_N))  # looks at labels and ids alone
     is_reference_N = (order_N >= len(anchors.y_N)).long()
@@ -228,7 +229,7 @@ def pair_numbers(anchors: Embeddings, references: Embeddings) -> tuple[Tensor, T
     return alike[0] - alike[1], len(references.y_N) - alike[0]
 
 
-def uniforms(rows: Rows, seed: int, id_TP: Tensor) -> Tensor:
+def uniforms(rows: Tile, seed: int, id_TP: Tensor) -> Tensor:
     """A number in [0, 1) for each of the tile's anchors and the image ids beside it, (T, P), float64.
 
     It depends on the seed, the batch's images and the pair's ids alone: not on the rank, the number of ranks,

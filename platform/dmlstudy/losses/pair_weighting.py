@@ -1,7 +1,6 @@
 """General pair-based weighting (GPW): the pair form and the triplet form, with contrastive as the plainest case.
 
-Both are mining, weighting and distance put together, each of them a free choice: an object, which the catalogue knows
-by a name.
+Both combine mining, weighting and distance, each chosen freely: an object, which the catalogue knows by a name.
 
 Shapes: T anchors in a tile, M references, Q references in the tile's band, P most positives of any anchor.
 """
@@ -18,7 +17,7 @@ from torch import Tensor
 from dmlstudy.losses.distances import Distance, euclidean
 from dmlstudy.losses.mining import Miner, Thresholds, keep_all, positives_in_columns
 from dmlstudy.losses.parameters import at_least, choice
-from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
+from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 from dmlstudy.losses.weighting import Constant, Exponential, Weighting
 
 Normalize: TypeAlias = Literal["anchor", "none"]
@@ -26,14 +25,15 @@ Normalize: TypeAlias = Literal["anchor", "none"]
 
 
 class PairWeighting(RowLoss):
-    """Pairs beyond their margins, each weighted by how far (GPW Eq. 20, 26, 28-29, 31-32, 34-35).
+    """A sum over the pairs beyond their margins, weighted by how far beyond (GPW Eq. 20, 26, 28-29, 31-32, 34-35).
 
     L_i = sum_{j in P_i} w+_ij (D_ij - m1) + sum_{k in N_i} w-_ik (m2 - D_ik), with detached weights
     1, (D-m1)^p and (m2-D)^q, or e^{alpha(D-m1)} and e^{beta(m2-D)}, normalised per anchor and sign
-    ('anchor') or not ('none'). P_i and N_i are the pairs beyond their thresholds (Eq. 18-19); mining
-    'threshold+margin' keeps of them what the multi-similarity rule with epsilon keeps (Eq. 24-25),
-    'threshold+batch_hard' an anchor's farthest positive and nearest negative, and names may be joined further
-    by '+'.
+    ('anchor') or not ('none').
+
+    P_i and N_i are the pairs beyond their thresholds (Eq. 18-19); mining 'threshold+margin' keeps of them what
+    the multi-similarity rule with epsilon keeps (Eq. 24-25), 'threshold+batch_hard' an anchor's farthest
+    positive and nearest negative, and names may be joined further by '+'.
 
     With squared distances the margins are squared ones (Eq. 38). ``detach_weights=False`` lets the gradient through
     the weights too (``losses/README.md``). The count is the number of anchors; an empty set gives 0. Raises
@@ -61,7 +61,7 @@ class PairWeighting(RowLoss):
         self.normalize = _normalize(normalize)
         self.detach_weights = detach_weights
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         pull_TQ, push_TM = self.miner(positive, negative)
@@ -100,14 +100,15 @@ class Contrastive(PairWeighting):
 
 
 class TripletWeighting(RowLoss):
-    """Violating triplets, each weighted by how far (GPW Eq. 21, 23, 27, 30, 33, 36).
+    """A sum over violating triplets, weighted by how far they violate the margin (GPW Eq. 21, 23, 27, 30, 33, 36).
 
     L_i = sum_{T_i} w_ijk (D_ij - D_ik + m), T_i = {(j, k) : D_ij + m >= D_ik}, with detached weights
-    1, (D_ij-D_ik+m)^p or e^{alpha(D_ij-D_ik+m)}, normalised over T_i ('anchor') or not ('none'). T_i is taken
-    from all pairs ('all'), from those the multi-similarity rule with epsilon keeps ('margin'), from the
-    farthest positive and nearest negative ('batch_hard', Eq. 22), from those with D_ij >= ``positive_margin`` and
-    D_ik <= ``negative_margin`` ('threshold'), or restricted to D_ij < D_ik ('semi_hard'); names may be joined by
-    '+'.
+    1, (D_ij-D_ik+m)^p or e^{alpha(D_ij-D_ik+m)}, normalised over T_i ('anchor') or not ('none').
+
+    T_i is taken from all pairs ('all'), from those the multi-similarity rule with epsilon keeps ('margin'),
+    from the farthest positive and nearest negative ('batch_hard', Eq. 22), from those with D_ij >=
+    ``positive_margin`` and D_ik <= ``negative_margin`` ('threshold'), or restricted to D_ij < D_ik
+    ('semi_hard'); names may be joined by '+'.
 
     ``detach_weights=False`` lets the gradient through the weights too. The triplets of one positive per anchor live
     at a time. The count is the number of anchors; an empty set gives 0. Raises ValueError unless margin >= 0, and for
@@ -132,7 +133,7 @@ class TripletWeighting(RowLoss):
         self.normalize = _normalize(normalize)
         self.detach_weights = detach_weights
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         triplets = Triplets(rows, self.miner, self.margin, self.semi_hard)
         normalized = self.normalize == "anchor"
@@ -164,7 +165,7 @@ class TripletWeighting(RowLoss):
 class Triplets:
     """The violating triplets of a tile, one positive of each anchor at a time, against all its negatives."""
 
-    def __init__(self, rows: Rows, miner: Miner, margin: float, semi_hard: bool) -> None:
+    def __init__(self, rows: Tile, miner: Miner, margin: float, semi_hard: bool) -> None:
         positive, negative = rows.positive, rows.negative
         pull_TQ, push_TM = miner(positive, negative)
         self.margin, self.semi_hard = margin, semi_hard

@@ -28,10 +28,10 @@ from dmlstudy.losses.tiles import (
     Layout,
     Pieces,
     RowLoss,
-    Rows,
     RowTerms,
     Side,
     Swept,
+    Tile,
     TiledLoss,
     in_one_sweep,
     in_order,
@@ -46,8 +46,10 @@ class MultiSimilarity(RowLoss):
 
     L_i = (1/alpha) log(1 + sum_{P_i} e^{-alpha(S_ij-lambda)}) + (1/beta) log(1 + sum_{N_i}
     e^{beta(S_ik-lambda)}), S = z_i.z_j of unit vectors, lambda = ``threshold``; P_i: S_ij <= max_{neg(i)}
-    S + epsilon, N_i: S_ik >= min_{pos(i)} S - epsilon. The count is the number of anchors; an empty set
-    gives log 1 = 0. Raises ValueError unless alpha, beta > 0, epsilon >= 0 and threshold >= -1.
+    S + epsilon, N_i: S_ik >= min_{pos(i)} S - epsilon.
+
+    The count is the number of anchors; an empty set gives log 1 = 0. Raises ValueError unless alpha, beta > 0,
+    epsilon >= 0 and threshold >= -1.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class MultiSimilarity(RowLoss):
         self.threshold = at_least("threshold", threshold, -1)
         self.rule = SimilarityRule(at_least("epsilon", epsilon, 0))
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         pull_TQ, push_TM = self.rule(positive, negative)
@@ -76,8 +78,10 @@ class MultiSimilarityDistance(RowLoss):
 
     v1: L_i = (1/alpha) log(1 + sum_{P_i} e^{alpha(D_ij-m)}) + (1/beta) log(1 + sum_{N_i} e^{beta(m-D_ik)});
     v2: the same without the two "1 +". P_i: D_ij >= min_{neg(i)} D - epsilon, N_i: D_ik <= max_{pos(i)} D +
-    epsilon (Eq. 24-25). The count is the number of anchors; the term of an empty set is 0. Raises ValueError
-    unless alpha, beta > 0, margin, epsilon >= 0, and for an unknown version.
+    epsilon (Eq. 24-25).
+
+    The count is the number of anchors; the term of an empty set is 0. Raises ValueError unless alpha, beta > 0,
+    margin, epsilon >= 0, and for an unknown version.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class MultiSimilarityDistance(RowLoss):
         self.rule = SimilarityRule(at_least("epsilon", epsilon, 0))
         self.plus_one = choice("version", version, {"v1": True, "v2": False})
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         pull_TQ, push_TM = self.rule(positive, negative)
@@ -111,10 +115,12 @@ class BinomialDeviance(RowLoss):
     L = mean_{(i,j) positive} log(1 + e^{-alpha (S_ij - beta)})
       + mean_{(i,k) negative} log(1 + e^{eta alpha (S_ik - beta)}), eta = ``negative_weight``.
 
-    The means run over the pairs of all ranks, whose numbers follow from labels and ids. So that total / count is L,
-    the total is (sum_pos / number_pos + sum_neg / number_neg) times the number of all ranks' anchors, and the count
-    the number of own anchors; it is a sum over anchors for given numbers of pairs only. Without pairs of a sign its
-    mean is 0. Raises ValueError unless alpha, negative_weight > 0 and beta >= -1.
+    The means run over the pairs of all ranks, whose numbers follow from labels and ids. The total is
+    (sum_pos / number_pos + sum_neg / number_neg) times the number of all ranks' anchors, so that total / count is L.
+    It is a sum over anchors for given numbers of pairs only.
+
+    The count is the number of own anchors. The mean over a sign without pairs is 0. Raises ValueError unless
+    alpha, negative_weight > 0 and beta >= -1.
     """
 
     def __init__(self, alpha: float = 2.0, beta: float = 0.5, negative_weight: float = 25.0) -> None:
@@ -132,7 +138,7 @@ class BinomialDeviance(RowLoss):
         self._scales_2 = numbers_3[2] / numbers_3[:2].clamp(min=1)
         return super().terms(anchors, references, world)
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Scaled sum over the pairs of the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         middle = 1 - self.beta
@@ -150,8 +156,9 @@ class Margin(RowLoss):
 
     [D_ij - beta_{y_i} + alpha]_+ for positives and [beta_{y_i} - D_ik + alpha]_+ for negatives, beta_C a
     parameter that starts at ``beta``. Mining 'all' takes all pairs; 'distance_weighted' all positive pairs,
-    and for each one negative drawn with probability ~ 1/q(D) (``mining.DistanceWeighted``). ``nu`` adds nu
-    sum_{(i,j) positive} beta_{y_i}, once per positive pair as in the authors' and
+    and for each one negative drawn with probability ~ 1/q(D) (``mining.DistanceWeighted``).
+
+    ``nu`` adds nu sum_{(i,j) positive} beta_{y_i}, once per positive pair as in the authors' and
     pytorch-metric-learning's sum over triplets.
 
     The count is the number of terms above 0; where no rank has any, the sum is 0. Raises ValueError unless alpha,
@@ -185,7 +192,7 @@ class Margin(RowLoss):
             total = total + self.nu * (beta_B * positives_B).sum() * reached
         return LossSum(total, count)
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of the tile's pairs' terms, and the number of those above 0."""
         beta_T1 = self.beta_C.detach()[rows.y_T, None].to(rows.d_TM.dtype)
         positive = rows.positive
@@ -216,9 +223,10 @@ class RankedList(PairWeighting):
     weights e^{Tp (D - (alpha - margin))} and e^{Tn (alpha - D)} through which the gradient flows, Tp and Tn the
     temperatures. P_i: D_ij > alpha - margin, N_i: D_ik < alpha.
 
-    With imbalance 0.5 it is half of GPW's exponential pair form with undetached weights. The count is the number of
-    anchors; an empty set gives 0. Raises ValueError unless 0 <= margin <= alpha, temperatures >= 0 and 0 <= imbalance
-    <= 1.
+    With imbalance 0.5 it is half of GPW's exponential pair form with undetached weights.
+
+    The count is the number of anchors; an empty set gives 0. Raises ValueError unless 0 <= margin <= alpha,
+    temperatures >= 0 and 0 <= imbalance <= 1.
     """
 
     def __init__(
@@ -243,7 +251,7 @@ class RankedList(PairWeighting):
             raise ValueError(f"imbalance={imbalance} must lie in 0..1: the negatives' share of the loss")
         self.imbalance = imbalance
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         low, high = self.positive_margin, self.negative_margin
@@ -266,9 +274,10 @@ class Circle(RowLoss):
     """Circle loss in cosine (Sun et al. 2020, Eq. 4-8).
 
     L_i = log(1 + sum_{neg(i)} e^{gamma a_k (S_ik - m)} sum_{pos(i)} e^{-gamma a_j (S_ij - 1 + m)}), with
-    detached a_k = [S_ik + m]_+ and a_j = [1 + m - S_ij]_+, m = ``margin``. The count is the number of anchors;
-    an anchor without positives or without negatives gives 0. Raises ValueError unless margin >= 0 and
-    gamma > 0.
+    detached a_k = [S_ik + m]_+ and a_j = [1 + m - S_ij]_+, m = ``margin``.
+
+    The count is the number of anchors; an anchor without positives or without negatives gives 0. Raises
+    ValueError unless margin >= 0 and gamma > 0.
     """
 
     def __init__(self, margin: float = 0.4, gamma: float = 80.0) -> None:
@@ -276,7 +285,7 @@ class Circle(RowLoss):
         self.margin = at_least("margin", margin, 0)
         self.gamma = above("gamma", gamma, 0)
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         pace_TQ = (positive.d + self.margin).clamp_(min=0).mul_(self.gamma)
@@ -299,14 +308,16 @@ class NPair(RowLoss):
 
     L_i = log(1 + sum_{neg(i)} e^{scale (S_ik - S_ij)}) + l2 ||z_i||^2, S = z_i.z_j and j the nearest
     positive ('nearest', of equally near ones the first by label and id), or the mean of the logarithms over all
-    positives ('all'), against all negatives of the batch. With 'one_per_class' (Sohn's own form) only the first
-    two images of a class, by id, take part: the first is the anchor, the second its positive and the negative of
-    all other classes' anchors.
+    positives ('all'), against all negatives of the batch.
+
+    With 'one_per_class' (Sohn's own form) only the first two images of a class, by id, take part: the first is
+    the anchor, the second its positive and the negative of all other classes' anchors.
 
     ``scale`` multiplies products: features times 10, as CGML's author released them with ECAML, are a scale of 100.
-    ``l2`` holds the norms of embeddings that are not normalised. The count is the number of anchors; without a
-    positive or a negative the logarithm is 0. Raises ValueError unless scale > 0, l2 >= 0, and for an unknown
-    ``positive``.
+    ``l2`` holds the norms of embeddings that are not normalised.
+
+    The count is the number of anchors; without a positive or a negative the logarithm is 0. Raises ValueError
+    unless scale > 0, l2 >= 0, and for an unknown ``positive``.
     """
 
     def __init__(self, scale: float = 100.0, l2: float = 0.0005, positive: str = "nearest") -> None:
@@ -326,7 +337,7 @@ class NPair(RowLoss):
         (z_BD,) = full_precision(anchors.z_ND)
         return LossSum(total + self.l2 * z_BD.square().sum(), count)
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of the logarithms over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         push = log_sum_exp(negative.d * -self.scale, negative.chosen)
@@ -351,7 +362,7 @@ class GeneralizedLiftedStructure(RowLoss):
         super().__init__(euclidean)
         self.margin = at_least("margin", margin, 0)
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         pull = log_sum_exp(positive.d.clone(), positive.chosen)
@@ -371,9 +382,13 @@ class LiftedStructure(TiledLoss):
     """Lifted structure: a pair against the negatives of both its ends (Song et al. 2016, Eq. 4).
 
     L = 1/(2|P|) sum_{(i,j)} [D_ij + log(sum_{neg(i)} e^{m - D_ik} + sum_{neg(j)} e^{m - D_jl})]_+^2 over the
-    ordered positive pairs, m = ``margin``. The second sum is asked of the rank that has j as an anchor; where
-    anchors are not all of the references, it is found from the references. The count is the number of ordered
-    pairs |P|; a pair without negatives gives 0. Raises ValueError unless margin >= 0.
+    ordered positive pairs, m = ``margin``.
+
+    The second sum is asked of the rank that has j as an anchor; where anchors are not all of the references, it
+    is found from the references.
+
+    The count is the number of ordered pairs |P|; a pair without negatives gives 0. Raises ValueError unless
+    margin >= 0.
     """
 
     def __init__(self, margin: float = 1.0) -> None:
@@ -419,8 +434,10 @@ class LiftedStructureGPW(LiftedStructure):
     """Lifted structure as general pair weighting states it (GPW Eq. 16): two logarithms, no square.
 
     L = 1/|P| sum_{(i,j)} [D_ij + log sum_{neg(i)} e^{m - D_ik} + log sum_{neg(j)} e^{m - D_jl}]_+ over the ordered
-    positive pairs, m = ``margin``; another function than Song's (``losses/README.md``). The count is the number of
-    ordered pairs |P|; a pair without negatives on either side gives 0. Raises ValueError unless margin >= 0.
+    positive pairs, m = ``margin``; another function than Song's (``losses/README.md``).
+
+    The count is the number of ordered pairs |P|; a pair without negatives on either side gives 0. Raises
+    ValueError unless margin >= 0.
     """
 
     def _term(self, d_TQ: Tensor, push_T1: Tensor, push_Q: Tensor) -> Tensor:
@@ -432,8 +449,9 @@ class Angular(TiledLoss):
 
     Mean over the ordered positive pairs of log(1 + sum_{neg(a)} e^{f_apn}), f_apn = 4 tan^2(angle)
     (z_a + z_p).z_n - 2 (1 + tan^2(angle)) z_a.z_p, of unit vectors, angle in degrees. The negatives of
-    one positive per anchor live at a time. The count is the number of pairs; without negatives a pair gives 0.
-    Raises ValueError unless 0 < angle < 90.
+    one positive per anchor live at a time.
+
+    The count is the number of pairs; without negatives a pair gives 0. Raises ValueError unless 0 < angle < 90.
     """
 
     accepts_memory = True

@@ -13,7 +13,7 @@ from dmlstudy.text import nearest, one_line, shown
 T = TypeVar("T")
 
 LARGEST = 10_000
-"""Units, layers or centres of a loss or learner: no more are asked for, lest a slip of the finger fill the memory."""
+"""The most units, layers or centres of a loss or learner, lest a typing error fill the memory."""
 
 
 def choice(parameter: str, value: str, table: Mapping[str, T]) -> T:
@@ -40,7 +40,7 @@ def above(parameter: str, value: float, low: float) -> float:
 def part(parameter: str, value: Any, kind: Any, wanted: str, tried: Callable[[T], str | None]) -> T:
     """The object that was passed for a loss's ``parameter``, if it is of this kind (a Protocol) and works.
 
-    ``tried`` puts it to a small test and says what is wrong, if anything. Raises ValueError, also where the object
+    ``tried`` runs a small test and returns what is wrong, if anything. Raises ValueError, also where the object
     itself fails in the test.
     """
     if isinstance(value, type) or not isinstance(value, kind):

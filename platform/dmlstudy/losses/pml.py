@@ -55,16 +55,17 @@ _NO_DEFAULT = inspect.Parameter.empty
 class ForeignLoss(Loss):
     """A loss of pytorch-metric-learning, exact at any number of ranks.
 
-    L = the library's loss on the whole gathered batch, its own reducer included, with its default mining:
-    none. Every rank computes it and counts it by its part of the anchors: total L B/M, count B/M, in sum
-    L and 1; memory and time do not fall with the number of ranks. Anchors are rows of the references.
+    L = the library's loss on the whole gathered batch, with its own reducer and its default mining: none.
 
-    An empty batch gives 0, and so does whatever the library has no terms for, with zero gradients also for the
-    library's own parameters. Random choices of the library (``triplets_per_anchor``) are drawn from ``seed`` and the
+    Every rank computes it and counts it by its share of the anchors: total L B/M, count B/M, in sum L and 1. Memory
+    and time do not fall with the number of ranks. Anchors are rows of the references.
+
+    An empty batch, or one without terms for the library, gives 0, with zero gradients also for the library's own
+    parameters. Random choices of the library (``triplets_per_anchor``) are drawn from ``seed`` and the
     number of calls so far, the same on all ranks. It computes in float32 at least, and in the precision of its
     parameters where it has some.
 
-    Image ids are not looked at: the library makes a positive pair of two rows of one image. Raises ValueError unless
+    Image ids are ignored: the library makes a positive pair of two rows of one image. Raises ValueError unless
     labels lie in 0..num_classes-1 and z has size ``dim``.
     """
 

@@ -57,9 +57,12 @@ class ProxyNCA(_ProxyLoss):
     """ProxyNCA: own proxy against the sum over all others (Movshovitz-Attias et al. 2017, Eq. 4).
 
     L_i = -log( e^{-d(z_i,p_y)/T} / sum_{c != y} e^{-d(z_i,p_c)/T} ), d = ||z - p||^2, T = ``temperature``.
-    The own proxy is not in the denominator, so L_i may be negative. With one class there is no
-    denominator: the term is 0, with zero gradients. References are not looked at. The count is the number
-    of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size ``dim``.
+
+    The own proxy is not in the denominator, so L_i may be negative. With one class there is no denominator: the
+    term is 0, with zero gradients. References are ignored.
+
+    The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size
+    ``dim``.
     """
 
     def __init__(self, num_classes: int, dim: int, temperature: float = 1.0, seed: int = 0) -> None:
@@ -80,8 +83,10 @@ class ProxyNCAPlusPlus(_ProxyLoss):
     """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6).
 
     L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``. With one class L_i = 0.
-    References are not looked at. The count is the number of anchors. Raises ValueError unless T > 0,
-    labels lie in 0..C-1 and z has size ``dim``.
+    References are ignored.
+
+    The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size
+    ``dim``.
     """
 
     def __init__(self, num_classes: int, dim: int, temperature: float = 1 / 9, seed: int = 0) -> None:
@@ -102,8 +107,9 @@ class ProxyAnchor(_ProxyLoss):
     image among the references.
 
     It is a sum over proxies, not anchors: each rank takes its share of the proxies against all references and counts
-    that share, so all ranks together count 1. An empty set gives log 1 = 0, an empty batch or share a zero. Raises
-    ValueError unless alpha > 0, delta >= -1, labels lie in 0..C-1 and z has size ``dim``.
+    that share, so all ranks together count 1. An empty set gives log 1 = 0, an empty batch or share a zero.
+
+    Raises ValueError unless alpha > 0, delta >= -1, labels lie in 0..C-1 and z has size ``dim``.
     """
 
     def __init__(
@@ -136,8 +142,10 @@ class SoftTriple(_ProxyLoss):
 
     The second part, 0 for K = 1, draws a class's centres together. It is the same in every anchor's term,
     so it enters the mean once at any number of ranks. With one class only it remains; without anchors the
-    sum is 0. References are not looked at. The count is the number of anchors. Raises ValueError unless
-    scale, gamma > 0, tau, margin >= 0, K >= 1, labels lie in 0..C-1 and z has size ``dim``.
+    sum is 0. References are ignored.
+
+    The count is the number of anchors. Raises ValueError unless scale, gamma > 0, tau, margin >= 0, K >= 1,
+    labels lie in 0..C-1 and z has size ``dim``.
     """
 
     def __init__(
@@ -207,11 +215,13 @@ class ArcFace(_ProxyLoss):
     S'_iy = cos(theta_iy + m) = S cos m - sqrt(1 - S^2) sin m, m = ``margin`` in degrees.
 
     Where theta_iy + m > 180 degrees, cos would rise again; there S'_iy = S - m sin m (m in radians), the usual
-    continuation: it goes on falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12; below, its
+    continuation: it keeps falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12; below, its
     gradient is zero, not infinite.
 
-    With one class L_i = 0. References are not looked at. The count is the number of anchors. Raises ValueError unless
-    0 <= m <= 90 (beyond 133 the step would go up), scale > 0, labels lie in 0..C-1 and z has size ``dim``.
+    With one class L_i = 0. References are ignored.
+
+    The count is the number of anchors. Raises ValueError unless 0 <= m <= 90 (beyond 133 the step would go up),
+    scale > 0, labels lie in 0..C-1 and z has size ``dim``.
     """
 
     def __init__(
@@ -238,9 +248,11 @@ class ArcFace(_ProxyLoss):
 class CosFace(_ProxyLoss):
     """CosFace: cross-entropy of scaled cosines, the own one lowered by a margin (Wang et al. 2018, Eq. 4).
 
-    L_i = -log softmax_c(scale (z_i.p_c - margin [c = y_i])) at c = y_i. With one class L_i = 0. References
-    are not looked at. The count is the number of anchors. Raises ValueError unless margin >= 0, scale > 0,
-    labels lie in 0..C-1 and z has size ``dim``.
+    L_i = -log softmax_c(scale (z_i.p_c - margin [c = y_i])) at c = y_i. With one class L_i = 0. References are
+    ignored.
+
+    The count is the number of anchors. Raises ValueError unless margin >= 0, scale > 0, labels lie in 0..C-1
+    and z has size ``dim``.
     """
 
     def __init__(
@@ -270,7 +282,7 @@ def _normalized(proxies: Tensor, embeddings: Embeddings) -> Tensor:
 
 
 def _own(embeddings: Embeddings, num_classes: int) -> Tensor:
-    """Which of the classes is each row's own, (N, C)."""
+    """True at each row's own class, (N, C)."""
     return functional.one_hot(embeddings.y_N, num_classes).bool()
 
 

@@ -13,8 +13,9 @@ class Regularized(Loss):
     """L = L_base + weight * L_regularizer (CGML Eq. 4, NASA Eq. 13).
 
     Each of the two is its own sum over all ranks by its own count Z, at least 1: the total is
-    base.total + weight * regularizer.total * Z_base / Z_regularizer, and the count is the base's. The base
-    sees all references; the regulariser sees the batch alone, without the rows of a memory behind it.
+    base.total + weight * regularizer.total * Z_base / Z_regularizer, and the count is the base's.
+
+    The base sees all references; the regulariser sees the batch alone, without the rows of a memory behind it.
     Where the base has no terms at all, the regulariser remains. Raises ValueError unless weight >= 0.
     """
 
@@ -26,7 +27,7 @@ class Regularized(Loss):
 
     @property
     def accepts_memory(self) -> bool:  # type: ignore[override]  # what is a class's elsewhere is the base's here
-        """Whether the base accepts references of earlier batches."""
+        """True if the base accepts references of earlier batches."""
         return self.base.accepts_memory
 
     @property

@@ -23,21 +23,27 @@ EtaSource: TypeAlias = Literal["plain", "adaptive"]
 
 
 class Structure(Loss):
-    """Distances in each image's own metric, drawn to the nearer of two centres (NASA Eq. 10-12).
+    """A loss that draws distances in each image's own metric to the nearer of two centres (NASA Eq. 10-12).
 
-    d_ij = sqrt( sum_d omega_i^(d) (z_i^(d) - z_j^(d))^2 ), with omega the structure embeddings,
+    d_ij = sqrt( sum_d omega_i^(d) (z_i^(d) - z_j^(d))^2 ), with omega the structure embeddings.
+
     L = 1/(M(M-1)) sum_i sum_{j != i} [ c_ij |d_ij - eta1| + (1 - c_ij) |d_ij - eta2| ],
     c_ij = softmax_m(-alpha |d_ij - eta_m|) at m = 1, eta1 the mean of the batch's distances, theta their
-    standard deviation (unbiased), eta2 = max(eta_floor eta1, eta1 - t theta); eta1 and theta are detached, c is
-    not, and gradients reach omega and z.
+    standard deviation (unbiased), eta2 = max(eta_floor eta1, eta1 - t theta).
+
+    eta1 and theta are detached, c is not, and gradients reach omega and z.
 
     ``preset='official'`` is the authors' code: statistics over all M^2 pairs with the zeros of i = j among them, and
-    z divided by the mean distance of two different rows, with gradient through that mean. 'paper' has statistics over
-    pairs i != j and z as it is. They are taken of the plain distances ||z_i - z_j|| or of the 'adaptive' d_ij, by
-    ``eta_source``. Distances have the floor 1e-6, with gradient zero.
+    z divided by the mean distance of two different rows, with gradient through that mean. 'paper' has statistics
+    over pairs i != j and leaves z unscaled.
 
-    Labels and ids are not looked at: only a row itself is no pair. A batch of one row gives 0. Rows are shared out
-    among the ranks; the count is the number of rows. Raises ValueError without structure embeddings, unless alpha > 0
+    The statistics are of the plain distances ||z_i - z_j|| or of the 'adaptive' d_ij, by ``eta_source``. Distances
+    have the floor 1e-6, with gradient zero.
+
+    Labels and ids are ignored: only a row with itself is no pair. A batch of one row gives 0. Rows are shared out
+    among the ranks; the count is the number of rows.
+
+    Raises ValueError without structure embeddings, unless alpha > 0
     and t, eta_floor >= 0, and for unknown names.
     """
 
@@ -75,10 +81,10 @@ class Structure(Loss):
         num_rows = len(z_MD)
         assert len(omega_MD) == num_rows, "references must be the gathered anchors"
         share = world.share(num_rows)
-        adaptive = Pairs(adaptive_left(z_MD[share], omega_MD[share]), adaptive_right(z_MD), share, world)
+        adaptive = PairBlock(adaptive_left(z_MD[share], omega_MD[share]), adaptive_right(z_MD), share, world)
         if num_rows < 2:
             return adaptive.mean_of(torch.zeros_like)
-        plain = Pairs(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world)
+        plain = PairBlock(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world)
         scale = z_MD.new_ones(())
         if self.rescale:
             distances, _ = plain.mean_of(lambda d_TM: d_TM)
@@ -110,8 +116,8 @@ def adaptive_right(z_ND: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The batch's pairs of two different rows, as far as the first of them is in this rank's share.
+class PairBlock:
+    """The batch's pairs of two different rows, of which the first is in this rank's share.
 
     Squared distances are the products of left and right features. A row itself is known by its place.
     """

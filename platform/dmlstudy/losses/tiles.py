@@ -1,13 +1,15 @@
 """Memory-flat losses: a few anchors at a time against all references, with value and gradient in one sweep.
 
-A loss is one number, so its gradient can be had while its value is computed: for each tile of T anchors the
-distances to the M references are formed, the loss's terms and their slopes taken, and the slopes turned into
-gradients of embeddings at once. Only (B + M) x D numbers stay for backward, which merely scales them; a
-tile is never formed twice. The peak is O(T x M), T chosen from a memory budget.
+A loss is one number, so its gradient can be found while its value is computed. For each tile of T anchors the
+distances to the M references are formed, the loss's terms and their slopes are taken, and the slopes become gradients
+of embeddings at once.
 
-Rows and references are first put in the order of (label, id). Then the references of a tile's own classes
-stand side by side, the band, and what concerns positives is done on T x Q instead of T x M; and nothing a
-loss computes depends on the order in which the batch came, or on the number of ranks.
+Only (B + M) x D numbers stay for backward, which merely scales them; no tile is formed twice. The peak is O(T x M),
+with T chosen from a memory budget.
+
+Rows and references are first sorted by (label, id). The references of a tile's own classes are then adjacent: the
+band. Work on positives takes T x Q instead of T x M, and no result depends on the order of the batch or on the number
+of ranks.
 
 Shapes: B anchors on this rank, M references, D embedding size, T anchors in a tile, Q references in its band.
 """
@@ -28,10 +30,10 @@ from dmlstudy.losses.distances import Distance, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
-"""What the arrays of one tile may take, by kind of device: on a CPU they should stay near its caches."""
+"""Memory for the arrays of one tile, by kind of device: on a CPU they should stay near its caches."""
 
 LIVE_ARRAYS = 10
-"""How many T x M arrays a tile's terms hold at once, at most."""
+"""The most T x M arrays that a tile's terms hold at once."""
 
 
 class Side(NamedTuple):
@@ -42,7 +44,7 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class Tile:
     """A tile: some anchors, their distances to all references, and their candidate pairs.
 
     ``positive`` spans the band's Q references only, ``negative`` all M. Both hold the same distances.
@@ -118,8 +120,8 @@ class RowLoss(TiledLoss):
         self.distance = distance
 
     @abstractmethod
-    def rows(self, rows: Rows) -> RowTerms:
-        """Sum of the tile's terms, their number and the slopes by its distances; ``rows.d_TM`` stays as it is."""
+    def rows(self, rows: Tile) -> RowTerms:
+        """Sum of the tile's terms, their number and the slopes by its distances; ``rows.d_TM`` is unchanged."""
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum over the anchors, tile by tile, and the number of terms."""
@@ -185,10 +187,10 @@ class Layout:
             for start, low, high in zip(starts, bounds[: len(starts)], bounds[len(starts) :], strict=True)
         ]
 
-    def rows(self, d_TM: Tensor, tile: slice, band: slice, dim: int) -> Rows:
+    def rows(self, d_TM: Tensor, tile: slice, band: slice, dim: int) -> Tile:
         """The tile's anchors with their distances."""
         (y_B, id_B), (y_M, id_M) = self._anchors, self._references
-        return Rows(d_TM, band, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim)
+        return Tile(d_TM, band, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim)
 
 
 def in_order(embeddings: Embeddings) -> Tensor:
@@ -198,7 +200,7 @@ def in_order(embeddings: Embeddings) -> Tensor:
 
 
 def tile_height(num_columns: int, element_size: int, device: torch.device) -> int:
-    """How many rows of so many columns the memory budget of one tile allows; one at least."""
+    """Number of rows of ``num_columns`` columns that the memory budget of one tile allows, at least one."""
     return max(1, BUDGET_BYTES[device.type] // max(1, LIVE_ARRAYS * num_columns * element_size))
 
 
@@ -209,7 +211,7 @@ Swept: TypeAlias = tuple[Tensor, Tensor, list[Tensor]]
 def in_one_sweep(sweep: Callable[[bool], Swept], leaves: Sequence[Tensor]) -> LossSum:
     """The sum and count that ``sweep`` finds, with the gradients it found at the same time.
 
-    ``sweep`` is told whether gradients are wanted. Only first derivatives exist.
+    ``sweep`` receives whether gradients are needed. Only first derivatives exist.
     """
     wanted = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
     return LossSum(*_OneSweep.apply(sweep, wanted, *leaves))
@@ -227,8 +229,8 @@ def in_tiles(
 ) -> LossSum:
     """A sum over rows, a tile of them at a time, with gradients by autograd inside each tile.
 
-    ``pieces(tile's rows, shared)`` yields (sum, count) one after the other; the graph of a piece is gone before
-    the next is asked for. ``rows`` are cut along their first dimension; a tile's terms should hold no more than
+    ``pieces(tile's rows, shared)`` yields (sum, count) one after the other; the graph of a piece is freed before
+    the next is computed. ``rows`` are cut along their first dimension; a tile's terms should hold no more than
     ``LIVE_ARRAYS`` arrays of (tile, num_columns). Gradients flow to the floating ones of rows and shared.
     """
     parts = [*rows, *shared]
@@ -259,7 +261,7 @@ def row_values(
 ) -> Tensor:
     """One value per row, (B,), a tile of rows at a time; each tile is formed again in backward.
 
-    For what is no sum over rows but is needed as a vector, such as a row's log-sum-exp that other ranks ask for.
+    For results that are needed as a vector, not summed over rows, such as a row's log-sum-exp for other ranks.
     """
     value_B: Tensor = _Recomputed.apply(function, len(rows), num_columns, *rows, *shared)
     return value_B

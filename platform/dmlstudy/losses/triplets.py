@@ -16,7 +16,7 @@ from dmlstudy.losses.distances import Distance, Euclidean, SquaredEuclidean, euc
 from dmlstudy.losses.mining import DistanceWeighted, Draw, Miner, NegativeDraw, keep_all
 from dmlstudy.losses.pair_weighting import Triplets
 from dmlstudy.losses.parameters import at_least
-from dmlstudy.losses.tiles import RowLoss, Rows, RowTerms
+from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 
 
 class Triplet(RowLoss):
@@ -24,9 +24,10 @@ class Triplet(RowLoss):
 
     [D_ij - D_ik + m]_+ over j in pos(i), k in neg(i), m = ``margin``. Mining 'all' takes all triplets,
     'semi_hard' those with D_ij < D_ik (Schroff et al. 2015), 'batch_hard' each anchor's farthest positive with
-    its nearest negative (Hermans et al. 2017); their count is the number of terms above 0. 'distance_weighted'
-    takes one negative for each positive pair, drawn with probability ~ 1/q(D) (``mining.distance_weighted``,
-    from its seed), and counts all of its triplets, as NASA does.
+    its nearest negative (Hermans et al. 2017); their count is the number of terms above 0.
+
+    'distance_weighted' takes one negative for each positive pair, drawn with probability ~ 1/q(D)
+    (``mining.distance_weighted``, from its seed), and counts all of its triplets, as NASA does.
 
     Any ``miner`` of pairs gives the triplets of the pairs that it keeps. Without triplets both sum and count are 0.
     Raises ValueError unless margin >= 0, and for draws by distances that are no Euclidean ones.
@@ -50,7 +51,7 @@ class Triplet(RowLoss):
                 " 'squared_euclidean'"
             )
 
-    def rows(self, rows: Rows) -> RowTerms:
+    def rows(self, rows: Tile) -> RowTerms:
         """Sum over the tile's triplets, and the number that counts."""
         if isinstance(self.miner, NegativeDraw):
             d_TM = rows.d_TM.sqrt() if self.squared else rows.d_TM
@@ -66,7 +67,7 @@ class Triplet(RowLoss):
             slopes.add(place_T1, one_TM)
         return RowTerms(total, count, slopes.slope_TM, slopes.band_slope_TQ)
 
-    def _one_negative_each(self, rows: Rows, draw: Draw, only_positive: bool) -> RowTerms:
+    def _one_negative_each(self, rows: Tile, draw: Draw, only_positive: bool) -> RowTerms:
         d_TP = rows.positive.d.gather(1, draw.place_TP)
         excess_TP = (d_TP + self.margin - rows.d_TM.gather(1, draw.column_TP)).clamp_(min=0)
         total = excess_TP.mul_(draw.drawn_TP).sum()
@@ -85,11 +86,11 @@ class Hardest(NegativeDraw):
 
     counts_all: ClassVar[bool] = False
 
-    def draw(self, rows: Rows, d_TM: Tensor) -> Draw:
+    def draw(self, rows: Tile, d_TM: Tensor) -> Draw:
         return _hardest(rows)
 
 
-def _hardest(rows: Rows) -> Draw:
+def _hardest(rows: Tile) -> Draw:
     """Each anchor's farthest positive and nearest negative, of equally far ones the first."""
     positive, negative = rows.positive, rows.negative
     if positive.d.shape[1] == 0:

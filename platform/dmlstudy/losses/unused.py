@@ -59,8 +59,8 @@ class Unused(NamedTuple):
 def unused(loss: str, params: Mapping[str, object]) -> Iterator[Unused]:
     """The given parameters of a loss or regulariser that its other parameters leave without effect.
 
-    An object that stands where a name could uses no parameter. An unknown name is nobody's here: building the loss
-    tells it.
+    An object that stands where a name could uses no parameter. An unknown name is ignored here: building the loss
+    reports it.
     """
     for name, switch in SWITCHES.get(loss, {}).items():
         chosen = params.get(name, switch.default)

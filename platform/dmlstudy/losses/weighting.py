@@ -1,9 +1,10 @@
-"""Weighting: how much each chosen pair or triplet counts, by how far it exceeds its hinge.
+"""Weights of the chosen pairs or triplets, by how far each exceeds its hinge.
 
 ``excess`` e >= 0 is D_ij - m1, m2 - D_ik or D_ij - D_ik + m. A weighting gives the raw weight u(e) and its
-derivative. ``largest`` is the anchor's largest excess, or None: where weights are normalised per anchor (GPW
-Eq. 34-36) u is taken relative to it, as a common factor cancels, and nothing overflows; raw weights (None)
-are absolute.
+derivative.
+
+``largest`` is the anchor's largest excess, or None: where weights are normalised per anchor (GPW Eq. 34-36) u
+is taken relative to it, as a common factor cancels, and nothing overflows; raw weights (None) are absolute.
 """
 
 from __future__ import annotations

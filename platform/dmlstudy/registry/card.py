@@ -40,7 +40,7 @@ def card(
     """The card of a family's model as Markdown, without its ``usage``.
 
     ``trained`` is the day of its training, ``origin`` the study's tags, ``preprocessing`` what the model says that it
-    is to be given (``Model.preprocessing``). Of a path only the last part is told.
+    is to be given (``Model.preprocessing``). Of a path only the last part is shown.
     """
     objective = metric_names.on_test(board.objective)
     shown = sorted(

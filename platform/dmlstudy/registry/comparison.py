@@ -1,9 +1,11 @@
-"""Paired comparisons on equal seeds, corrected for how many there are (``search/README.md``).
+"""Paired comparisons on equal seeds, corrected for their number (``search/README.md``).
 
-Two statements stand beside each other. The outcome is Holm's test, the sharper one: over all pairs together the
-chance of one false difference or more is at most ALPHA. The intervals are Bonferroni's: they hold all at once with
-confidence 1 - ALPHA, which no interval that goes with Holm's test and says how large a difference is does. So an
-interval may just reach over 0 where the test finds a difference, never the other way round.
+Each has an outcome and an interval. The outcome is Holm's test, the sharper one: over all pairs together the chance of
+one or more false differences is at most ALPHA. The intervals are Bonferroni's: all hold at once with confidence
+1 - ALPHA.
+
+No interval that fits Holm's test both does that and says how large a difference is. So an interval may just reach
+over 0 where the test finds a difference, never the other way round.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ class Comparison(Record):
     """Family ``first`` against ``second`` on the seeds both were judged with.
 
     ``effect`` is the mean over seeds of first's score minus second's. ``low`` and ``high`` hold for all pairs of the
-    study at once with confidence 1 - ALPHA: t-intervals at level ALPHA / m, for m pairs (Bonferroni). ``p_value`` is
-    that of the two-sided paired t-test and ``adjusted_p_value`` Holm's, for all pairs: a difference is one where it
-    is at most ALPHA. Where nothing can be told, with one seed or with two that agree, there is no interval, and the
-    p-values are 1.
+    study at once with confidence 1 - ALPHA: t-intervals at level ALPHA / m, for m pairs (Bonferroni).
+
+    ``p_value`` is that of the two-sided paired t-test and ``adjusted_p_value`` Holm's, for all pairs: there is a
+    difference if it is at most ALPHA. With one seed, or with two that agree, there is no interval, and the p-values
+    are 1.
     """
 
     first: str
@@ -87,8 +90,9 @@ def compare(
     """These pairs of families (all, in the order given), from each family's scores by seed.
 
     Holm 1979: with p-values p_(1) <= ... <= p_(m), the adjusted p_(k) is the largest of (m - j + 1) p_(j) over j <= k.
-    ``resolution`` is the smallest difference that a score can show. A deviation over seeds below it is taken for it:
-    on a coarse score differences can agree on every seed, which does not make them certain.
+
+    ``resolution`` is the smallest difference that a score can show. It replaces a smaller deviation over seeds: on a
+    coarse score, differences can agree on every seed without being certain.
     """
     assert resolution > 0
     chosen = list(itertools.combinations(scores, 2) if pairs is None else pairs)

@@ -1,4 +1,4 @@
-"""How scores went along in a study's verdict trials, from the runs that hold them."""
+"""Curves of the scores of a study's verdict trials, from the runs that hold them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DELETED = "-deleted-"
 
 
 class Held(NamedTuple):
-    """What MLflow holds of a study: its experiments (one, and what an earlier deletion has left), runs and versions."""
+    """A study's experiments in MLflow (one, and those an earlier deletion has left), runs and versions."""
 
     experiment_ids: list[str]
     run_ids: list[str]
@@ -32,7 +32,7 @@ class Held(NamedTuple):
 
 @tracking.in_one_line
 def held(store: Store, study: str) -> Held:
-    """What MLflow holds of a study; raises StoreError for one of this name that belongs to another store."""
+    """The study in MLflow; raises StoreError for one of this name that belongs to another store."""
     if store.server is None and not store.mlflow_file.is_file():
         return Held([], [], [])
     client = tracking.connect(store)

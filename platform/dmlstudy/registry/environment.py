@@ -1,4 +1,4 @@
-"""What computes here: the code's version, the packages', the machine. Nothing of the environment's variables."""
+"""Versions of the code and the packages, and the machine; no environment variables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PACKAGES = (
 """Those that a score can depend on, or that keep it."""
 
 COMMIT = "DMLSTUDY_COMMIT"
-"""The variable in which a job, whose code is a copy, is told the commit that it was copied from."""
+"""The environment variable with the commit from which a job's code was copied."""
 
 ANSWER_S = 10.0
 
@@ -59,7 +59,7 @@ def environment() -> dict[str, Any]:
 
 
 def _float32() -> dict[str, dict[str, str]]:
-    """How products of float32 are computed in training, and where embeddings are scored, saved and searched."""
+    """The precision of float32 products in training, and where embeddings are scored, saved and searched."""
     from dmlstudy import embedders
 
     with embedders.full_products():
@@ -122,7 +122,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def _answer(program: str, *arguments: str) -> str | None:
-    """What a program prints; None where there is none, it fails or it does not end."""
+    """A program's output; None if the program is missing, fails or does not end."""
     path = shutil.which(program)
     if path is None:
         return None

@@ -1,6 +1,6 @@
 """The folds of each family's best search trial as runs of their own, nested in the trial's run.
 
-Every trial's run tells the score of each fold (``fold_0_map_at_r``). A run per fold of every trial would be most of
+Every trial's run has the score of each fold (``fold_0_map_at_r``). A run per fold of every trial would be most of
 what MLflow keeps and of what a driver does, so only those that a reader looks at have one.
 """
 

@@ -1,4 +1,4 @@
-"""What MLflow keeps of a study beside its scores: its texts, when its trials ran, its models; and its page."""
+"""A study in MLflow beside its scores: its texts, the times of its trials, its models; and its page."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
     "embedding_dim": lambda run: int(run.params.get("hashing.num_bits") or run.params["embedder.dim"]),
     "latency_ms": lambda run: float(run.metrics.get(metric_names.LATENCY_MS, math.inf)),
 }
-"""What each is, of a trial's run; a trial that tells no latency counts as the slowest, as in its search."""
+"""Each objective of a trial's run; a trial without a latency counts as the slowest, as in its search."""
 
 UNKNOWN_RESOLUTION = 1e-3
 """Of scores on test classes where nobody noted how many queries they have."""
@@ -140,7 +140,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
 
 
 class Judged(Record):
-    """How a study's family did on the test classes: its objective by verdict seed, and on which data."""
+    """A family's result on the test classes: its objective by verdict seed, and the data."""
 
     metric: str
     test_sha256: str
@@ -190,7 +190,7 @@ def _untrained_of(runs: StudyRuns) -> dict[str, str]:
 
 
 def _embedder(run: Run) -> frozenset[tuple[str, str]]:
-    """What a run's model is before training (``TrialConfig.untrained_by``)."""
+    """A run's model before training, as a key (``TrialConfig.untrained_by``)."""
     params = run.params
     if "online.k" in params:
         own = ["loss", *(f"loss.{name}" for name in OF_STRUCTURE), *(f"online.{name}" for name in OF_JUDGE)]

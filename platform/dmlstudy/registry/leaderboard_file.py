@@ -1,4 +1,4 @@
-"""A leaderboard as a file: JSON as it is, or Parquet with a row for each family."""
+"""A leaderboard as a file: JSON, or Parquet with a row for each family."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def write(
     params: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> None:
-    """Log what a run has not yet; a parameter that it has stays as it is."""
+    """Log what a run has not yet; an existing parameter stays unchanged."""
     now = int(time.time() * 1000)
     missing = [Param(name, value) for name, value in params.items() if name not in run.params]
     for start in range(0, len(missing), MOST_AT_ONCE):
@@ -134,7 +134,7 @@ def _score_model(client: mlflow.MlflowClient, run_id: str, row: Row, version: Re
 
 
 def outcome(board: Leaderboard, family: str) -> str:
-    """How a family compares with the study's winner, by the objective on the test classes."""
+    """The comparison of a family with the study's winner, by the objective on the test classes."""
     if family == board.winner:
         return "winner"
     for each in board.comparisons:

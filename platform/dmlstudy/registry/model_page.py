@@ -1,6 +1,6 @@
 """The description of a registered model on MLflow's page: what is in use, how it is loaded, what was decided.
 
-It is written anew with each decision, as long as it ends with ``WRITTEN``: a text that someone wrote there stays.
+It is rewritten with each decision as long as it ends with ``WRITTEN``; a text that a person wrote stays.
 """
 
 from __future__ import annotations

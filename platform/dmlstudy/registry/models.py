@@ -36,13 +36,13 @@ CHAMPION = "champion"
 CARD = "card.md"
 
 UNKNOWN = (400, 404)
-"""What MLflow answers of an alias, and of a model or version, that it does not know."""
+"""MLflow's statuses for an unknown alias, and for an unknown model or version."""
 
 TOLERANCE = 1e-3
 """By how much an example's embedding may differ on other hardware; a code may not at all."""
 
 LOGGED = "model"
-"""What MLflow calls the model of a run, and how its folder there is called."""
+"""MLflow's name for a run's model and for its folder."""
 
 VERSIONS = "mlflow.modelVersions"
 """MLflow's own tag of a logged model: the versions that it is registered as, which its page links to."""
@@ -61,7 +61,7 @@ class RegisteredVersion(Record):
     run_id: str
     model_id: str = ""
     objective: str = ""
-    """What its study was judged by; unknown of older ones."""
+    """The objective of its study; empty for old ones."""
 
 
 def register(
@@ -77,8 +77,10 @@ def register(
 
     Its ``card`` (Markdown, made from the model's preprocessing) is kept in the folder and as the version's description,
     each with how it is used from there; its signature and input example are those of the example that was saved with
-    it. It computes with MLflow and torch alone (``standalone``). The version carries the SHA-256 of the folder's
-    manifest, which lists that of every file: ``pull`` checks both. What it is for ``promotion`` decides.
+    it. It computes with MLflow and torch alone (``standalone``).
+
+    The version carries the SHA-256 of the folder's manifest, which lists that of every file: ``pull`` checks
+    both. What it is for ``promotion`` decides.
 
     Called again for the same run it writes what is missing and nothing twice, and fetches the model only if one of its
     files or its description is not there. Raises ValueError for a folder without an example.
@@ -177,12 +179,12 @@ def _save(
 
 
 def requirements() -> list[str]:
-    """What the MLflow model needs beside MLflow, as pip finds it: a build's own label (+cu130) is left out."""
+    """Requirements of the MLflow model beside MLflow, as pip finds them: without a build's own label (+cu130)."""
     return [f"{name}=={version.partition('+')[0]}" for name, version in installed(("torch", "numpy")).items()]
 
 
 def _formats(signature: ModelSignature) -> tuple[str, str]:
-    """What goes in and what comes out, each as ``uint8 (N, 8, 8, 1)``."""
+    """Input and output, each as ``uint8 (N, 8, 8, 1)``."""
     (entry,), (result,) = signature.inputs.inputs, signature.outputs.inputs
     return tuple(  # type: ignore[return-value]
         f"{each.type.name} ({', '.join(map(str, ('N', *each.shape[1:])))})" for each in (entry, result)
@@ -246,9 +248,11 @@ def pull(store: Store, reference: str, to: Path, *, replace: bool = False) -> Re
     """Copy a registered model into the folder ``to``, verified; with ``replace`` in place of a model that is there.
 
     The folder holds weights.safetensors, its description (``KINDS``), its program for torch alone, example.safetensors,
-    card.md and manifest.json. It is there whole or not at all. Raises StoreError where the folder exists already (with
-    ``replace``: where it holds anything but a model), the model does not, a file is not what was registered or the
-    model does not reproduce its example to ``TOLERANCE``; then ``to`` is left as it was.
+    card.md and manifest.json. It is there whole or not at all.
+
+    Raises StoreError where the folder exists already (with ``replace``: where it holds anything but a model),
+    the model does not, a file is not what was registered or the model does not reproduce its example to
+    ``TOLERANCE``; then ``to`` is left as it was.
     """
     to = to.absolute()
     drafts.check_place(to, replace=replace)

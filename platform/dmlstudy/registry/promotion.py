@@ -1,4 +1,4 @@
-"""Which version of a model is in use: the champion, the challenger, and when one takes the other's place.
+"""The champion and the challenger of a model, and the rule by which one takes the other's place.
 
 A version takes the champion's place only where both were judged on the same test data by the same metric, and the
 paired comparison of their families' verdict seeds says better. Whatever is decided is kept with the model, with its
@@ -22,7 +22,7 @@ CHALLENGER = "challenger"
 
 HISTORY = "mlflow.dmlstudy.history"
 """The registered model's tag that holds its decisions, newest last, as JSON; MLflow's page shows no tag of this prefix,
-but the model's description, which tells them in words (``model_page``)."""
+but the model's description, which puts them into words (``model_page``)."""
 
 OLD_HISTORY = "history"
 """The tag of older stores, which is read as long as there is no other."""
@@ -30,13 +30,13 @@ OLD_HISTORY = "history"
 MOST_KEPT = 20
 
 ROLLED_BACK = "rolled back from version"
-"""How the reason of a decision begins that puts the champion of before back."""
+"""The beginning of the reason of a decision that restores the former champion."""
 
 NOT_FOUND = 404
 
 
 class Decision(Record):
-    """What was decided on a version, when, and why; ``champion`` is the version in use from then on."""
+    """A decision on a version, its time and reason; ``champion`` is the version in use from then on."""
 
     at: str
     version: int
@@ -45,11 +45,11 @@ class Decision(Record):
     """The version in use until then; none for a model's first."""
     reason: str
     challenger: int | None = None
-    """The version that is the challenger from then on; none where that stays as it was."""
+    """The version that is the challenger afterwards; none where that stays as it was."""
     undoes: bool = False
-    """Whether the champion of before was put back."""
+    """True if the former champion was restored."""
     is_open: bool = False
-    """Whether its aliases are still to be set: whoever decides next does that first."""
+    """True if its aliases are still to be set; the next decision sets them first."""
 
     @property
     def is_promoted(self) -> bool:
@@ -71,8 +71,8 @@ def compared(store: Store, first: str, second: str) -> Comparison:
 def offer(store: Store, version: RegisteredVersion, second: RegisteredVersion | None = None) -> Decision:
     """Make a new version the champion where there is none or it is better, else the challenger.
 
-    Where there was no champion, ``second`` becomes the challenger. Once more changes nothing, and completes what was
-    broken off.
+    Where there was no champion, ``second`` becomes the challenger. A second call changes nothing, except that it
+    completes an interrupted one.
     """
     decisions = _completed(store, version.name)
     known = [each for each in decisions if each.version == version.version]
@@ -153,7 +153,7 @@ def _in_use_before(decisions: list[Decision], champion: int) -> list[int]:
 
 @tracking.in_one_line
 def history(store: Store, name: str) -> list[Decision]:
-    """What was decided on a model's versions, oldest first; empty of one without decisions."""
+    """Decisions on a model's versions, oldest first."""
     client = tracking.connect(store)
     try:
         tags = client.get_registered_model(name).tags
@@ -242,7 +242,7 @@ def _decided(
 
 
 def _open(store: Store, name: str) -> Decision | None:
-    """The last decision, if it was broken off, as it will be when it is complete."""
+    """The last decision, if it was interrupted, in its completed form."""
     decisions = history(store, name)
     if not decisions or not decisions[-1].is_open:
         return None
@@ -250,7 +250,7 @@ def _open(store: Store, name: str) -> Decision | None:
 
 
 def _completed(store: Store, name: str) -> list[Decision]:
-    """The decisions, after the last one was completed if it was broken off."""
+    """The decisions, after completing the last one if it was interrupted."""
     decisions, broken_off = history(store, name), _open(store, name)
     if broken_off is None:
         return decisions
@@ -304,7 +304,7 @@ def describe(store: Store, name: str) -> None:
 
 
 def said(decision: Decision, name: str) -> str:
-    """What was decided, in one line."""
+    """The decision in one line."""
     what = (
         "is the champion"
         if decision.is_promoted

@@ -1,4 +1,4 @@
-"""What ``mlflow.pyfunc.load_model`` runs: the saved folder's model, inputs in, embeddings or codes out.
+"""The code behind ``mlflow.pyfunc.load_model``: the saved folder's model, inputs in, embeddings or codes out.
 
 MLflow imports this module by the name in the model's MLmodel file. Weights come from safetensors; nothing
 is unpickled.

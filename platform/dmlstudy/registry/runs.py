@@ -15,24 +15,24 @@ from typing import Any, NamedTuple
 import mlflow
 from mlflow.entities import ViewType
 
-from dmlstudy.records import Record
+from dmlstudy.records import Record, present_key
 from dmlstudy.trials import Status, best_ranked
 
 PARENT = "mlflow.parentRunId"
 KIND = "dmlstudy_kind"
 NOTE = "search"
-"""The tag of a study's run that says how its search trials ended, so that nobody must look at each."""
+"""The tag of a study's run with the counts of its search trials by end, so that no reader must visit each."""
 STUDY_RUN = "study_run"
 """The tag of an experiment that names the study's run."""
 STORE = "store_id"
 """The tag of a study's run that names the store it belongs to."""
 VALUES = "objective_values"
-"""The tag of a finished search trial's run that holds, to the last digit, what Optuna is told of it."""
+"""The tag of a finished search trial's run with the exact values that Optuna gets."""
 PAGE = 1000
 
 
 class Kind(StrEnum):
-    """What a run is the record of."""
+    """The kind of work that a run records."""
 
     STUDY = "study"
     SEARCH = "search"
@@ -88,7 +88,7 @@ class Run(Record):
             ended=raw.info.end_time / 1000 if raw.info.end_time else None,
             workers=int(tags.get("workers", 1)),
             device=tags.get("device", "cpu"),
-            params=raw.data.params,
+            params={present_key(name): value for name, value in raw.data.params.items()},
             metrics=raw.data.metrics,
             values=json.loads(tags.get(VALUES, "[]")),
             tags={name: value for name, value in tags.items() if not name.startswith("mlflow.")},
@@ -98,14 +98,14 @@ class Run(Record):
 
     @property
     def trial(self) -> tuple[Kind, str, int | str]:
-        """What tells the run's trial from the study's other trials; old search trials have no number."""
+        """A key that tells the run's trial from the study's other trials; old search trials have no number."""
         if self.kind == Kind.VERDICT:
             return self.kind, self.family, self.seed
         return self.kind, self.family, self.id if self.number is None else self.number
 
 
 class SearchNote(NamedTuple):
-    """What is noted of a family's search: how many trials ended how, and the id of the best one's run."""
+    """Notes on a family's search: counts of trials by how they ended, and the id of the best one's run."""
 
     counts: dict[str, int]
     best: str | None
@@ -127,7 +127,7 @@ class StudyRun(NamedTuple):
 
     @classmethod
     def of(cls, run: Run) -> StudyRun:
-        """What the study's run says, with what older studies leave unsaid."""
+        """The record of the study's run, with defaults for what older studies did not log."""
         tags = run.tags
         noted = json.loads(tags[NOTE]) if tags.get(NOTE) else None
         return cls(
@@ -166,7 +166,7 @@ class StudyRuns:
         parent: str | None = None,
         is_open: bool = False,
     ) -> Iterator[Run]:
-        """Every run of the study that is so, page by page; ``is_open`` are runs that MLflow takes for running."""
+        """Every run of the study that is so, page by page; ``is_open`` selects runs that are open in MLflow."""
         asked = {
             f"tags.{KIND}": kind,
             "tags.status": status,
@@ -192,7 +192,7 @@ class StudyRuns:
         return [Run.of(raw) for raw in found if raw.data.tags.get(KIND) in set(TRIALS)]
 
     def curve(self, run: Run, metric: str) -> dict[int, float]:
-        """What a run told of a metric, by step; nothing of one that it does not know."""
+        """A run's values of a metric by step; empty for an unknown one."""
         if metric not in run.metrics:
             return {}
         return {point.step: point.value for point in self._client.get_metric_history(run.id, metric)}
@@ -217,7 +217,7 @@ class StudyRuns:
         return list(dict.fromkeys([*(noted or {}), *(run.family for run in told)]))
 
     def counts(self, family: str) -> Mapping[str, int]:
-        """How many trials of a family's search ended how."""
+        """Counts of a family's search trials by how they ended."""
         if self.study.noted is not None:
             return self.study.noted[family].counts if family in self.study.noted else {}
         own = [run.status for run in self._trials if run.kind == Kind.SEARCH and run.family == family]
@@ -285,7 +285,7 @@ def best_of(trials: Iterable[Run], objective: str) -> Run | None:
 
 
 def newest_of_each(runs: Iterable[Run]) -> list[Run]:
-    """The newest run of each trial that was not broken off: a trial begun twice, after a crash, counts once."""
+    """The newest uninterrupted run of each trial: a trial begun twice, after a crash, counts once."""
     newest = {run.trial: run for run in runs if run.kind in TRIALS and run.status != Status.INTERRUPTED}
     return list(newest.values())
 

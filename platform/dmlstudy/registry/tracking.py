@@ -32,7 +32,7 @@ from dmlstudy.trials import MLFLOW_STATUSES, Status
 
 BATCH = 1000
 SITTINGS = "sittings"
-"""The tag of a study's run that counts how often the study was run or gone on with."""
+"""The tag of a study's run that counts its sessions."""
 NOTE_EVERY_S = 1.0
 MOST_IN_A_TAG = 5000
 MODEL = "embedder"
@@ -92,7 +92,7 @@ def _is_there(database: Path) -> bool:
 
 
 def _is_half_made(database: Path) -> bool:
-    """Whether a process that was killed has left tables, not all of them, in which no study was ever recorded.
+    """True if a killed process has left some of the tables, with no study recorded in them.
 
     A database is made whole or not at all (``make_whole``); this is one that an older version made in its place.
     """
@@ -109,7 +109,7 @@ def _is_half_made(database: Path) -> bool:
 
 
 def _is_void(database: Path) -> bool:
-    """Whether a half-made database was left, and is not just being made by another program, as MLflow's server."""
+    """True for an abandoned half-made database, not one that another program (MLflow's server) is just making."""
     return time.time() - database.stat().st_mtime > LEFT_S and _is_half_made(database)
 
 
@@ -141,7 +141,7 @@ def in_one_line(
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep MLflow from logging the traceback of a database's refusal, of which the caller is told."""
+    """Keep MLflow from logging the traceback of a database's refusal, which the caller receives."""
     log = logging.getLogger("mlflow.store.db.utils")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -163,12 +163,12 @@ class Patience:
         self._tell = tell
         self._left_s = store.patience_s if store.server else 0.0
         self.gives_up: Callable[[], bool] = lambda: False
-        """Whether to wait no longer, for the study is to end."""
+        """True once the study is to end, so that waiting stops."""
         if store.server:  # its own retries take up to minutes, and say nothing
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns; raises StoreError where the store cannot take it."""
+        """The result of ``call``; raises StoreError where the store cannot take it."""
         attempts = 5  # while the server answers other questions
         while True:
             try:
@@ -218,7 +218,7 @@ class Patience:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether the server, or the database behind it, may only be away; a full disk here is not that."""
+    """True if the server, or the database behind it, may only be away; a full disk here does not count."""
     if isinstance(error, MlflowException):
         return int(error.get_http_status_code()) >= 500  # type: ignore[no-untyped-call]
     return isinstance(error, StoreError | requests.exceptions.RequestException | ConnectionError)
@@ -237,11 +237,11 @@ class _PatientClient:
 
 
 class StudyTracker:
-    """The runs of one study; made anew it finds the ones of an earlier sitting again.
+    """The runs of one study; a new tracker finds those of an earlier session.
 
     ``description`` are texts kept once with the study's run, ``origin`` its tags: what it is computed from, and so
-    the same in every sitting. ``environment`` is a text kept for each sitting, ``of_each_trial`` are tags of each
-    trial's run. ``patiently`` is for calls of others to the same server; ``tell`` hears what is waited for.
+    the same in every session. ``environment`` is a text kept for each session, ``trial_tags`` are tags of each
+    trial's run. ``patiently`` is for calls of others to the same server; ``tell`` gets a line on what is waited for.
 
     Raises StoreError where there is a study of this name that belongs to another store or has another origin.
     """
@@ -255,7 +255,7 @@ class StudyTracker:
         *,
         origin: Mapping[str, str] = {},
         environment: str = "{}",
-        of_each_trial: Mapping[str, str] = {},
+        trial_tags: Mapping[str, str] = {},
     ) -> None:
         client = connect(store, create=True)
         self.store = store
@@ -282,15 +282,15 @@ class StudyTracker:
         else:
             known = {KIND: Kind.STUDY.value, "study": study, **own}
             self.parent_id = begin(self.client, self.experiment_id, study, known).id
-        sitting = int(known.get(SITTINGS, 0)) + 1
-        if sitting == 1:
+        session = int(known.get(SITTINGS, 0)) + 1
+        if session == 1:
             self.client.set_experiment_tag(self.experiment_id, STUDY_RUN, self.parent_id)
             for name, text in description.items():
                 self.client.log_text(self.parent_id, text, name)
-        name = "environment.json" if sitting == 1 else f"environment-{sitting}.json"
+        name = "environment.json" if session == 1 else f"environment-{session}.json"
         self.client.log_text(self.parent_id, environment, name)
-        self.client.set_tag(self.parent_id, SITTINGS, str(sitting))
-        self.of_each_trial = {"environment": name, **of_each_trial}
+        self.client.set_tag(self.parent_id, SITTINGS, str(session))
+        self.trial_tags = {"environment": name, **trial_tags}
 
     @property
     def study_tags(self) -> dict[str, str]:
@@ -307,7 +307,7 @@ class StudyTracker:
             "status": Status.RUNNING.value,
             "seed": str(config.seed),
             "config_fingerprint": config.fingerprint(),
-            **self.of_each_trial,
+            **self.trial_tags,
         }
         if number is not None:
             tags["trial_number"] = str(number)
@@ -347,7 +347,7 @@ class StudyTracker:
         self.client.set_terminated(run_id, status.in_mlflow)
 
     def recorded_ends(self, number: int) -> list[RecordedEnd]:
-        """How the runs of a search trial ended, oldest first, apart from those that were interrupted."""
+        """Ends of a search trial's runs, oldest first, without interrupted ones."""
         return [
             RecordedEnd(run.id, run.status, run.reason, run.values)
             for run in self._runs.every(Kind.SEARCH, number=number)
@@ -381,7 +381,7 @@ class StudyTracker:
         self._noted, self._note_written = None, time.monotonic()
 
     def _run_of(self, number: int) -> str | None:
-        """The finished run of a search trial, of this sitting or an earlier one."""
+        """The finished run of a search trial, of this session or an earlier one."""
         if number not in self._run_ids:
             runs = list(self._runs.every(Kind.SEARCH, status=Status.FINISHED, number=number))
             if not runs:
@@ -447,7 +447,7 @@ def _check_same(study: str, store: Store, known: Mapping[str, str], own: Mapping
 
 
 def runs_of(store: Store, study: str) -> StudyRuns:
-    """What MLflow keeps of a study's runs; raises StoreError where there is no such study."""
+    """A study's runs in MLflow; raises StoreError where there is no such study."""
     client = connect(store)
     return StudyRuns(client, experiment_of(client, store, study))
 

@@ -45,7 +45,7 @@ MOST_PAIRS = 50_000
 MOST_SHOWN = 10
 """Classes of the map that have a colour of their own and a mark; all others are grey."""
 FEWEST_CLASSES = 20
-"""Where whole classes would be fewer, items are drawn one by one."""
+"""The fewest whole classes; where there would be fewer, items are drawn one by one."""
 NUM_QUERIES, NUM_WRONG, NUM_NEIGHBOURS = 6, 4, 7
 LOOKED_AT = 500
 """Queries among which ones with a wrong first neighbour are sought."""
@@ -70,7 +70,7 @@ class Items(NamedTuple):
     num_all: int
 
     def alike(self, one: Ints, other: Ints) -> NDArray[np.bool_]:
-        """Whether items belong together."""
+        """True where items belong together."""
         a, b = self.relevance[one], self.relevance[other]
         if self.relevance.ndim == 2:
             return np.asarray((a & b).any(axis=-1))
@@ -125,7 +125,7 @@ def sections(
 
 
 def _unless_impossible(make: Callable[[], list[str | Plot]]) -> list[str | Plot]:
-    """A section's content, or the line that says what is wrong with the embeddings."""
+    """A section's content, or a line on the fault of the embeddings."""
     try:
         return make()
     except ValueError as error:

@@ -37,7 +37,7 @@ MOST_LINES = 200
 MOST_POINTS = 500
 """Trials of a family drawn as points; of more some at equal distances."""
 STRENGTHS = 5
-"""How many strengths lines through parameters have."""
+"""Number of strengths that lines through parameters have."""
 MOST_CHARACTERS = 22
 """Of a name on an axis."""
 MOST_TICKS = 12
@@ -46,7 +46,7 @@ BINS = 60
 
 
 class Look(NamedTuple):
-    """The look that tells a family, or a class, from others: never by colour alone."""
+    """The look that distinguishes a family, or a class, from others: never by colour alone."""
 
     color: str
     symbol: str

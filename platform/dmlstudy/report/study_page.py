@@ -48,7 +48,7 @@ class Written(NamedTuple):
     num_families: int
     notice: str
     not_kept: str
-    """Why the store did not take the page; empty where it did."""
+    """The reason why the store did not take the page; empty if it did."""
 
 
 def write_report(store: Store, study: str, output: Path, *, with_examples: bool = True) -> Written:
@@ -208,7 +208,7 @@ def _without_parameters(families: Sequence[Searched], objective: str) -> list[st
 
 
 def _family(family: Searched, objective: str) -> list[str | Plot]:
-    """A family's parameters: lines through them, their importance, and each by itself, as far as there is enough."""
+    """A family's parameters: lines through them, their importance, and each by itself, if trials suffice."""
     best, finished = family.best, family.of(Status.FINISHED)
     counts = ", ".join(f"{len(family.of(status))} {status.words}" for status in ENDED)
     parts: list[str | Plot] = [element("h3", family.family)]

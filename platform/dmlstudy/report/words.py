@@ -22,13 +22,13 @@ MINUS = "\N{MINUS SIGN}"
 
 
 NOUNS = {"hashing.num_bits": "code", "online.k": "learner"}
-"""What an untrained row is of, by a parameter that only such trials have; any other is an embedder."""
+"""The model of an untrained row, by a parameter that only such trials have; any other is an embedder."""
 
 
 def news(board: Leaderboard) -> str:
-    """Whether training was worth it: the winner on the test classes against the same embedder untrained.
+    """A sentence on the gain from training: the winner on the test classes against the same embedder untrained.
 
-    Where the winner does not beat it, who does, or how near anyone came. Empty where no family was compared with it.
+    Where the winner does not beat it: who does, or how near anyone came. Empty if no family was compared with it.
     """
     known: dict[str, tuple[str, Comparison]] = {}
     for row in board.rows:

@@ -23,10 +23,11 @@ MAX_STEPS = 300
 def k_means(
     z_ND: Floats, num_clusters: int, *, seed: int = 0, num_restarts: int = 10, num_steps: int = MAX_STEPS
 ) -> Ints:
-    """The cluster of each L2-normalised embedding (a zero one stays), the best of some restarts by their cost.
+    """The cluster of each L2-normalised embedding (a zero one stays zero), by the restart of least cost.
 
-    Each restart begins with random items and goes on until its cost no longer falls, which is when no item changes
-    its cluster, or for ``num_steps``. The best of ten is near the least cost, not always at it.
+    Each restart begins with random items and runs until its cost no longer falls, which is when no item changes its
+    cluster, or for ``num_steps``. The best of ten is near the least cost, not always at it.
+
     The same seed and number of threads give the same clusters. Raises ValueError for embeddings that are not
     finite and unless 1 <= num_clusters <= N.
     """

@@ -2,8 +2,12 @@
 
 An ``EmbeddingIndex`` holds float vectors, a ``CodeIndex`` binary codes packed in bytes; both are trained, added to,
 searched, saved and loaded alike. For numbers that must be exact, ties included, use ``retrieve``: an index
-leaves the order of ties to faiss. What it finds can be re-ranked (``by_structure``, ``by_weighted_hamming``) where the
-ids it was given are the vectors' places in the gallery. Shapes: N, Q vectors, D embedding size, P bytes of a code,
+leaves the order of ties to faiss.
+
+Results can be re-ranked (``by_structure``, ``by_weighted_hamming``) if the ids given to the index are the vectors'
+places in the gallery.
+
+Shapes: N, Q vectors, D embedding size, P bytes of a code,
 K neighbours.
 """
 
@@ -99,7 +103,7 @@ class Index(ABC):
         return "cpu" if self._gpu is None else "gpu"
 
     def has_ids_below(self, count: int) -> bool:
-        """Whether all ids are from 0 and below a number, as places in a list of so many are."""
+        """True if all ids lie in 0..count-1, as places in a list of ``count`` items do."""
         return len(self) == 0 or bool(self._id_N.min() >= 0 and self._id_N.max() < count)
 
     def train(self, vectors: NDArray[Any], *, seed: int = 0) -> Self:
@@ -126,8 +130,9 @@ class Index(ABC):
     def add(self, vectors: NDArray[Any], ids: Ints) -> Self:
         """Add vectors, in batches, under ids that no other vector has.
 
-        An add that is broken off between two batches leaves the index with the whole batches before, fit for use; one
-        broken off within a batch may leave vectors without an id, and the index then refuses to be used.
+        An add that is interrupted between two batches leaves a usable index with the whole batches before. One
+        interrupted within a batch may leave vectors without an id, and the index then refuses to be used.
+
         Raises ValueError for an untrained IVF index, ids that are not integers or not new, bad vectors, and an index
         that has vectors without an id.
         """
@@ -274,12 +279,11 @@ class EmbeddingIndex(Index):
     """Float vectors of size ``dim``: 'flat' (exact), 'ivf', 'ivf_pq' or 'hnsw', by 'l2' or 'inner_product'.
 
     An inner product ranks unit vectors only, as L2 would; others are refused. ``device='auto'`` takes the first GPU,
-    'auto:1' the second, for all that has a form there, and the CPU for the rest or where there is none; 'gpu' or
-    'gpu:1' insists, with a ValueError that says what has none: 'hnsw', more than 2048 probes, and some sizes of
-    ``code_bytes``.
+    'auto:1' the second, for every index that faiss has there, and otherwise the CPU. 'gpu' or 'gpu:1' insists: a
+    ValueError names what faiss lacks there ('hnsw', more than 2048 probes, some sizes of ``code_bytes``).
 
-    Above 48 of them a GPU looks distances up in float16, which ends at 65504: scale embeddings of large norm down, or
-    take 'cpu'. ``.device`` says where the index is.
+    Above 48 ``code_bytes`` a GPU looks distances up in float16, which ends at 65504: scale embeddings of large
+    norm down, or take 'cpu'. ``.device`` says where the index is.
     """
 
     def __init__(

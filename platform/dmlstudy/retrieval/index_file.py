@@ -3,7 +3,7 @@
     [faiss's own bytes][JSON][length of the JSON, 8 bytes][magic line][SHA-256 of all that]
 
 ``faiss.read_index(path)``, of codes ``read_index_binary``, gives the index; ids that are not 0, 1, 2, ... are in it as
-those of an ``IndexIDMap``. Files of before, with the header first, are read too.
+those of an ``IndexIDMap``. Older files, with the header first, are read too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
     },
     "codes": {"flat": "IndexBinaryFlat", "ivf": "IndexBinaryIVF", "hnsw": "IndexBinaryHNSW"},
 }
-"""What faiss calls the kinds of indexes."""
+"""The kinds of indexes by faiss's names."""
 
 
 class Content(NamedTuple):
@@ -147,7 +147,7 @@ def read(file: IO[bytes], path: Path, head: Mapping[str, Any], *, is_binary: boo
 
 
 def _has_tables(head: Mapping[str, Any]) -> bool:
-    """Whether faiss makes look-up tables of what it reads."""
+    """True if faiss makes look-up tables of what it reads."""
     identity = head.get("identity")
     return isinstance(identity, dict) and identity.get("kind") == "ivf_pq"
 
@@ -199,7 +199,7 @@ def _downcast(engine: Any) -> Any:
 
 
 def _is_flat_of(engine: Any, like: Any, rows: int) -> bool:
-    """Whether an index within another one is flat, whole, of its size and of so many rows."""
+    """True if an index within another one is flat, whole, of its size and has ``rows`` rows."""
     flat = _faiss.IndexBinaryFlat if isinstance(like, _faiss.IndexBinary) else _faiss.IndexFlat
     return (
         isinstance(engine, flat) and engine.d == like.d and engine.ntotal == rows and _is_flat_whole(engine)
@@ -255,7 +255,7 @@ def _is_graph_whole(engine: Any) -> bool:
 
 
 def _is_whole(file: IO[bytes]) -> bool:
-    """Whether the file ends in the SHA-256 of what stands before."""
+    """True if the file ends in the SHA-256 of its preceding bytes."""
     size = os.fstat(file.fileno()).st_size - _DIGEST_BYTES
     if size < len(_OLD_MAGIC):
         return False

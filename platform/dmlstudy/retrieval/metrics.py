@@ -5,7 +5,9 @@ P_q(k) = (1/k) sum_{i<=k} rel_q(i). A query with R_q = 0 counts as 0. The report
 queries (micro), or where so named the unweighted mean over the classes of their queries' means (macro).
 
 Labels are int64, one per item; or label sets, packed by ``pack_labels`` to bytes, of which two are relevant to
-each other if they share a label. Shapes: Q queries, M gallery items, K ranks, N items of a set that is both query
+each other if they share a label.
+
+Shapes: Q queries, M gallery items, K ranks, N items of a set that is both query
 and gallery, D embedding size, L labels, P bytes of a packed label set (P absent: one label).
 """
 
@@ -86,8 +88,9 @@ def map_at_k(
     """MAP@k of each query = (1/N_q) sum_{i<=k} P_q(i) rel_q(i), 0 without a hit; the denominator has a name.
 
     'found': N_q = the relevant items among the first k (GreedyHash, SSDH, DeepHash; never below the others);
-    'relevant': N_q = R_q; 'reachable': N_q = min(R_q, k). Where queries without a hit are to be dropped (TBH),
-    take the mean over ``recall_at_k(...) > 0``. k beyond the gallery means the whole gallery.
+    'relevant': N_q = R_q; 'reachable': N_q = min(R_q, k). To drop queries without a hit (TBH), take the mean over
+    ``recall_at_k(...) > 0``. k beyond the gallery means the whole gallery.
+
     Raises ValueError for k < 1, an unknown name, and a ranking shorter than k that leaves out a relevant item.
     """
     return _Hits.of(ranked_QK, label_Q).map_at(k, denominator, num_relevant_Q)
@@ -202,8 +205,8 @@ def _relevance(ranked_QK: Labels, label_Q: Labels) -> NDArray[np.bool_]:
 def tie_order(num_items: int) -> Ints:
     """The order in which equally near items stand: random, and always the same for as many items.
 
-    Data often lie sorted by class. Where a collapsed model makes items equal, their own order would then be taken for
-    a ranking: of ten classes of one size, with all items equal, it has a full MAP of 0.21, not of 0.10.
+    Data often lie sorted by class. Where a collapsed model makes items equal, their own order would otherwise count
+    as a ranking: of ten classes of one size, with all items equal, it has a full MAP of 0.21, not of 0.10.
     """
     return np.random.default_rng(num_items).permutation(num_items)
 
@@ -222,8 +225,10 @@ def evaluate(
     Returns ``recall_at_<k>`` for each k (clamped to the gallery), ``r_precision``, ``map_at_r`` and
     ``num_queries_without_positive``: the queries alone in their class, which count as 0. On request also
     ``map_at_<k>_of_<denominator>``, ``map`` (of the whole ranking: Q x M sorted) and all of them once more as
-    ``macro_<metric>``. Equally near items stand in ``tie_order``. Raises ValueError for fewer than 2 items, and for
-    embeddings that are not finite.
+    ``macro_<metric>``.
+
+    Equally near items stand in ``tie_order``. Raises ValueError for fewer than 2 items, and for embeddings that
+    are not finite.
     """
     if len(labels_N) != len(z_ND) or len(z_ND) < 2:
         raise ValueError(f"{len(z_ND)} embeddings, {len(labels_N)} labels: needs as many, and at least 2")
@@ -247,7 +252,7 @@ def evaluate_query_gallery(
     full_map: bool = False,
     macro: bool = False,
 ) -> dict[str, float]:
-    """Score queries against a gallery apart from them (In-Shop); else as ``evaluate``.
+    """Score queries against a separate gallery (In-Shop); else as ``evaluate``.
 
     ``self_index`` is as for ``retrieve``: where a query is in the gallery too. Raises ValueError for unequal
     numbers of embeddings and labels, no queries, and embeddings that are not finite.

@@ -1,13 +1,14 @@
 """Exact nearest neighbours in bounded memory, ties by gallery index.
 
 A matrix product finds the few items that may be among the nearest of each query, within a proven bound of its
-rounding error; these alone are then measured by faiss's direct kernel sum_d (q_d - g_d)^2, which gives equal
-vectors equal distances wherever they stand, and are ranked by (distance, index). So the answer is that of the
-direct kernel on all pairs, digit for digit, at the price of the product. The product of a set with itself is
-symmetric, and only half of it is made.
+rounding error. These alone are then measured by faiss's direct kernel sum_d (q_d - g_d)^2, which gives equal
+vectors equal distances wherever they stand, and are ranked by (distance, index).
 
-Where many items are one and the same vector, as after a collapse, their ties are no neighbours that a product could
-tell apart: then the nearest different vectors are found, and each stands for its items.
+The answer is that of the direct kernel on all pairs, digit for digit, at the price of the product. The product of a
+set with itself is symmetric, and only half of it is computed.
+
+Where many items are the same vector, as after a collapse, a product cannot tell their ties apart: then the nearest
+different vectors are found, and each stands for its items.
 
 Shapes: Q queries, M gallery items, N items of a set in itself, D embedding size, E = D + 2, K neighbours, B rows
 and C columns of one tile, S sampled columns, H hits.
@@ -69,8 +70,9 @@ def retrieve(
     """Return the k nearest gallery items of each query by Euclidean distance, ties by gallery index.
 
     ``self_index[q]`` is the gallery index of query q itself, which is left out (-1: the query is not in
-    the gallery). k is clamped to the gallery's size, less one where every query is in it; where only some are, these
-    have one item less, and with k the gallery's size -1 and infinity in its place, at the end.
+    the gallery). k is clamped to the gallery's size, less one where every query is in it. Where only some are, their
+    rows have one item less, and with k the gallery's size they end in -1 and infinity.
+
     Returns ``index_QK`` (int64) and ``distance_QK`` (float32, same unit as the embeddings), nearest first.
     Raises ValueError for NaN or infinite embeddings, unequal D, k < 1 or an empty gallery.
     """
@@ -199,9 +201,10 @@ class _Product:
 
     With the gallery's mean taken off both, p = q.g - |q|^2/2 - |g|^2/2 = [q, |q|^2/2, 1] . [g, -1, -|g|^2/2].
 
-    ``error`` times h = |q|^2/2 + |g|^2/2 bounds |p + d2 / 2| for d2 the direct kernel's squared distance: a float32
-    sum of n products in any order is off by at most n u sum |products| (1 + O(n u)), u = 2^-24 (Higham 2002, Eq. 3.5),
-    and the products of p sum to at most 2h, and so do those of d2 / 2 and of h.
+    ``error`` times h = |q|^2/2 + |g|^2/2 bounds |p + d2 / 2|, where d2 is the direct kernel's squared distance.
+
+    Proof: a float32 sum of n products in any order is off by at most n u sum |products| (1 + O(n u)), u = 2^-24
+    (Higham 2002, Eq. 3.5). The products of p sum to at most 2h, and so do those of d2 / 2 and of h.
 
     A query's floor is its ``rank``-th largest p over ``num_sampled`` columns, drawn with a fixed seed.
     Any number of threads may ask.

@@ -1,10 +1,12 @@
-"""Re-ranking: a second look at the first n results of every query; what stands behind them keeps its place.
+"""Re-ranking of the first n results of every query; results beyond them keep their places.
 
-A reranker takes a query's results in their order and gives them in another; all sorts are stable, so that equal
-values keep the order of before. Results are places in the gallery (or in z); of an index, the ids it was given must
-be these places. A row may end in -1, where an index found fewer than K, and these stay where they are.
+A reranker takes a query's results in one order and returns them in another. All sorts are stable, so equal values keep
+their former order.
 
-Shapes: Q queries, M gallery items, N items, K results, n of them looked at again, D embedding size or bits, P bytes
+Results are places in the gallery (or in z); the ids given to an index must be these places. Where an index found fewer
+than K, a row ends in -1, and these entries stay where they are.
+
+Shapes: Q queries, M gallery items, N items, K results, n of them re-ranked, D embedding size or bits, P bytes
 of a packed code.
 """
 
@@ -71,14 +73,14 @@ def by_weighted_hamming(query_QP: Codes, omega_QD: Floats, gallery_MP: Codes, in
 class KReciprocal:
     """Orders the first n by (1 - weight) d_J + weight d, with k-reciprocal encodings (Zhong et al. 2017, Eq. 3-12).
 
-    ``z_ND`` holds queries and gallery together.
-    d is the squared distance over the row's largest.
+    ``z_ND`` holds queries and gallery together. d is the squared distance over the row's largest. R(i, k) are the j
+    that are among the k nearest of i (i the first of them) and have i among theirs.
 
-    With R(i, k) = the j that are among the k nearest of i (i the first of them) and have i among theirs: R*(i) adds
-    R(j, k1/2) of each j in R(i, k1) where more than two thirds of it lie in R(i, k1). V_i is exp(-d_ij) on R*(i),
-    scaled to sum 1, then the mean of V over the k2 first of i; d_J = 1 - sum min(V_i, V_j) / sum max(V_i, V_j).
+    R*(i) adds to R(i, k1) the R(j, k1/2) of each j in R(i, k1) of which more than two thirds lie in R(i, k1).
+    V_i is exp(-d_ij) on R*(i), scaled to sum 1, then the mean of V over the k2 first of i; d_J = 1 - sum
+    min(V_i, V_j) / sum max(V_i, V_j).
 
-    The encodings are found when the first order is asked for. Memory: O(N k1^2) at most, never N^2. Raises ValueError
+    The encodings are computed with the first order. Memory: O(N k1^2) at most, never N^2. Raises ValueError
     for k1 < 2, k2 < 1 and a weight outside [0, 1].
     """
 
@@ -151,7 +153,7 @@ def compare(
     out of its own ranking; equally near items stand in ``tie_order``. A reranker is given places in z as well.
     ``ms_per_query`` is the wall time of the search for 'none', and what the reranker adds for the others.
 
-    A ranking holds max(n, largest R_q, recall_at, map_at) items, as far as there are; the whole gallery with
+    A ranking holds max(n, largest R_q, recall_at, map_at) items, if there are as many; the whole gallery with
     ``full_map``, in parts of bounded memory. Raises ValueError for a reranker called 'none' and one that gives other
     items than it was given.
     """
@@ -194,7 +196,7 @@ def compare(
 
 
 def _same_items(first_QK: Ints, again_QK: Ints) -> bool:
-    """Whether each row has the items of before; only the columns that differ are sorted, of a long ranking few."""
+    """True if each row still has its items; only the columns that differ are sorted, few of a long ranking."""
     if first_QK.shape != again_QK.shape:
         return False
     changed = np.flatnonzero((first_QK != again_QK).any(axis=0))
@@ -274,7 +276,7 @@ def _encodings(z_ND: Floats, near_NK: Ints, largest_N: Floats, k1: int) -> spars
 
 
 def _reciprocal(near_NK: Ints, k: int) -> list[Ints]:
-    """R(i, k) of every item, ascending; the k + 1 first are looked at, for the item itself is the first."""
+    """R(i, k) of every item, ascending; the first k + 1 are used, because the item itself is the first."""
     near = near_NK[:, : k + 1]
     num_items, width = near.shape
     row_H, item_H = np.repeat(np.arange(num_items), width), near.ravel()

@@ -1,4 +1,4 @@
-"""Threads that share out the parts of one call: numpy, torch and faiss let go of the interpreter's lock."""
+"""Threads that share out the parts of one call: numpy, torch and faiss release the interpreter's lock."""
 
 from __future__ import annotations
 

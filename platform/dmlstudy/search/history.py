@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from dmlstudy.records import Record, Scalar
+from dmlstudy.records import Record, Scalar, present_key
 from dmlstudy.search.samplers import FAMILY
 from dmlstudy.search.storage import trials_of
 from dmlstudy.store import Store
@@ -22,7 +22,7 @@ FEWEST = 4
 """Finished trials below which an importance would be noise."""
 
 MOST = 1000
-"""The newest finished trials, of which importance is told."""
+"""The newest finished trials, from which importances are computed."""
 
 
 class Tried(Record):
@@ -153,4 +153,4 @@ def _tried(family: str, trial: FrozenTrial) -> Tried:
 
 
 def _short(family: str, name: str) -> str:
-    return name.removeprefix(f"{family}/")
+    return present_key(name.removeprefix(f"{family}/"))

@@ -1,7 +1,7 @@
 """Optuna's storage of a search, written through, and an index of it.
 
-The storage is read once, when a session begins, and only written to from then on, so that the time for a trial does
-not grow with their number.
+The storage is read once, when a session begins, and only written to from then on, so the time for a trial does not
+grow with the number of trials.
 
 Trials of the search have ``generation`` and ``family`` among their user attributes, once they have ended ``reason``,
 and ``warm_start`` if they come from an earlier study. Trials that others have enqueued (``enqueue_trial``, Optuna's
@@ -22,27 +22,27 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import RecordedEnd, TrialConfig
-from dmlstudy.search.early_stopping import Curve
+from dmlstudy.search.early_stopping import SearchCurve
 from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
 from dmlstudy.search.storage import to_disk
-from dmlstudy.search.subsearch import Lane, lanes_of
+from dmlstudy.search.subsearch import Subsearch, subsearches_of
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.trials import ENDED, Status, rank
 
 
 @dataclass
 class Entry:
-    """A trial of the search, as it is looked up until the sampler has seen its end."""
+    """An open trial of the search: one whose end the sampler has not seen."""
 
     trial: FrozenTrial
-    lane: Lane
+    subsearch: Subsearch
     turn: int
     config: TrialConfig
 
     @property
-    def curve(self) -> Curve:
-        return Curve(
-            group=self.lane.name,
+    def curve(self) -> SearchCurve:
+        return SearchCurve(
+            group=self.subsearch.name,
             turn=self.turn,
             epochs=self.config.training.epochs,
             num_folds=self.config.num_folds,
@@ -51,12 +51,14 @@ class Entry:
 
 
 class Ledger:
-    """Optuna's study of a search, written through, with what is asked of it often: counts, bests, reasons."""
+    """Optuna's study of a search, written through, with an index of counts, best trials and reasons."""
 
     def __init__(self, spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
         self._spec = spec
-        self.lanes = lanes_of(spec)
-        self.lane_of = {family: lane for lane in self.lanes for family in lane.families}
+        self.subsearches = subsearches_of(spec)
+        self.subsearch_of = {
+            family: subsearch for subsearch in self.subsearches for family in subsearch.families
+        }
         self.study = optuna.create_study(
             study_name=spec.name,
             storage=storage,
@@ -116,12 +118,12 @@ class Ledger:
             trial_id, given = waiting._trial_id, dict(waiting.system_attrs.get("fixed_params", {}))
             try:
                 family = self._family_named(waiting, given)
-                lane = self.lane_of[family]
-                point = lane.completed(family, given)
+                subsearch = self.subsearch_of[family]
+                point = subsearch.completed(family, given)
                 unknown = sorted(given.keys() - point.keys())
                 if unknown:
                     raise OutsideSpaceError(f"not in the space: {', '.join(unknown)}")
-                _, read = Point.read(point, lane.sample)
+                _, read = Point.read(point, subsearch.sample)
             except ValueError as error:
                 self._storage.set_trial_user_attr(trial_id, "reason", f"was enqueued, but {error}")
                 self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
@@ -153,11 +155,11 @@ class Ledger:
 
     def enter(self, trial: FrozenTrial, generation: int) -> Entry:
         """Take a stored trial into the index; raises OutsideSpaceError."""
-        lane = self.lane_of[trial.user_attrs[FAMILY]]
-        config = lane.config_of(trial.params)
+        subsearch = self.subsearch_of[trial.user_attrs[FAMILY]]
+        config = subsearch.config_of(trial.params)
         self.next_number = max(self.next_number, trial.number + 1)
         self.num_open += 1
-        return Entry(trial, lane, lane.note(trial, config, generation), config)
+        return Entry(trial, subsearch, subsearch.note(trial, config, generation), config)
 
     def report(self, trial: FrozenTrial, step: int, score: float) -> bool:
         """Store a score, unless there is one at the step already; whether it is new."""
@@ -198,7 +200,7 @@ class Ledger:
     def best_configs(self) -> dict[str, TrialConfig]:
         """Each family's best finished configuration by the objective; families with none are left out."""
         return {
-            name: self.lane_of[name].config_of(self._best[name].params)
+            name: self.subsearch_of[name].config_of(self._best[name].params)
             for name in self._spec.families
             if name in self._best
         }
@@ -236,7 +238,7 @@ class Recorded(Protocol):
 
 
 def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: Recorded) -> list[int]:
-    """Tell Optuna of the trials that have ended, as their runs say, and of which it has not heard; their numbers.
+    """Record in Optuna the ends of trials that only their runs hold; returns the trials' numbers.
 
     A driver writes the end of a trial into its run first, and into Optuna's storage last; one that was killed in
     between leaves such a trial. A run that does not hold all that Optuna is to know is superseded, for its trial runs

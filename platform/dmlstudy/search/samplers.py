@@ -1,6 +1,6 @@
 """Optuna's samplers by name, which choose the next point; each is a function of ended trials and a seed.
 
-A sampler is made anew for every trial, from a seed of its own. It sees the trials that it is given: ended ones, and
+Every trial gets a new sampler with its own seed. It sees the trials that it is given: ended ones, and
 the points of running ones. State between trials (of CMA-ES, of NSGA-II) lies in their system attributes, so in the
 storage. So neither an interruption nor the order in which a generation finishes changes anything.
 
@@ -107,11 +107,11 @@ def directions_of(search: SearchConfig) -> list[StudyDirection]:
     return [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 2 if search.second_objective else 1]
 
 
-class Memory:
+class EndedTrials:
     """The ended trials of a space that a sampler looks back on, so that a draw costs the same after ten thousand.
 
     They are the newest, the best by each objective, ``MOST`` of each kind, and the front of several objectives.
-    Among them is what samplers use most: the 25 trials that TPE takes for good ones, the newest generations of
+    Among them are the trials that samplers use: the 25 that TPE counts as good, the newest generations of
     CMA-ES, the elite of NSGA-II. The order in which trials have ended does not matter.
     """
 
@@ -172,7 +172,7 @@ def as_finished(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
     That is the last score plus what the completed trials have gained from that step on, in their mean, and not
     more than the best of them has: so an early score is compared with late ones at the same step. Pruned trials
-    for which there is none of these are left out.
+    without either are left out.
     """
     completed = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     best = max((trial.values[0] for trial in completed), default=math.nan)
@@ -213,7 +213,7 @@ class _Sequence(QMCSampler):
         return self._index
 
 
-class History(InMemoryStorage):
+class SharedTrials(InMemoryStorage):
     """Trials that a sampler may look at, shared and not copied, beside the one it draws."""
 
     def __init__(self, trials: Sequence[FrozenTrial]) -> None:
@@ -236,7 +236,7 @@ def draw(
     sample: Callable[[Suggester], object],
 ) -> FrozenTrial:
     """The sampler's answers to ``sample`` (a function of an Optuna trial), given these trials."""
-    storage = History(trials)
+    storage = SharedTrials(trials)
     study = optuna.create_study(storage=storage, sampler=sampler, directions=list(directions))
     trial_id = storage.create_new_trial(study._study_id)
     storage.get_trial(trial_id).number = number
@@ -249,7 +249,7 @@ class OutsideSpaceError(ValueError):
 
 
 class Point:
-    """A suggester that answers with a given point, and notes the distributions it was asked for."""
+    """A suggester that answers with a given point and keeps the requested distributions."""
 
     def __init__(self, values: Mapping[str, Scalar]) -> None:
         self.values = values

@@ -28,7 +28,7 @@ def open_storage(store: Store) -> optuna.storages.RDBStorage:
 
     In SQLite a commit goes to a write-ahead log that is synchronised with the disk at checkpoints only: what was
     committed outlives the death of any process; a loss of power may take reports since the last checkpoint, and
-    never the file's order. How a trial begins and ends is made durable (``to_disk``), as it is in MLflow.
+    never the file's order. The beginning and the end of a trial are made durable (``to_disk``), as in MLflow.
 
     Such a log is shared through memory, so it is for a local file system only, and on one that may be another
     machine's SQLite keeps its rollback journal: it would not refuse, and lose what two machines write.
@@ -54,7 +54,7 @@ PASSING = (
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_READONLY,
 )
-"""What SQLite answers where the machine is at fault; to move the file away would lose it for nothing."""
+"""SQLite's messages where the machine is at fault; moving the file away would lose it for nothing."""
 
 
 def _make_database(draft: Path) -> None:
@@ -101,7 +101,7 @@ def to_disk(storage: optuna.storages.BaseStorage) -> None:
 
 
 def _is_of_the_machine(error: BaseException | None) -> bool:
-    """Whether SQLite says that the disk, its rights or another process is in the way, not what the file holds."""
+    """True if SQLite blames the disk, its permissions or another process, not the contents of the file."""
     while error is not None:
         code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
         if code is not None:
@@ -132,7 +132,7 @@ def trials_of(store: Store, name: str) -> list[FrozenTrial]:
 
 
 def is_local(folder: Path) -> bool:
-    """Whether the folder lies on a file system of this machine alone; where that cannot be known, it does not."""
+    """True if the folder lies on a file system of this machine alone; False where that is unknown."""
     try:
         mounts = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -3,17 +3,17 @@
 The Optuna study in the storage is the truth about the search: every step is reported to it, a trial stopped
 early is PRUNED there, a failed one is FAIL with its reason, and this object rebuilds itself from it (``ledger``).
 
-Trials are asked for in generations: ``search.generation_size`` of each family, one by default. A generation starts
+Trials are requested in generations: ``search.generation_size`` of each family, one by default. A generation starts
 when the one before has ended, and sampling and early stopping look at ended generations only. So neither the number
 of trials at once nor the order in which they finish changes what is tried or what it scores.
 
-An interruption changes nothing either: an unfinished trial is judged again by what it has reported, and continues. A
-budget in time is looked at between generations.
+An interruption changes nothing either: an unfinished trial is judged again by what it has reported, and continues.
+A time budget is checked between generations.
 
-With ``search.deterministic: false`` there is one endless generation. A trial is asked for as soon as there is room;
+With ``search.deterministic: false`` there is one endless generation. A trial is requested as soon as there is room;
 the sampler knows all that has ended and what runs, the early stopping all that was reported.
 
-The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (lanes
+The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (subsearches
 without an untried configuration) and ``warm_start`` (points of earlier studies, as they were when this one began).
 """
 
@@ -35,7 +35,7 @@ from dmlstudy.metric_names import LATENCY_MS
 from dmlstudy.records import TrialConfig
 from dmlstudy.search import early_stopping, samplers
 from dmlstudy.search.ledger import Entry, Ledger, label
-from dmlstudy.search.subsearch import Lane
+from dmlstudy.search.subsearch import Subsearch
 from dmlstudy.search.verdict import Verdicts
 from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
@@ -50,7 +50,7 @@ ENDED_KEPT = 100
 """Assignments that are remembered after their trial has ended."""
 
 TIME_NOTED_S = 5.0
-"""How much of a time budget a killed driver may forget."""
+"""Seconds of a time budget that a killed driver may forget."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Assignment:
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
-    """A report for each step, by step; a trial that goes on makes the same reports again."""
+    """A report for each step, by step; a resumed trial makes the same reports again."""
 
     def note(self, report: dict[str, float]) -> None:
         """Take in a report, in the place of an earlier one on the same step."""
@@ -126,22 +126,22 @@ class StudySearch:
         self._places: float = math.inf
         """At most so many trials run at once: fewer than there is room for where workers cannot be started."""
         self._ledger = Ledger(spec, storage)
-        self._lanes = self._ledger.lanes
+        self._subsearches = self._ledger.subsearches
         self.study = self._ledger.study
-        self._begin_lanes(warm_points)
+        self._begin_subsearches(warm_points)
         self._read_ledger()
 
-    def _begin_lanes(self, warm_points: Mapping[str, Any] | None) -> None:
+    def _begin_subsearches(self, warm_points: Mapping[str, Any] | None) -> None:
         if warm_points is not None:
             self.study.set_user_attr("warm_start", warm_points)
         attrs = self.study.user_attrs
         self._budget.wall, self._budget.device = attrs.get("spent", (0.0, 0.0))
         most = min(MOST_PER_FAMILY, (self.spec.file.search.trials_per_family - 1) // 2)
-        for lane in self._lanes:
-            lines = lane.add_to_queue(attrs.get("warm_start", {}), most)
+        for subsearch in self._subsearches:
+            lines = subsearch.add_to_queue(attrs.get("warm_start", {}), most)
             if warm_points is not None:
                 self._notes += [f"search.warm_start: {line}" for line in lines]
-            lane.is_exhausted = lane.name in attrs.get("exhausted", [])
+            subsearch.is_exhausted = subsearch.name in attrs.get("exhausted", [])
 
     def _read_ledger(self) -> None:
         """Take in what earlier sessions have left in the storage, and what others have enqueued there."""
@@ -202,7 +202,7 @@ class StudySearch:
         return assignment.config
 
     def may_have_more(self) -> bool:
-        """Whether a trial may be suggested later where there is none now: one that runs may be lost, and run again."""
+        """True if a trial may be suggested later although none is now: a running one may be lost and rerun."""
         return self._ledger.num_open > 0 or self._is_running()
 
     def end(
@@ -217,7 +217,7 @@ class StudySearch:
         """Note that a trial is over; an engine may say so twice.
 
         It has its final ``metrics``, or a ``failure``, which ``is_unstarted`` trials wait out; or it ``is_lost``: what
-        it ran on is gone. With none of these it was broken off, and is handed out again.
+        it ran on is gone. With none of these it was interrupted, and is handed out again.
         """
         assignment = self.assignments[trial_id]
         if assignment.status != Status.RUNNING:
@@ -293,7 +293,7 @@ class StudySearch:
         return self._num_running() > 0
 
     def has_progress(self) -> bool:
-        """Whether a trial that runs has reported anything."""
+        """True if a running trial has reported anything."""
         return self._num_progressing() > 0
 
     def commit(self, trial_id: str) -> None:
@@ -322,7 +322,7 @@ class StudySearch:
     def values_of(self, assignment: Assignment) -> list[float]:
         """A finished search trial's value of each objective; empty for any other trial.
 
-        A trial that tells no latency counts as the slowest.
+        A trial without a latency counts as the slowest.
         """
         if assignment.number is None or assignment.status != Status.FINISHED:
             return []
@@ -370,7 +370,7 @@ class StudySearch:
         return trial_id in self._hopeless
 
     def _why_stopped(self, entry: Entry, step: int) -> str:
-        whose = "the search's" if entry.lane.chooses_family else "its family's"
+        whose = "the search's" if entry.subsearch.chooses_family else "its family's"
         return f"stopped after {place(entry.config, step)}: {self._stopping.WHY.format(whose=whose)}"
 
     # The search
@@ -387,24 +387,24 @@ class StudySearch:
                 self._ask_for_generation()
 
     def _ask_for_generation(self) -> None:
-        for lane in self._lanes:
-            for _ in range(lane.num_missing(self._generation) if self._generation >= 0 else 0):
-                if not self._ask_lane(lane):
+        for subsearch in self._subsearches:
+            for _ in range(subsearch.num_missing(self._generation) if self._generation >= 0 else 0):
+                if not self._ask_subsearch(subsearch):
                     break
 
     def _ask_for_one(self) -> None:
-        """Ask the lane that was asked least."""
+        """Ask the subsearch that was asked least."""
         while self._budget.spent() is None and not self._waiting:
-            open_lanes = [lane for lane in self._lanes if lane.num_left]
-            if not open_lanes:
+            open_subsearches = [subsearch for subsearch in self._subsearches if subsearch.num_left]
+            if not open_subsearches:
                 return
-            self._ask_lane(min(open_lanes, key=lambda lane: lane.num_asked))
+            self._ask_subsearch(min(open_subsearches, key=lambda subsearch: subsearch.num_asked))
 
-    def _ask_lane(self, lane: Lane) -> bool:
-        """Ask for a trial of a lane; whether there is one."""
-        trial = lane.next_trial(self._ledger.next_number, self._generation)
+    def _ask_subsearch(self, subsearch: Subsearch) -> bool:
+        """Ask for a trial of a subsearch; whether there is one."""
+        trial = subsearch.next_trial(self._ledger.next_number, self._generation)
         if trial is None:
-            self._exhaust(lane)
+            self._exhaust(subsearch)
             return False
         self._enter(self._ledger.create(trial))
         self._waiting.append(trial.number)
@@ -413,20 +413,20 @@ class StudySearch:
     def _enter(self, trial: FrozenTrial) -> None:
         self._entries[trial.number] = self._ledger.enter(trial, self._generation)
 
-    def _exhaust(self, lane: Lane) -> None:
-        lane.is_exhausted = True
-        names = [other.name for other in self._lanes if other.is_exhausted]
+    def _exhaust(self, subsearch: Subsearch) -> None:
+        subsearch.is_exhausted = True
+        names = [other.name for other in self._subsearches if other.is_exhausted]
         self.study.set_user_attr("exhausted", names)
         self._notes.append(
-            f"{lane.name}: every configuration of its space was tried after {lane.num_asked} of"
-            f" {lane.budget} trials; its search ends here"
+            f"{subsearch.name}: every configuration of its space was tried after {subsearch.num_asked} of"
+            f" {subsearch.budget} trials; its search ends here"
         )
 
     def _settle_all(self) -> None:
         """Let the sampler and the early stopping see the generation, all of which has ended."""
         for number in sorted(self._entries):
             entry = self._entries.pop(number)
-            entry.lane.settle(entry.trial)
+            entry.subsearch.settle(entry.trial)
             if entry.trial.state != TrialState.FAIL:
                 self._stopping.learn(entry.curve)
 
@@ -434,20 +434,22 @@ class StudySearch:
         """Let the sampler see a trial's end at once where there are no generations."""
         if not self._in_generations:
             entry = self._entries.pop(number)
-            entry.lane.settle(entry.trial)
+            entry.subsearch.settle(entry.trial)
 
     def _is_spent(self) -> bool:
-        """Whether no further generation may begin."""
-        return self._budget.spent() is not None or not any(lane.num_left for lane in self._lanes)
+        """True if no further generation may begin."""
+        return self._budget.spent() is not None or not any(
+            subsearch.num_left for subsearch in self._subsearches
+        )
 
     @property
     def _num_to_ask(self) -> int:
-        """Number of search trials still to be asked for."""
+        """Number of search trials still to be requested."""
         if self._budget.spent() is None:
-            return sum(lane.num_left for lane in self._lanes)
+            return sum(subsearch.num_left for subsearch in self._subsearches)
         if not self._in_generations or self._generation < 0:
             return 0
-        return sum(lane.num_missing(self._generation) for lane in self._lanes)
+        return sum(subsearch.num_missing(self._generation) for subsearch in self._subsearches)
 
     def pass_time(self) -> None:
         """Count the time since the last call towards the budgets; to be called often while trials run."""
@@ -467,14 +469,14 @@ class StudySearch:
             self.study.set_user_attr("spent", [self._budget.wall, self._budget.device])
 
     def take_notes(self) -> list[str]:
-        """Lines for people about what the search has decided since it was last asked."""
+        """Lines for people about the search's decisions since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
     def idle_places(self, num_at_once: int) -> str | None:
-        """A line for people where so many trials could run at once and a generation has fewer."""
+        """A line for people if a generation has fewer trials than could run at once."""
         search, num_families = self.spec.file.search, len(self.spec.families)
-        num_together = sum(lane.width for lane in self._lanes)
+        num_together = sum(subsearch.width for subsearch in self._subsearches)
         size = min(math.ceil(num_at_once / num_families), search.trials_per_family)
         if not self._in_generations or self._is_search_over or search.generation_size >= size:
             return None
@@ -519,14 +521,14 @@ class StudySearch:
 
     @property
     def num_left(self) -> int:
-        """Trials that have not ended yet, verdict trials included; at most, while the search goes on."""
+        """Trials that have not ended yet, verdict trials included; at most, while the search runs."""
         if self._is_search_over:
             return len(self.verdict_configs())
         return self._ledger.num_open + self._num_to_ask + self.spec.num_verdict_trials
 
     @property
     def is_over(self) -> bool:
-        """Whether every trial has ended, so that there is a verdict."""
+        """True if every trial has ended, so that there is a verdict."""
         return self.num_left == 0
 
 

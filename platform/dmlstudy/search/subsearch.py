@@ -19,25 +19,25 @@ from dmlstudy.spec.space import Suggester
 from dmlstudy.spec.study_file import Family, StudySpec
 
 REDRAWS = 10
-"""How often the sampler is asked again after it drew what had been tried; then chance is, ten times as often."""
+"""Further draws after the sampler drew a point that was tried; then ten times as many are drawn at random."""
 
 ALL = "all"
 
 
-def lanes_of(spec: StudySpec) -> list[Lane]:
-    """One lane for each family, or one for all of them."""
+def subsearches_of(spec: StudySpec) -> list[Subsearch]:
+    """One subsearch for each family, or one for all of them."""
     search = spec.file.search
     if search.families == "equal":
         return [
-            Lane(family.name, [family], spec, search.trials_per_family, search.generation_size)
+            Subsearch(family.name, [family], spec, search.trials_per_family, search.generation_size)
             for family in spec.families.values()
         ]
     width = search.generation_size * len(spec.families)
-    return [Lane(ALL, list(spec.families.values()), spec, spec.num_search_trials, width)]
+    return [Subsearch(ALL, list(spec.families.values()), spec, spec.num_search_trials, width)]
 
 
-class Lane:
-    """Trials with one budget, of which ``width`` are asked for in a generation.
+class Subsearch:
+    """Trials with one budget, of which ``width`` are requested in a generation.
 
     ``queue`` are the points it begins with: each family's default, then those of earlier studies.
     """
@@ -55,7 +55,7 @@ class Lane:
         self.is_exhausted = False
         self._spec = spec
         self._directions = samplers.directions_of(spec.file.search)
-        self._ended = samplers.Memory(self._directions)
+        self._ended = samplers.EndedTrials(self._directions)
         self._running: dict[int, FrozenTrial] = {}
         self._tried: set[str] = set()
         self._left: dict[str, dict[str, Scalar]] | None = None
@@ -65,10 +65,10 @@ class Lane:
         )
 
     def add_to_queue(self, found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]], most: int) -> list[str]:
-        """Begin with up to ``most`` points of each family besides, as far as they fit its space and are new.
+        """Queue up to ``most`` further points of each family that fit its space and are new.
 
-        A point need not have the names of the present space (see ``completed``). Returns what people should
-        know, a line for each family.
+        A point need not have the names of the present space (see ``completed``). Returns a line for people for each
+        family.
         """
         seen = {self.config_of(point).fingerprint() for point, _ in self.queue}
         chosen: list[list[tuple[dict[str, Scalar], dict[str, str]]]] = []
@@ -152,16 +152,16 @@ class Lane:
         return self._spec.trial_config(*drawn)
 
     def num_missing(self, generation: int) -> int:
-        """Number of a generation's trials still to be asked for."""
+        """Number of a generation's trials still to be requested."""
         return max(0, min(self.width - self.num_of_generation.get(generation, 0), self.num_left))
 
     @property
     def num_left(self) -> int:
-        """Number of trials still to be asked for."""
+        """Number of trials still to be requested."""
         return 0 if self.is_exhausted else max(0, self.budget - self.num_asked)
 
     def next_trial(self, number: int, generation: int) -> FrozenTrial | None:
-        """The next trial, as it is to be stored; None where nothing new is left."""
+        """The next trial, ready to be stored; None if no new point is left."""
         found = self._next_point(number)
         if found is None:
             return None
@@ -176,7 +176,7 @@ class Lane:
         )
 
     def note(self, trial: FrozenTrial, config: TrialConfig, generation: int) -> int:
-        """Take a trial into account that was asked for, now or in an earlier session; returns its turn."""
+        """Take into account a trial that was requested now or in an earlier session; returns its turn."""
         self._tried.add(config.fingerprint())
         self.num_of_generation[generation] = self.num_of_generation.get(generation, 0) + 1
         self.num_asked += 1

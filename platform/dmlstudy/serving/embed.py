@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dmlstudy import data
 from dmlstudy.data import Inputs
-from dmlstudy.data.images import Indices, Looks
+from dmlstudy.data.images import Indices, RandomViews
 from dmlstudy.files import PARQUET, check_output, written_whole
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
@@ -188,9 +188,9 @@ class _Reader:
             return (self._items.read(range(int(each[0]), int(each[-1]) + 1)) for each in indices)
         return data.Loader(self).epoch(indices)
 
-    def read(self, indices: Indices, looks: Looks | None = None) -> NDArray[np.uint8]:
+    def read(self, indices: Indices, views: RandomViews | None = None) -> NDArray[np.uint8]:
         """The items that can be read, in order, as one thread reads them."""
-        assert looks is None
+        assert views is None
         one = self._items.one
         assert one is not None
         found = []

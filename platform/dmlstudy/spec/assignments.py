@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dmlstudy.spec import yaml_file
@@ -11,9 +11,14 @@ from dmlstudy.text import nearest, shown
 
 
 def assigned(
-    raw: Mapping[str, Any], assignments: Sequence[str] | Mapping[str, Any], known: Collection[str]
+    raw: Mapping[str, Any],
+    assignments: Sequence[str] | Mapping[str, Any],
+    known: Collection[str],
+    present: Callable[[str], str] = str,
 ) -> dict[str, Any]:
     """The study ``raw`` after ``key=value`` for each assignment; ``known`` are the keys of its top.
+
+    ``present`` gives the present name of a key that an earlier version may have known under another.
 
     From Python the assignments are a mapping of keys to values.
 
@@ -24,7 +29,7 @@ def assigned(
     if isinstance(assignments, Mapping):
         for key, value in assignments.items():
             try:
-                _assign(study, key, copy.deepcopy(value), known)
+                _assign(study, present(key), copy.deepcopy(value), known)
             except ValueError as error:
                 raise ValueError(str(error).replace("--set ", "overrides: ", 1)) from None
         return study
@@ -33,7 +38,7 @@ def assigned(
         key = key.strip()
         if not sign or not key or not all(key.split(".")):
             raise ValueError(f"--set {shown(assignment)}: expected key=value, as in --set training.epochs=1")
-        _assign(study, key, yaml_file.value(text, f"--set {key}"), known)
+        _assign(study, present(key), yaml_file.value(text, f"--set {key}"), known)
     return study
 
 
@@ -63,7 +68,7 @@ def _assign(study: dict[str, Any], key: str, value: object, known: Collection[st
 
 
 def _section(within: dict[str, Any], name: str, key: str) -> dict[str, Any]:
-    """The mapping ``name``, made where there is none."""
+    """The mapping ``name``, created if missing."""
     section = within.get(name)
     if section is None:
         section = within[name] = {}
@@ -73,7 +78,7 @@ def _section(within: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 
 
 def _put(section: dict[str, Any], key: str, value: object, whole: str) -> None:
-    """Set a key of a section; one below a domain that is there, as ``lr.default``, is set in it."""
+    """Set a key of a section; a key below an existing domain, such as ``lr.default``, is set in it."""
     name = _longest(key, section)
     if name is None or name == key:
         section[key] = value

@@ -24,7 +24,7 @@ SECTION_RECORDS: dict[str, type[BaseModel]] = {
 
 
 class Option(Record):
-    """One key: what may stand there, what does where it is left out, and what it means."""
+    """One key: its values, its default and its meaning."""
 
     key: str
     values: str

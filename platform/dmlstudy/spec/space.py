@@ -345,7 +345,7 @@ SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 def as_number(value: Any) -> Any:
-    """The number, where a value is text such as ``1e-5``; any other value as it is."""
+    """The number, where a value is text such as ``1e-5``; any other value unchanged."""
     return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
 
 
@@ -358,7 +358,7 @@ LARGEST_INT = 2**53
 
 
 def _is_scalar(value: object) -> TypeGuard[Scalar]:
-    """Whether the value can be that of a parameter; an infinite or huge number cannot."""
+    """True for a value that a parameter can have; an infinite or huge number is none."""
     if isinstance(value, int):
         return abs(value) <= LARGEST_INT
     return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))

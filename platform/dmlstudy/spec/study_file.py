@@ -34,11 +34,13 @@ from dmlstudy.records import (
     TrainingConfig,
     TrialConfig,
     draw_mismatch,
+    present_key,
 )
 from dmlstudy.spec import space as spaces
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
+from dmlstudy.spec.earlier_keys import Renaming, stored, with_earlier_keys
 from dmlstudy.spec.space import Choice, Domain, Fixed, Space
 from dmlstudy.spec.study_paths import Places
 from dmlstudy.text import nearest, one_line, shown
@@ -46,7 +48,7 @@ from dmlstudy.text import nearest, one_line, shown
 R = TypeVar("R", bound=BaseModel)
 
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-"""What a study, family or model is called: it names folders, runs and parameters too."""
+"""The name of a study, family or model; it also names folders, runs and parameters."""
 
 SECTIONS: dict[str, type[Record]] = {
     "embedder": EmbedderConfig,
@@ -63,10 +65,10 @@ NAMED = ("loss", "regularizer")
 """Sections with a name and its parameters; the name may be a choice whose options bring the parameters."""
 
 STORAGE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file")
-"""What ``resources.storage_path`` may begin with: the filesystems of pyarrow."""
+"""Schemes of ``resources.storage_path``: the filesystems of pyarrow."""
 
 SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^=&]*=", re.IGNORECASE)
-"""What gives away a password or a key in a URI, which may hold a / that should have been quoted."""
+"""A password or a key in a URI, which may hold a / that should have been quoted."""
 
 WORDS = {
     "string_pattern_mismatch": "use letters a to z, digits, . _ and -, a letter or digit first, 64 of them at most",
@@ -75,7 +77,7 @@ WORDS = {
     "dict_type": "expected a section with keys of its own",
     "model_type": "expected a section with keys of its own",
 }
-"""What to say instead of the library's words, by its type of error."""
+"""Messages that replace the library's, by its type of error."""
 
 NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
@@ -84,7 +86,7 @@ NO_REGULARIZER = "none"
 YAML = (".yaml", ".yml")
 
 PATHS = ("embedder.weights", "hashing.features", "online.features")
-"""What may name a file or folder beside the data."""
+"""Parameters, beside those of the data, that may name a file or folder."""
 
 NO_PATHS = ("default", "pixels", "grey")
 """Values of these that are no paths, whatever lies beside the study file."""
@@ -96,7 +98,7 @@ OTHER_KINDS: dict[Kind, str] = {
     "hashing": "codes of frozen features",
     "online": "a learner of a stream of constraints",
 }
-"""What trials may learn that is no embedder, each with a section of its own."""
+"""Kinds of trials that learn something other than an embedder, each with its own section."""
 
 
 MAX_POINTS = 20_000
@@ -226,13 +228,15 @@ class Family:
         self.paper = paper
         self.space = space
         """Full names (``loss.name``, ``loss.p``, ``training.lr``) to domains."""
+        self.stored = stored(space)
+        """The same under the names that points in Optuna's storage have."""
 
     def sample(self, trial: spaces.Suggester) -> dict[str, Scalar | None]:
         """Full names to values, each drawn as ``<family>/<full name>``."""
         values: dict[str, Scalar | None] = {}
         for section, space in self._sections().items():
             drawn = spaces.sample(space, trial, f"{self.name}/{section}")
-            values |= {f"{section}.{name}": value for name, value in drawn.items()}
+            values |= {present_key(f"{section}.{name}"): value for name, value in drawn.items()}
         return values
 
     def default_point(self) -> dict[str, Scalar]:
@@ -243,7 +247,7 @@ class Family:
         return point
 
     def corners(self) -> list[dict[str, Scalar]]:
-        """The default point, and points with one parameter at an edge, once for each place it stands in."""
+        """The default point, and points with one parameter at an edge, once for each of its places."""
         point = self.default_point()
         changes = [
             change
@@ -262,17 +266,24 @@ class Family:
         return next((kind for kind in OTHER_KINDS if _section(self.space, kind)), "embedder")
 
     def _sections(self) -> dict[str, Space]:
-        sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.space)
-        return {section: _section(self.space, section) for section in sections}
+        sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.stored)
+        return {section: _section(self.stored, section) for section in sections}
 
 
 class StudySpec:
     """A study file with its families resolved and everything checked that can be without data or cluster."""
 
-    def __init__(self, file: StudyFile, raw: Mapping[str, Any], places: Places | None = None) -> None:
+    def __init__(
+        self,
+        file: StudyFile,
+        raw: Mapping[str, Any],
+        places: Places | None = None,
+        renaming: Renaming | None = None,
+    ) -> None:
         self.raw = raw
+        self._renaming = renaming or Renaming()
         self.places = places or Places()
-        """Where its relative paths are looked for."""
+        """The folders in which its relative paths are looked up."""
         self.file = file = _at_home(file)
         path = file.data.path
         self.data = file.data.model_copy(
@@ -284,7 +295,7 @@ class StudySpec:
         _check_search(file.search)
         _check_storage_path(file.resources.storage_path)
         self.families = {
-            name: _family(name, self._with_space(name, entry), file, f"families.{name}")
+            name: _family(name, self._with_space(name, entry), file, f"families.{name}", self._renaming)
             for name, entry in file.families.items()
         }
         num_points = sum(len(family.corners()) for family in self.families.values())
@@ -336,8 +347,8 @@ class StudySpec:
 
     @property
     def notes(self) -> list[str]:
-        """Lines on what was read in another way than people may think."""
-        return list(self.places.notes.values())
+        """Lines on what was read differently than people may expect."""
+        return [*self._renaming.notes, *self.places.notes.values()]
 
     def check_for_job(self) -> None:
         """Raises SpecError where a path leads to something on this machine alone, which a cluster does not have."""
@@ -362,8 +373,8 @@ class StudySpec:
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of what the study computes (its resources left out)."""
         meaning = {
-            "file": self.file.model_dump(mode="json", exclude={"resources"}),
-            "spaces": {name: family.tree() for name, family in self.families.items()},
+            "file": with_earlier_keys(self.file.model_dump(mode="json", exclude={"resources"})),
+            "spaces": {name: tree(family.stored) for name, family in self.families.items()},
             "workers": self.file.resources.workers,
         }
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
@@ -400,12 +411,8 @@ class StudySpec:
         protocol = self.file.protocol
         is_regularized = sections["regularizer"].get("name", NO_REGULARIZER) != NO_REGULARIZER
         regularizer = _named(sections["regularizer"]) if is_regularized else None
-        if (
-            regularizer
-            and regularizer.params.get("draw") == "two_draws"
-            and "sampler" not in sections["batch"]
-        ):
-            records["batch"] = records["batch"].model_copy(update={"sampler": "two_draws"})
+        if regularizer and regularizer.params.get("draw") == "two_draws" and "draw" not in sections["batch"]:
+            records["batch"] = records["batch"].model_copy(update={"draw": "two_draws"})
         if problem := draw_mismatch(records["batch"], regularizer):
             raise SpecError(f"{path}: {problem}" if path else problem)
         return TrialConfig(
@@ -496,7 +503,7 @@ def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
 
 
 def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
-    """Raises SpecError where families learn different kinds of things, or with settings that mean nothing to theirs."""
+    """Raises SpecError where families learn different kinds of things, or with settings that do not apply to them."""
     first, *others = families.values()
     for other in others:
         if other.kind != first.kind:
@@ -543,7 +550,7 @@ def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
 
 
 def _check_storage_path(path: str | None) -> None:
-    """Raises SpecError for what can be said of it without touching it, and without repeating a secret in it."""
+    """Raises SpecError for faults that show without access to it, and does not repeat a secret in it."""
     if path is None:
         return
     key = "resources.storage_path"
@@ -586,19 +593,27 @@ def given(
 
     Beyond ``parse``, which also reads studies of earlier versions, parameters without effect are refused.
     """
+    renaming = Renaming()
     try:
-        raw = assigned(raw, assignments, StudyFile.model_fields)
+        raw = assigned(renaming.study(raw), assignments, StudyFile.model_fields, renaming.assignment)
     except ValueError as error:
         raise SpecError(error) from None
-    spec = parse({**raw, "name": name} if name else raw, places)
+    spec = parse({**raw, "name": name} if name else raw, places, renaming)
     for family in spec.families.values():
         _check_used(spec, family)
     return spec
 
 
-def parse(raw: Mapping[str, Any], places: Places | None = None) -> StudySpec:
+def parse(
+    raw: Mapping[str, Any], places: Places | None = None, renaming: Renaming | None = None
+) -> StudySpec:
     """Check a study given as a mapping, with relative paths in the current folder or ``places``; raises SpecError."""
-    return StudySpec(_record(StudyFile, raw, ""), raw, places)
+    renaming = renaming or Renaming()
+    try:
+        present = renaming.study(raw)
+    except ValueError as error:
+        raise SpecError(error) from None
+    return StudySpec(_record(StudyFile, present, ""), raw, places, renaming)
 
 
 def _check_used(spec: StudySpec, family: Family) -> None:
@@ -624,7 +639,7 @@ def _check_used(spec: StudySpec, family: Family) -> None:
 
 
 def _place_of(entry: FamilyEntry, name: str, full_name: str) -> str:
-    """Where a parameter of a family comes from: its override, or else its space or the study's own section."""
+    """The origin of a family's parameter: its override, or else its space or the study's own section."""
     if full_name in entry.override:
         return f"families.{name}.override.{full_name}"
     section, _, leaf = full_name.partition(".")
@@ -643,7 +658,7 @@ def family_files() -> dict[str, Path]:
     }
 
 
-def read_family(space_name: str, path: str) -> tuple[str, Space]:
+def read_family(space_name: str, path: str, renaming: Renaming | None = None) -> tuple[str, Space]:
     """(paper, full names to domains) of a search-space file, by name or by path; raises SpecError."""
     known = family_files()
     file = known.get(space_name) or Path(space_name)
@@ -651,6 +666,10 @@ def read_family(space_name: str, path: str) -> tuple[str, Space]:
         raise SpecError(f"{path}.space: no family {space_name!r}{nearest(space_name, known)}")
     raw = dict(_read_yaml(file, f"named by {path}.space; `dmlstudy families` lists the ready ones"))
     paper = str(raw.pop("paper", ""))
+    try:
+        raw = (renaming or Renaming()).sections(raw, f"{file.name}: ")
+    except ValueError as error:
+        raise SpecError(error) from None
     return paper, _read_sections({"loss": raw.pop("loss", None)} | raw, file.name)
 
 
@@ -727,8 +746,8 @@ def _check_name(name: Domain, path: str) -> None:
         raise SpecError(f"{path}.name: expected a name or a choice of names")
 
 
-def _family(name: str, entry: FamilyEntry, file: StudyFile, path: str) -> Family:
-    paper, space = read_family(entry.space, path)
+def _family(name: str, entry: FamilyEntry, file: StudyFile, path: str, renaming: Renaming) -> Family:
+    paper, space = read_family(entry.space, path, renaming)
     own = {section: getattr(file, section) for section in SECTIONS}
     space = {**space, **_read_sections(own, "")}
     if file.regularizer:

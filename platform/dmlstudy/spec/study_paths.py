@@ -23,13 +23,13 @@ class Places:
         self._led: dict[tuple[str, str], str] = {}
 
     def leads(self, path: str) -> bool:
-        """Whether the path is of a file or folder that is there."""
+        """True if the path leads to an existing file or folder."""
         return "\0" not in path and any(os.path.exists(place) for place in self._whole(path))
 
     def lead(self, key: str, path: str) -> str:
         """The absolute path that ``key`` of the study file means by ``path``.
 
-        Raises ValueError where both folders have it, and for a ``~`` that is nobody's.
+        Raises ValueError where both folders have it, and for a ``~`` of an unknown user.
         """
         if (key, path) not in self._led:
             self._led[key, path] = self._find(key, path)

@@ -25,14 +25,14 @@ MAX_DEPTH = 40
 """Lists and mappings within each other."""
 
 LEFT_OUT = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
-"""What plain text is not taken for: a date stays text."""
+"""Types that plain text is not converted to: a date stays text."""
 
 
 class YamlError(ValueError):
     """A file that cannot be read as YAML: its name, the line, what is wrong and the fix, in one line."""
 
 
-class Loader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):
     """PyYAML's loader without aliases, anchors, tags, merges, dates and repeated keys, and with bounds.
 
     Its scanner and parser keep stacks of their own, so that no depth of a file is one of Python's before
@@ -49,7 +49,7 @@ class Loader(yaml.SafeLoader):
         self._depth = self._num_nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """The next node; raises Refused for what this loader leaves out and what is beyond its bounds."""
+        """The next node; raises RefusedYaml for what this loader leaves out and what is beyond its bounds."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
@@ -72,7 +72,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """A mapping; raises Refused for a key that stands in it twice, of which PyYAML takes the last."""
+        """A mapping; raises RefusedYaml for a repeated key, of which PyYAML takes the last."""
         seen: set[Any] = set()
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -86,25 +86,25 @@ class Loader(yaml.SafeLoader):
         return dict(super().construct_mapping(node, deep=deep))
 
 
-class Refused(yaml.MarkedYAMLError):
+class RefusedYaml(yaml.MarkedYAMLError):
     """YAML, but none that is read here."""
 
     problem: str
     problem_mark: yaml.Mark
 
 
-def _refused(problem: str, at: Any) -> Refused:
-    return Refused(problem=problem, problem_mark=at.start_mark)
+def _refused(problem: str, at: Any) -> RefusedYaml:
+    return RefusedYaml(problem=problem, problem_mark=at.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Write a list that stands in two places out twice, as ``Loader`` wants it."""
+        """Write out twice a list that occurs twice, as ``StrictLoader`` requires."""
         return True
 
 
 def read(path: Path, what: str) -> Mapping[str, Any]:
-    """The mapping in a file; raises YamlError, which says ``what`` the file was to be where there is none."""
+    """The mapping in a file; raises YamlError, which says ``what`` a missing file should be."""
     return mapping(_text(path, what), str(path))
 
 
@@ -119,7 +119,7 @@ def mapping(text: str, place: str) -> Mapping[str, Any]:
 def value(text: str, place: str) -> Any:
     """The value of YAML text; raises YamlError that begins with ``place``."""
     try:
-        loader = Loader(text)
+        loader = StrictLoader(text)
         try:
             return loader.get_single_data()
         finally:
@@ -129,7 +129,7 @@ def value(text: str, place: str) -> Any:
         raise YamlError(
             f"{place}, line {line}: not YAML: the character {error.character:#x} cannot be read; remove it"
         ) from None
-    except Refused as error:
+    except RefusedYaml as error:
         raise YamlError(f"{place}, line {error.problem_mark.line + 1}: {error.problem}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -70,12 +70,12 @@ def _loaded(spec: StudySpec) -> data.ZeroShotData:
 
 
 TOO_LARGE = (MemoryError, OverflowError, RuntimeError)
-"""What is raised where a number asks for more than this machine can hold."""
+"""Errors of numbers that ask for more than this machine can hold."""
 
 
 @contextmanager
 def _refused(key: str) -> Iterator[None]:
-    """Turn what is wrong with a part that is built in the block into a SpecError."""
+    """Turn the error of a part that is built in the block into a SpecError."""
     try:
         yield
     except (ValueError, *TOO_LARGE) as error:
@@ -278,7 +278,7 @@ def _check_retrieval(config: TrialConfig, family: str) -> None:
 def _check_batch(config: TrialConfig, num_classes: int, num_images: int, family: str, counts: str) -> None:
     batch = config.batch
     classes = num_classes if batch.classes == "all" else batch.classes
-    if batch.sampler == "random":
+    if batch.draw == "random":
         if classes * batch.images_per_class > num_images:
             raise SpecError(
                 f"families.{family}.batch: up to {classes} x {batch.images_per_class} images per batch, but a fold"

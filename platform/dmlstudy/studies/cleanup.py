@@ -147,9 +147,9 @@ def prune(
 ) -> list[Leftover]:
     """Delete what killed commands have left so long ago, and say what it was; with ``dry_run`` only say it.
 
-    Drafts of the store and of studies that nobody drives, states of trials of finished studies, runs that were deleted
-    in MLflow; in the folders ``also`` drafts of ``pull``, and ``with_parts`` the parts of an ``embed`` that was broken
-    off, which could go on from them; where temporary files lie, meeting places of workers.
+    Drafts of the store and of studies without a driver, states of trials of finished studies, runs that were
+    deleted in MLflow; in the folders ``also`` drafts of ``pull``, and ``with_parts`` the parts of an interrupted
+    ``embed``, which could resume from them; where temporary files lie, meeting places of workers.
     """
     found = [
         *_old(_of_store(store), older_than_s),
@@ -183,7 +183,7 @@ def _elsewhere(also: Iterable[Path], with_parts: bool) -> Iterator[tuple[str, Pa
 
 
 def _is_forsaken(meeting: Path) -> bool:
-    """Whether the process that made it, whose number its name has, is gone; workers meet there as long as it lives."""
+    """True if the process that made it, whose id is in its name, is gone; workers meet there while it lives."""
     pid = meeting.name.split("-")[2]
     if not pid.isdigit() or meeting.stat().st_uid != os.getuid():
         return False
@@ -197,7 +197,7 @@ def _is_forsaken(meeting: Path) -> bool:
 
 
 def _old(found: Iterable[tuple[str, Path]], older_than_s: float) -> list[Leftover]:
-    """Those that nobody has written to for so long."""
+    """Those not written to for so long."""
     before = time.time() - older_than_s
     return [
         Leftover(what=what, path=str(path), num_bytes=size(path))

@@ -50,7 +50,7 @@ def conclude(
     with_winner = board.model_copy(update={"winner": winner, "model": f"{own.name}/{own.version}"})
     publish(tracker.client, tracker.experiment_id, tracker.parent_id, with_winner, versions)
     publish_folds(
-        tracker.client, tracker.experiment_id, versions, spec.file.protocol.objective, tracker.of_each_trial
+        tracker.client, tracker.experiment_id, versions, spec.file.protocol.objective, tracker.trial_tags
     )
     promotion.describe(store, own.name)  # again, for now the scores are there
     publish_study(

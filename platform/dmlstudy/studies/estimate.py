@@ -33,7 +33,7 @@ from dmlstudy.text import first_line
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 NO_POSITIVE = "a batch holds no two images of one class"
-"""How a loss begins to warn of a batch without positive pairs."""
+"""The beginning of a loss's warning about a batch without positive pairs."""
 
 START_S = 20.0
 """Starting Ray and the first workers."""
@@ -83,7 +83,7 @@ def _measured_on(spec: StudySpec) -> str:
 
 @contextlib.contextmanager
 def _noting() -> Iterator[list[str]]:
-    """Collect our own warnings, each once and in one line; those of libraries are passed on as they are."""
+    """Collect our own warnings, each once and in one line; those of libraries are passed on unchanged."""
     noted: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -47,10 +47,10 @@ SMALLEST, LARGEST = 28, 64
 """Sides that small_conv is made for."""
 
 MOST_PIXELS = 178_956_970
-"""Of a picture that is looked at: what Pillow takes without suspicion of a bomb, twice over."""
+"""Pixels of a picture that is inspected: twice what Pillow opens without suspecting a bomb."""
 
 PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
-"""Text that YAML takes as it is."""
+"""Text that YAML reads unchanged."""
 
 
 class Folder(NamedTuple):
@@ -69,7 +69,7 @@ class Folder(NamedTuple):
         )
 
 
-class Written(NamedTuple):
+class FirstStudy(NamedTuple):
     """A study file's text, and what it is of."""
 
     name: str
@@ -79,10 +79,10 @@ class Written(NamedTuple):
 
 def write(
     folder: Path, output: Path, *, name: str | None, image_size: int | None, budget: str, machine: Machine
-) -> Written:
+) -> FirstStudy:
     """Write a study of the pictures in ``folder`` to ``output``, which must not be there yet; whole or not at all.
 
-    Raises SpecError for a folder no study can be made of, with the reason, and for a file that is there.
+    Raises SpecError for a folder no study can be made of, with the reason, and for an existing file.
     """
     if budget not in BUDGETS:
         raise SpecError(f"--budget: no {shown(budget)}{nearest(budget, BUDGETS, listed=True)}")
@@ -102,7 +102,7 @@ def write(
             file.write(text.encode())
     except OSError as error:
         raise SpecError(f"{output}: cannot be written: {error.strerror}; name another file with -o") from None
-    return Written(study, text, found)
+    return FirstStudy(study, text, found)
 
 
 def look(folder: Path) -> Folder:
@@ -196,6 +196,6 @@ def _path(folder: Path, output: Path) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Text as YAML reads it again: plain where that is not taken for a number or anything else."""
+    """Text as YAML reads it again: plain where it does not read as a number or anything else."""
     is_plain = PLAIN.fullmatch(text) and yaml_file.value(text, "") == text
     return text if is_plain else json.dumps(text, ensure_ascii=False)

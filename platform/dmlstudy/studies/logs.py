@@ -50,7 +50,7 @@ def _write_from(path: Path, position: int, write: Write) -> int:
 
 
 def trial_log(store: Store, study: str | None, number: int) -> list[str]:
-    """All that is known of a search trial: configuration, state, reason, curve, times, what engines said."""
+    """Everything about a search trial: configuration, state, reason, curve, times, the engines' log."""
     name = named(store, study)
     state = store.read_state(name)
     folder = store.study_folder(name)
@@ -64,7 +64,7 @@ def trial_log(store: Store, study: str | None, number: int) -> list[str]:
     lines = [f"trial {number} of {name}: {trial_state(trial, at_work)}"]
     if reason := trial.user_attrs.get("reason"):
         lines.append(f"reason: {reason}")
-    lines += _sittings(runs)
+    lines += _sessions(runs)
     params = runs[-1][0].params if runs else {}
     lines += ["", "configuration", *(f"  {key}: {value}" for key, value in (params or trial.params).items())]
     lines += ["", "learning curve", *_curve_lines(trial, runs)]
@@ -83,7 +83,7 @@ def trial_state(trial: Any, at_work: RunningTrial | None) -> str:
     return Status.of_optuna(trial.state.name).words + score
 
 
-def _sittings(runs: list[tuple[Run, Any]]) -> list[str]:
+def _sessions(runs: list[tuple[Run, Any]]) -> list[str]:
     """A line for each time the trial was begun."""
     lines = []
     for run, _ in runs:

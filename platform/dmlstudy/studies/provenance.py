@@ -1,4 +1,4 @@
-"""The provenance of a study's numbers, as it is kept with its runs: its data, its folds, its cluster."""
+"""The provenance of a study's numbers, kept with its runs: its data, folds and cluster."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def surroundings(spec: StudySpec) -> str:
     )
 
 
-def of_each_trial(spec: StudySpec, known: Mapping[str, str]) -> dict[str, str]:
+def trial_tags(spec: StudySpec, known: Mapping[str, str]) -> dict[str, str]:
     """Tags of each trial's run: world size and kind of device, and of the study's ``origin`` the data's digests.
 
     ``code_version`` is the commit, or the digest of the sources where that is not known.

@@ -1,4 +1,4 @@
-"""Go on with a study that was stopped: its file as it was given, and where it was run."""
+"""A stopped study, to be resumed: its file as given, and the place of its run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmlstudy.studies.status import named, served
 
 
 def resume(store: Store, study: str | None) -> tuple[StudySpec, Store]:
-    """The study as it was given, and the store with its MLflow server, to go on with it.
+    """The study as it was given, and the store with its MLflow server, to resume it.
 
     Its relative paths lead where they led when it was started. Raises StoreError where it is running, and SpecError
     where its file names others that are not there any more.

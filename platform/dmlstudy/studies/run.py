@@ -38,8 +38,9 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     ``tell`` gets the progress lines; it must not write to file descriptors 1 and 2, which are turned to
     the study's engine.log meanwhile (see ``progress.terminal``).
 
-    Raises SpecError, StoreError and ClusterError for what is wrong before it starts, also data that have changed
-    since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial finishes.
+    Raises SpecError, StoreError and ClusterError for faults found before it starts, such as data that have changed
+    since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial
+    finishes.
     """
     if _is_finished(spec, store):  # for good, so nobody need hold it
         return _told_finished(spec, store, tell)
@@ -90,9 +91,9 @@ def _run_here(
         tell,
         origin=origin,
         environment=provenance.surroundings(spec),
-        of_each_trial=provenance.of_each_trial(spec, origin),
+        trial_tags=provenance.trial_tags(spec, origin),
     )
-    tracker.patiently.gives_up = interruption.is_wished
+    tracker.patiently.gives_up = interruption.is_requested
     store.write_state(
         spec.name,
         "running",
@@ -178,7 +179,7 @@ def _check_data(spec: StudySpec, store: Store, origin: Mapping[str, str]) -> Non
 
 
 def _remove_checkpoints(checkpoints: str, tell: Tell) -> None:
-    """Remove what trials have left, now that none goes on any more."""
+    """Remove what trials have left, now that none continues."""
     try:
         state_file.at(checkpoints).remove()
     except OSError as error:

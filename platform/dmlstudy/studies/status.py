@@ -1,8 +1,8 @@
-"""The state of studies, looked at from another shell.
+"""The state of studies, as seen from another shell.
 
-What a study has done stands in Optuna's and MLflow's storages, what runs now in the study's folder
-(``engine.stop_requests``). The lock tells whether its driver lives. So all of it is known while the study runs, after
-its end and after a crash, without Ray.
+A study's past is in Optuna's and MLflow's storages, its running trials in the study's folder
+(``engine.stop_requests``). The lock shows whether its driver is alive. So all of it is known while the study runs,
+after its end and after a crash, without Ray.
 
 MLflow and Optuna take seconds to import, so they are imported where they are used.
 """

@@ -9,8 +9,8 @@ import time
 
 from dmlstudy.engine.stop_requests import (
     BY_HAND,
-    wish,
-    wished,
+    request_stop,
+    requested_stops,
     withdraw,
 )
 from dmlstudy.store import Store, StoreError
@@ -58,7 +58,7 @@ def stop(store: Store, study: str | None) -> str:
 def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float = 60.0) -> str:
     """End one running trial of a running study, wait until it has ended, and say so.
 
-    The wish travels through the study's folder, so it works from every machine that sees the store. Raises
+    The request travels through the study's folder, so it works from every machine that sees the store. Raises
     StoreError where the trial is not running.
     """
     name = named(store, study)
@@ -73,13 +73,13 @@ def stop_trial(store: Store, study: str | None, number: int, *, timeout_s: float
             f"trial {number} of {name!r} is not running; running are: {labels}"
             " (trials of the verdict have no number: they are the study's end)"
         )
-    wish(folder, number)
+    request_stop(folder, number)
     end = time.monotonic() + timeout_s
-    while number in wished(folder):
+    while number in requested_stops(folder):
         if store.read_state(name)["state"] != "running":
             withdraw(folder, number)
             raise StoreError(
-                f"study {name!r} ended before it looked at the wish; see `{store.command('status', name)}`"
+                f"study {name!r} ended before it saw the request; see `{store.command('status', name)}`"
             )
         if time.monotonic() > end:
             return f"trial {number} of {name} was asked to stop, and ends when its study next looks"

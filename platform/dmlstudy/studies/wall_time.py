@@ -12,7 +12,7 @@ from dmlstudy.spec.study_file import StudySpec, default_values
 from dmlstudy.text import duration
 
 LONG_S = 3600.0
-"""From here on people are told how to have a first look sooner."""
+"""Longer studies come with advice on a quicker first look."""
 
 FEW_TRIALS = 2
 """Trials of each family in a first look."""

@@ -380,9 +380,9 @@ def _unreadable(
 
 def _batches(batch: BatchConfig, labels_N: Labels, num_classes: int, seed: int) -> Batches:
     classes = num_classes if batch.classes == "all" else batch.classes
-    if batch.sampler == "random":
+    if batch.draw == "random":
         return data.RandomBatches(len(labels_N), classes * batch.images_per_class, batch.per_epoch, seed)
-    if batch.sampler == "two_draws":
+    if batch.draw == "two_draws":
         return data.TwoDraws(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
     return PKBatches(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
 
