@@ -44,9 +44,6 @@ UNTRAINED = "untrained"
 OF_STRUCTURE = ("num_hidden", "width", "size", "initial")
 """Parameters of an online learner that say what it is before it learns."""
 
-OF_JUDGE = ("features", "scaling", "k", "vote")
-"""And those of its surroundings that decide what it scores then."""
-
 
 EARLIER_KEYS = {"batch.sampler": "batch.draw"}
 """Keys of a configuration as earlier versions wrote them, and their present names."""
@@ -592,25 +589,6 @@ class TrialConfig(MetricsConfig):
         bool, Field(description="a search trial tells embed_ms_per_image, which no two runs measure alike")
     ] = False
     keep_embedder: Annotated[bool, Field(description="a verdict trial leaves its trained embedder")] = False
-
-    @property
-    def size(self) -> int:
-        """Size D of an embedding (of one layer), or the bits of a code."""
-        if self.online:
-            return int(self.loss.params.get("size", 0))
-        return self.hashing.num_bits if self.hashing else self.embedder.dim
-
-    @property
-    def untrained_by(self) -> tuple[object, ...]:
-        """The model before training, as a key: equal for families that share an untrained row."""
-        codes, stream = self.hashing, self.online
-        if stream is not None:
-            structure = {key: value for key, value in self.loss.params.items() if key in OF_STRUCTURE}
-            of_loss = (self.loss.name, *sorted(structure.items()))
-            return (*of_loss, *(getattr(stream, name) for name in OF_JUDGE))
-        if codes is not None:
-            return (self.loss.name, codes.num_bits, codes.features, codes.standardize)
-        return (self.embedder,)
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""

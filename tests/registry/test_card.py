@@ -14,6 +14,7 @@ from dmlstudy.records import DataConfig
 from dmlstudy.registry.card import SHOWN, card, usage
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.training.tasks import TASKS
 
 SCORES = {
     "red": {1: 0.6, 2: 0.61, 3: 0.62},
@@ -32,7 +33,7 @@ ORIGIN = {
 
 def made(
     family: str = "red",
-    kind: str = "embedder",
+    task: str = "embedding",
     further: tuple[str, ...] = (),
     described: Mapping[str, Any] | None = None,
 ) -> str:
@@ -68,7 +69,7 @@ def made(
     return card(
         board,
         row,
-        kind=kind,
+        limits=TASKS[task].limits,
         data=DataConfig(name="image_folder", path="/home/someone/birds", image_size=64, resize_to=72),
         trained="2026-01-31",
         origin=ORIGIN,
@@ -130,14 +131,14 @@ def test_its_comparisons_are_those_of_its_own_family() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit"),
+    ("task", "limit"),
     [
-        ("embedder", "classes of the same data set that were not trained on"),
+        ("embedding", "classes of the same data set that were not trained on"),
         ("online", "its constraints were of"),
     ],
 )
-def test_it_says_where_its_scores_end(kind: str, limit: str) -> None:
-    assert limit in made(kind=kind)
+def test_it_says_where_its_scores_end(task: str, limit: str) -> None:
+    assert limit in made(task=task)
 
 
 def test_it_says_how_the_model_is_used_from_where_it_is_read() -> None:

@@ -13,6 +13,7 @@ from dmlstudy import bundled, data
 from dmlstudy.records import TrialReport
 from dmlstudy.spec import study_file as specs
 from dmlstudy.studies import checks
+from dmlstudy.training.tasks import OWN_SECTIONS
 from dmlstudy.training.trial import run_trial
 
 
@@ -62,7 +63,7 @@ def test_every_study_that_comes_along_is_sound_but_for_its_data(
 
 OF_KIND = {
     kind: {name for name, file in specs.family_files().items() if file.parent.name == kind}
-    for kind in specs.OTHER_KINDS
+    for kind in OWN_SECTIONS
 }
 
 

@@ -101,7 +101,7 @@ def test_a_trial_gives_its_gpus_memory_back_however_it_ends(
 ) -> None:
     given_back: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
-    monkeypatch.setattr("dmlstudy.training.trial.task_of", lambda _: 1 / 0)
+    monkeypatch.setattr("dmlstudy.training.trial._Trial", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_trial(TrialConfig.model_validate(config()), lambda report: None, device=device)
     assert given_back == [True] * (device.type == "cuda")

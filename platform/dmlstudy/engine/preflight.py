@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
@@ -17,8 +16,8 @@ import torch
 from dmlstudy import data
 from dmlstudy.records import DataConfig, TrialConfig
 from dmlstudy.registry.environment import source_sha256
-from dmlstudy.training import dataset_cache
 from dmlstudy.training.dataset_cache import GREY, PIXELS
+from dmlstudy.training.tasks import TASKS, task_of
 
 COUNTS = {"num_development_images": "development", "num_test_images": "test"}
 FILES = "files_digest"
@@ -62,9 +61,8 @@ def missing_file(config: TrialConfig) -> str:
 def _files(config: TrialConfig) -> dict[str, str]:
     """Files and folders that the configuration names, by their keys; the name of a hub's weights is not one."""
     named = {"data.path": config.data.path, "embedder.weights": config.embedder.weights}
-    frozen = config.hashing or config.online
-    if frozen is not None:
-        named["features"] = None if frozen.features in (PIXELS, GREY) else frozen.features
+    features = task_of(config).features(config)
+    named["features"] = None if features in (PIXELS, GREY) else features
     return {key: path for key, path in named.items() if path is not None and Path(path).is_absolute()}
 
 
@@ -75,16 +73,15 @@ def differing_data(config: TrialConfig, expected: Mapping[str, str]) -> str:
     """
     if not any(name in expected for name in COUNTS):
         return ""
-    is_closed = config.hashing is not None or config.online is not None
     known = tuple((name, expected[name]) for name in (*COUNTS, FILES) if name in expected)
-    return _differing(config.data, is_closed, known)
+    return _differing(config.data, task_of(config).name, known)
 
 
 @functools.lru_cache(maxsize=1)
-def _differing(config: DataConfig, is_closed: bool, known: tuple[tuple[str, str], ...]) -> str:
+def _differing(config: DataConfig, task: str, known: tuple[tuple[str, str], ...]) -> str:
     expected = dict(known)
     try:
-        dataset: Any = dataset_cache.closed(config) if is_closed else dataset_cache.zero_shot(config)
+        dataset = TASKS[task].dataset(config)
     except Exception:
         return ""
     where = config.path or config.name

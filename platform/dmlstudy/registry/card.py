@@ -18,18 +18,12 @@ from dmlstudy.registry.leaderboard import Leaderboard, Row
 SHOWN = 12
 """Test metrics in the table: the objective, then the others in their order."""
 
-_LIMITS = {
-    "embedder": "Scores are of classes of the same data set that were not trained on; of others nothing is known.",
-    "hashing": "Scores are of test rows of the classes that it was trained on; of other classes nothing is known.",
-    "online": "Scores are of test rows of the classes that its constraints were of; of other classes nothing is known.",
-}
-
 
 def card(
     board: Leaderboard,
     row: Row,
     *,
-    kind: str,
+    limits: str,
     data: DataConfig,
     trained: str,
     origin: Mapping[str, str],
@@ -81,7 +75,7 @@ def card(
             *_preprocessing(preprocessing or {}),
             "## Limits",
             "",
-            f"{_LIMITS[kind]} The interval is over seeds of training, not over draws of the data.",
+            f"{limits} The interval is over seeds of training, not over draws of the data.",
             "",
             "",
         ]

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from scipy.special import stdtrit
 
 from dmlstudy import metric_names
-from dmlstudy.records import OF_JUDGE, OF_STRUCTURE, Record, is_untrained
+from dmlstudy.records import Record, is_untrained
 from dmlstudy.registry import tracking
 from dmlstudy.registry.comparison import Comparison, compare
 from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
 from dmlstudy.store import Store
+from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, rank
 
 SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
-    "embedding_dim": lambda run: int(run.params.get("hashing.num_bits") or run.params["embedder.dim"]),
+    "embedding_dim": lambda run: task_of_params(run.params).size(run.params),
     "latency_ms": lambda run: float(run.metrics.get(metric_names.LATENCY_MS, math.inf)),
 }
 """Each objective of a trial's run; a trial without a latency counts as the slowest, as in its search."""
@@ -190,15 +191,8 @@ def _untrained_of(runs: StudyRuns) -> dict[str, str]:
 
 
 def _embedder(run: Run) -> frozenset[tuple[str, str]]:
-    """A run's model before training, as a key (``TrialConfig.untrained_by``)."""
-    params = run.params
-    if "online.k" in params:
-        own = ["loss", *(f"loss.{name}" for name in OF_STRUCTURE), *(f"online.{name}" for name in OF_JUDGE)]
-        return frozenset((name, params[name]) for name in own if name in params)
-    if "hashing.num_bits" in params:
-        of_codes = ("loss", "hashing.num_bits", "hashing.features", "hashing.standardize")
-        return frozenset((name, params[name]) for name in of_codes)
-    return frozenset((name, value) for name, value in params.items() if name.startswith("embedder."))
+    """A run's model before training, as a key (``tasks.untrained_key``)."""
+    return task_of_params(run.params).untrained_key(run.params)
 
 
 def _front(finished: Sequence[Run], objective: str, second: str) -> list[FrontTrial]:

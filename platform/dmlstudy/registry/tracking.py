@@ -28,6 +28,7 @@ from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.registry.runs import KIND, NOTE, PARENT, STORE, STUDY_RUN, VALUES, Kind, Run, StudyRuns, begin
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
+from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import MLFLOW_STATUSES, Status
 
 BATCH = 1000
@@ -314,7 +315,7 @@ class StudyTracker:
         run_id = begin(self.client, self.experiment_id, label, tags).id
         if number is not None:
             self._run_ids[number] = run_id
-        params = [Param(name, str(value)) for name, value in _flat_params(config).items()]
+        params = [Param(name, str(value)) for name, value in task_of(config).logged_params(config).items()]
         self.client.log_batch(run_id, params=params)
         return run_id
 
@@ -477,17 +478,3 @@ def experiment_of(client: mlflow.MlflowClient, store: Store, study: str) -> str:
         there = f"there are: {', '.join(known)}" if known else "it is empty; start one with `dmlstudy run`"
         raise StoreError(f"no study {study!r} in the store {store.tracking_uri}; {there}")
     return str(experiment.experiment_id)
-
-
-def _flat_params(config: TrialConfig) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for section, part in (("loss", config.loss), ("regularizer", config.regularizer)):
-        if part is not None:
-            flat[section] = part.name
-            flat |= {f"{section}.{name}": value for name, value in part.params.items()}
-    of_images = ("embedder", "batch", "training", "augmentation", "retrieval")
-    own = "hashing" if config.hashing else "online" if config.online else None
-    for section in (own, "training") if own else of_images:
-        values = getattr(config, section).model_dump()
-        flat |= {f"{section}.{name}": value for name, value in values.items() if value is not None}
-    return flat | {"seed": config.seed, "num_folds": config.num_folds}

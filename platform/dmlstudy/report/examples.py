@@ -17,6 +17,7 @@ from PIL import Image
 from sklearn.manifold import TSNE  # type: ignore[import-untyped]
 
 from dmlstudy import retrieval
+from dmlstudy.data import ZeroShotData
 from dmlstudy.html import Html, element
 from dmlstudy.records import DataConfig, TrialConfig
 from dmlstudy.registry.history import model_of
@@ -31,7 +32,7 @@ from dmlstudy.serving.contact_sheet import LEAST_SIDE, data_uri
 from dmlstudy.store import Store
 from dmlstudy.text import one_line
 from dmlstudy.training import dataset_cache
-from dmlstudy.training.stream_trainer import sides_of
+from dmlstudy.training.tasks import task_of
 
 Vectors = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -143,12 +144,13 @@ def opened(model: Model) -> Trained:
     if noted is None:
         raise ValueError("the model does not say what it was trained on")
     config = TrialConfig.model_validate(noted)
-    frozen = config.hashing or config.online
-    unit = "Hamming distance (bits)" if config.hashing else "Euclidean distance"
+    task = task_of(config)
+    features = task.features(config)
+    unit = "Hamming distance (bits)" if task.has_codes else "Euclidean distance"
 
     def embed(rows: Any, places: Ints) -> Vectors:
-        if frozen:
-            return compute(dataset_cache.features_of(rows.select(places), frozen.features))
+        if features is not None:
+            return compute(dataset_cache.features_of(rows.select(places), features))
         batches = [places[start : start + BATCH] for start in range(0, len(places), BATCH)]
         return np.concatenate([compute(rows.read(batch)) for batch in batches])
 
@@ -161,21 +163,15 @@ def test_items(config: TrialConfig, fingerprint: str | None, cwd: str | None) ->
     Raises ValueError where the data are not here, or are others than the study's.
     """
     own = _here(config.data, cwd)
+    task = task_of(config)
+    source = task.dataset(own)
+    kept = task.test_rows(config.model_copy(update={"data": own}))
     query = gallery = None
-    if config.hashing or config.online:
-        closed = dataset_cache.closed(own)
-        source: Any = closed
-        relevance = closed.relevance[1]
-        kept = np.arange(len(closed.test))
-        if config.online and config.online.split == "shuffled":
-            first = len(closed.development)
-            held_out = sides_of(first + len(kept), first, config.seed)[1]
-            kept = np.sort(held_out[held_out >= first] - first)
-    else:
-        source = dataset_cache.zero_shot(own)
-        relevance = source.test.labels_N
-        kept = np.arange(len(source.test))
+    relevance: NDArray[Any] = source.test.labels_N
+    if isinstance(source, ZeroShotData):
         query, gallery = source.test_query, source.test_gallery
+    else:
+        relevance = source.relevance[1]
     if fingerprint is not None and source.test_fingerprint != fingerprint:
         raise ValueError("the test data here are not those of the study; bring these back")
     place_N = kept[drawn(relevance[kept], MOST_ITEMS, np.random.default_rng(SEED))]
@@ -248,7 +244,7 @@ def neighbours(name: str, model: Trained, items: Items, z_ND: Vectors) -> list[s
                 zip(found_QK[row].tolist(), distance_QK[row].tolist(), is_right_QK[row].tolist(), strict=True)
             )
             show = _pictures if has_pictures else _ranked_table
-            parts.append(show(items, int(query_Q[row]), ranked, bool(model.config.hashing)))
+            parts.append(show(items, int(query_Q[row]), ranked, task_of(model.config).has_codes))
     if not len(wrong_Q):
         parts.append(paragraph(f"None among the {len(query_Q)} that were looked at."))
     return parts

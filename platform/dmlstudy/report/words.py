@@ -16,13 +16,10 @@ from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.registry.runs import Kind, Run
 from dmlstudy.report.page import facts, paragraph, table
 from dmlstudy.text import duration
+from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status
 
 MINUS = "\N{MINUS SIGN}"
-
-
-NOUNS = {"hashing.num_bits": "code", "online.k": "learner"}
-"""The model of an untrained row, by a parameter that only such trials have; any other is an embedder."""
 
 
 def news(board: Leaderboard) -> str:
@@ -40,7 +37,7 @@ def news(board: Leaderboard) -> str:
     leader = board.winner or next(row.family for row in board.rows if row.validation is not None)
     wins = f"{leader} {'wins' if board.winner else 'leads so far'}"
     params = next(row.params for row in board.rows if row.family in known)
-    untrained = f"the untrained {next((own for name, own in NOUNS.items() if name in params), 'embedder')}"
+    untrained = f"the untrained {task_of_params(params).untrained}"
     metric = f"test {board.objective}"
 
     def by(family: str) -> str:

@@ -41,6 +41,7 @@ from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import Status
 
 MOST_UNSTARTED = 3
@@ -329,7 +330,8 @@ class StudySearch:
         quality = assignment.metrics[self.metric]
         second = self.spec.file.search.second_objective
         if second == "embedding_dim":
-            return [quality, float(assignment.config.size)]
+            task = task_of(assignment.config)
+            return [quality, float(task.size(task.logged_params(assignment.config)))]
         if second == "latency_ms":
             latency = assignment.metrics.get(LATENCY_MS, math.inf)
             return [quality, math.inf if math.isnan(latency) else latency]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from dmlstudy.records import RetrievalConfig, TrialConfig, untrained_name
+from dmlstudy.training.tasks import task_of, untrained_key
 
 SHIPPED_SEED = 1
 """The verdict seed whose embedder is kept: the first, never the one that did best on the test classes."""
@@ -23,17 +24,16 @@ class Verdicts:
 
         Families whose bests have the same embedder share an untrained one.
         """
-        first_with: dict[tuple[object, ...], TrialConfig] = {}
+        first_with: dict[Hashable, TrialConfig] = {}
         for config in best.values():
-            first_with.setdefault(config.untrained_by, config)
+            first_with.setdefault(untrained_key(config), config)
         untrained = [
             config.model_copy(
                 update={
                     "family": untrained_name(config.family if len(first_with) > 1 else None),
                     "training": config.training.model_copy(update={"epochs": 0}),
                     "retrieval": RetrievalConfig(),
-                    # Untrained weights of bits would only shuffle what codes find.
-                    "regularizer": None if config.hashing else config.regularizer,
+                    **task_of(config).changes_untrained,
                 }
             )
             for config in first_with.values()

@@ -44,6 +44,8 @@ from dmlstudy.spec.earlier_keys import Renaming, stored, with_earlier_keys
 from dmlstudy.spec.space import Choice, Domain, Fixed, Space
 from dmlstudy.spec.study_paths import Places
 from dmlstudy.text import nearest, one_line, shown
+from dmlstudy.training.interface import Task
+from dmlstudy.training.tasks import OWN_SECTIONS, task_with, untrained_key
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -90,15 +92,6 @@ PATHS = ("embedder.weights", "hashing.features", "online.features")
 
 NO_PATHS = ("default", "pixels", "grey")
 """Values of these that are no paths, whatever lies beside the study file."""
-
-
-Kind: TypeAlias = Literal["embedder", "hashing", "online"]
-
-OTHER_KINDS: dict[Kind, str] = {
-    "hashing": "codes of frozen features",
-    "online": "a learner of a stream of constraints",
-}
-"""Kinds of trials that learn something other than an embedder, each with its own section."""
 
 
 MAX_POINTS = 20_000
@@ -261,9 +254,9 @@ class Family:
         return tree(self.space)
 
     @property
-    def kind(self) -> Kind:
-        """The kind of its trials: its file has a section ``hashing`` or ``online``, or trains an embedder."""
-        return next((kind for kind in OTHER_KINDS if _section(self.space, kind)), "embedder")
+    def task(self) -> Task:
+        """What its trials learn: its file has the section of a task, or trains an embedder."""
+        return task_with(lambda section: bool(_section(self.space, section)))
 
     def _sections(self) -> dict[str, Space]:
         sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.stored)
@@ -309,12 +302,12 @@ class StudySpec:
             for values in self.corners(family):
                 self.trial_config(family, values, path=path)
         _check_epochs(file, self.families)
-        _check_kinds(file, self.families)
+        _check_task(file, self.families)
 
     @property
-    def kind(self) -> Kind:
-        """The kind of the families' trials, the same for all."""
-        return next(iter(self.families.values())).kind
+    def task(self) -> Task:
+        """What the families' trials learn, the same for all."""
+        return next(iter(self.families.values())).task
 
     @property
     def name(self) -> str:
@@ -322,8 +315,7 @@ class StudySpec:
 
     @property
     def model_name(self) -> str:
-        own = {"embedder": "embedder", "hashing": "codes", "online": "learner"}[self.kind]
-        return self.file.model_name or f"{self.file.name}-{own}"
+        return self.file.model_name or f"{self.file.name}-{self.task.product}"
 
     @property
     def num_search_trials(self) -> int:
@@ -337,10 +329,10 @@ class StudySpec:
     @property
     def num_untrained(self) -> int:
         """Number of different embedders among the families' bests; an upper bound if the embedder is searched."""
-        fixed: set[tuple[object, ...]] = set()
+        fixed: set[frozenset[tuple[str, Any]]] = set()
         num_searched = 0
         for family in self.families.values():
-            own = {self.trial_config(family, values).untrained_by for values in self.corners(family)}
+            own = {untrained_key(self.trial_config(family, values)) for values in self.corners(family)}
             num_searched += len(own) > 1
             fixed |= own if len(own) == 1 else set()
         return len(fixed) + num_searched
@@ -406,7 +398,7 @@ class StudySpec:
         records: dict[str, Any] = {
             name: _record(record, sections[name], f"{path}.{name}" if path else name)
             for name, record in SECTIONS.items()
-            if name not in OTHER_KINDS or sections[name]
+            if name not in OWN_SECTIONS or sections[name]
         }
         protocol = self.file.protocol
         is_regularized = sections["regularizer"].get("name", NO_REGULARIZER) != NO_REGULARIZER
@@ -422,7 +414,7 @@ class StudySpec:
             loss=_named(sections["loss"]),
             regularizer=regularizer,
             num_folds=protocol.num_folds,
-            fold_models=protocol.fold_models and protocol.num_folds > 1 and self.kind == "embedder",
+            fold_models=protocol.fold_models and protocol.num_folds > 1 and self.task.has_fold_models,
             seed=self.file.search.seed if seed is None else seed,
             objective=protocol.objective,
             measure_latency=phase == "search" and self.file.search.second_objective == "latency_ms",
@@ -502,50 +494,43 @@ def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
             )
 
 
-def _check_kinds(file: StudyFile, families: Mapping[str, Family]) -> None:
+def _check_task(file: StudyFile, families: Mapping[str, Family]) -> None:
     """Raises SpecError where families learn different kinds of things, or with settings that do not apply to them."""
     first, *others = families.values()
+    task = first.task
     for other in others:
-        if other.kind != first.kind:
-            both = {each.kind: OTHER_KINDS.get(each.kind, "an embedder") for each in (first, other)}
+        if other.task is not task:
             raise SpecError(
-                f"families.{other.name}: trains {both[other.kind]}, but {first.name} {both[first.kind]}; they are"
+                f"families.{other.name}: trains {other.task.noun}, but {first.name} {task.noun}; they are"
                 " judged on other data: make two studies of them"
             )
-    for kind in OTHER_KINDS:
-        if kind != first.kind and getattr(file, kind):
-            raise SpecError(
-                f"{kind}: means nothing to {OTHER_KINDS.get(first.kind, 'an embedder')}; leave it out"
-            )
-    if first.kind == "embedder":
-        return
-    what = OTHER_KINDS[first.kind]
-    for section in ("embedder", "batch", "augmentation", "retrieval"):
+    unused = [name for name in SECTIONS if name not in task.sections]
+    for section in sorted(unused, key=lambda name: name not in OWN_SECTIONS):
         if getattr(file, section):
-            raise SpecError(f"{section}: means nothing to {what}; leave it out")
+            raise SpecError(f"{section}: means nothing to {task.noun}; leave it out")
         for name, family in families.items():
             if _section(family.space, section):
                 raise SpecError(
-                    f"families.{name}: has a section {section}, which means nothing to {what}, that the section"
-                    f" {first.kind} is for; make a study of its own of it"
+                    f"families.{name}: has a section {section}, which means nothing to {task.noun}, that the section"
+                    f" {task.section} is for; make a study of its own of it"
                 )
-    for metric in ("macro", "clusters", *(("map_at", "full_map") if first.kind == "online" else ())):
+    for metric in task.unmeasured:
         if getattr(file.protocol, metric):
-            raise SpecError(f"protocol.{metric}: is not measured of {what}; leave it out")
-    measured = {"hashing": "embedding_dim, their bits", "online": None}[first.kind]
-    if file.search.second_objective == "latency_ms" or (file.search.second_objective and not measured):
+            raise SpecError(f"protocol.{metric}: is not measured of {task.noun}; leave it out")
+    second, measured = file.search.second_objective, task.second_objectives
+    if second and second not in measured:
         raise SpecError(
-            f"search.second_objective: {file.search.second_objective} is not measured of {what};"
-            + (f" set {measured}" if measured else " leave it out")
+            f"search.second_objective: {second} is not measured of {task.noun};"
+            + (f" set {' or '.join(measured.values())}" if measured else " leave it out")
         )
-    if file.resources.workers != 1:
+    if file.resources.workers != 1 and not task.is_distributed:
         raise SpecError(
-            f"resources.workers: one process trains {what}, not {file.resources.workers}; set resources.workers: 1, and"
-            " more trials run at once"
+            f"resources.workers: one process trains {task.noun}, not {file.resources.workers}; set resources.workers:"
+            " 1, and more trials run at once"
         )
-    if first.kind == "online" and file.resources.gpus_per_worker:
+    if file.resources.gpus_per_worker and not task.uses_gpu:
         raise SpecError(
-            f"resources.gpus_per_worker: {what} computes on a CPU, and would keep its GPU idle; leave it out"
+            f"resources.gpus_per_worker: {task.noun} computes on a CPU, and would keep its GPU idle; leave it out"
         )
 
 
@@ -653,7 +638,7 @@ def family_files() -> dict[str, Path]:
     folder = bundled.folder("search_spaces")
     return {
         path.stem: path
-        for place in (folder, *(folder / kind for kind in OTHER_KINDS))
+        for place in (folder, *(folder / section for section in OWN_SECTIONS))
         for path in sorted(place.glob("*.yaml"))
     }
 

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from dmlstudy import data, embedders, hashing, online
+from dmlstudy import data, embedders
 from dmlstudy.data import state_file
-from dmlstudy.losses import catalogue
-from dmlstudy.records import AugmentationConfig, TrialConfig
+from dmlstudy.records import TrialConfig
 from dmlstudy.spec.study_file import SpecError, StudySpec
-from dmlstudy.text import first_line, nearest, one_line
+from dmlstudy.text import nearest
 from dmlstudy.training import dataset_cache
 
 StudyData: TypeAlias = data.ZeroShotData | data.ClosedSet
-"""Of a study that trains embedders, and of one of hashing."""
+"""Of a study that trains embedders, and of one of another task."""
 
 PROBE = ".probe"
 """The folder of a file that is kept to see whether one can be; no trial's has this name."""
@@ -28,28 +27,29 @@ def check_parts(spec: StudySpec) -> StudyData:
     for a value the file allows.
     """
     dataset_cache.forget()  # files may have changed since they were read last
-    if spec.kind == "hashing":
-        return _check_hashing(spec)
-    if spec.kind == "online":
-        return _check_online(spec)
-    protocol = spec.file.protocol
-    known = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in protocol.recall_at)]
-    known += [name for k in protocol.map_at for name in hashing.metrics_at(k)] + ["map"] * protocol.full_map
-    _check_objective(protocol.objective, known + [f"macro_{name}" for name in known] * protocol.macro)
+    task, protocol = spec.task, spec.file.protocol
+    _check_objective(protocol.objective, task.metrics(protocol))
     for name, family in spec.families.items():
         for values in spec.corners(family):
-            config = spec.trial_config(family, values, path=f"families.{name}")
-            _check_embedder(config)
-            _check_loss(config, name)
-            _check_augmentation(config, name)
-            _check_retrieval(config, name)
+            key = f"families.{name}"
+            with _refused():
+                task.check(spec.trial_config(family, values, path=key), key)
     dataset = _loaded(spec)
-    counts = _check_classes(dataset, protocol.num_folds)
-    folds = data.class_disjoint_folds(dataset.development.labels_N, protocol.num_folds, spec.file.search.seed)
-    try:
+    if isinstance(dataset, data.ZeroShotData):
+        _check_class_folds(spec, dataset)
+    else:
+        with _refused():
+            data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
+    return dataset
+
+
+def _check_class_folds(spec: StudySpec, dataset: data.ZeroShotData) -> None:
+    """Raise SpecError where folds of classes leave too little to learn from, or to be judged by."""
+    num_folds = spec.file.protocol.num_folds
+    counts = _check_classes(dataset, num_folds)
+    folds = data.class_disjoint_folds(dataset.development.labels_N, num_folds, spec.file.search.seed)
+    with _refused():
         data.check_hits(dataset, folds)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
     num_classes = min(len(fold.train_classes) for fold in folds)
     num_images = min(len(fold.train_indices) for fold in folds)
     counts += f", of which a fold holds {max(len(fold.validation_classes) for fold in folds)} out"
@@ -58,36 +58,23 @@ def check_parts(spec: StudySpec) -> StudyData:
             config = spec.trial_config(family, values)
             _check_batch(config, num_classes, num_images, name, counts)
             _check_input(config, dataset)
-    return dataset
 
 
-def _loaded(spec: StudySpec) -> data.ZeroShotData:
+def _loaded(spec: StudySpec) -> StudyData:
     try:
-        return dataset_cache.zero_shot(spec.data)
+        return spec.task.dataset(spec.data)
     except ValueError as error:
         where = "" if "does not exist" not in str(error) else spec.places.looked_in("data.path")
         raise SpecError(f"{error}{where}") from None
 
 
-TOO_LARGE = (MemoryError, OverflowError, RuntimeError)
-"""Errors of numbers that ask for more than this machine can hold."""
-
-
 @contextmanager
-def _refused(key: str) -> Iterator[None]:
-    """Turn the error of a part that is built in the block into a SpecError."""
+def _refused() -> Iterator[None]:
+    """Turn a ValueError of the block into a SpecError."""
     try:
         yield
-    except (ValueError, *TOO_LARGE) as error:
-        raise SpecError(f"{key}: {_said(error)}") from None
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, TOO_LARGE):
-        return (
-            f"cannot be built on this machine ({one_line(error, 160) or 'too large'}); set its numbers lower"
-        )
-    return str(error)
+    except ValueError as error:
+        raise SpecError(error) from None
 
 
 LEAST_CLASSES = 4
@@ -115,84 +102,6 @@ def check_class_counts(own: int, test: int, num_folds: int) -> str:
     return counts
 
 
-def _check_hashing(spec: StudySpec) -> data.ClosedSet:
-    """The same of a study of hashing."""
-    protocol = spec.file.protocol
-    of_first = [name for k in protocol.map_at for name in hashing.metrics_at(k)]
-    _check_objective(protocol.objective, [*hashing.METRICS, *of_first])
-    for name, family in spec.families.items():
-        for values in spec.corners(family):
-            config = spec.trial_config(family, values, path=f"families.{name}")
-            codes, term = config.hashing, config.regularizer
-            assert codes is not None
-            with _refused(f"families.{name}"):
-                hashing.build(
-                    config.loss.name,
-                    codes.num_bits,
-                    2,
-                    config.loss.params,
-                    term=(term.name, term.params) if term else None,
-                )
-            _check_features(codes.features, f"families.{name}.hashing.features")
-    try:
-        dataset = dataset_cache.closed(spec.data)
-        data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-    return dataset
-
-
-def _check_online(spec: StudySpec) -> data.ClosedSet:
-    """The same of a study of online learners."""
-    protocol = spec.file.protocol
-    known = ["accuracy", "macro_f1", "auc", *(f"recall_at_{k}" for k in protocol.recall_at)]
-    _check_objective(protocol.objective, known)
-    for name, family in spec.families.items():
-        for values in spec.corners(family):
-            config = spec.trial_config(family, values, path=f"families.{name}")
-            stream = config.online
-            assert stream is not None
-            with _refused(f"families.{name}"):
-                learner = online.build(config.loss.name, config.loss.params, num_features=2)
-            if config.regularizer is not None:
-                raise SpecError(
-                    f"families.{name}.regularizer: means nothing to an online learner; leave it out"
-                )
-            needs = {
-                "auc": ("num_pairs", stream.num_pairs > 0),
-                "recall": ("measure_recall", stream.measure_recall),
-            }
-            for metric, (setting, is_set) in needs.items():
-                if protocol.objective.startswith(metric) and not is_set:
-                    raise SpecError(
-                        f"protocol.objective: {protocol.objective} needs online.{setting}; set it"
-                    )
-            if stream.on_drift == "reopen" and not isinstance(learner, online.CanReopen):
-                raise SpecError(
-                    f"families.{name}.online.on_drift: {config.loss.name} cannot begin anew; set ignore"
-                )
-            _check_features(stream.features, f"families.{name}.online.features")
-    try:
-        dataset = dataset_cache.closed(spec.data)
-        if dataset.concepts is not None:
-            raise SpecError(
-                "data.name: items with several labels have no class to be told; choose another set"
-            )
-        data.row_folds(len(dataset.development), protocol.num_folds, spec.file.search.seed)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-    return dataset
-
-
-def _check_features(features: str, key: str) -> None:
-    if features in (dataset_cache.PIXELS, dataset_cache.GREY):
-        return
-    try:
-        embedders.verify(features)
-    except (ValueError, OSError) as error:
-        raise SpecError(f"{key}: {error}") from None
-
-
 def _check_objective(objective: str, known: Sequence[str]) -> None:
     if objective not in known:
         raise SpecError(f"protocol.objective: no metric {objective!r}{nearest(objective, known)}")
@@ -218,60 +127,10 @@ def check_storage(spec: StudySpec) -> None:
         ) from None
 
 
-def _check_embedder(config: TrialConfig) -> None:
-    embedder = config.embedder
-    try:
-        embedders.check_backbone(embedder.backbone, embedder.weights, embedder.fusion)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-
-
 def _check_input(config: TrialConfig, dataset: data.ZeroShotData) -> None:
-    try:
+    with _refused():
         embedders.check_input(
             config.embedder.backbone, takes_vectors=len(dataset.development.image_shape) == 1
-        )
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-
-
-def _check_loss(config: TrialConfig, family: str) -> None:
-    regularizer = config.regularizer
-    try:
-        catalogue.build(
-            config.loss.name,
-            config.loss.params,
-            regularizer=(regularizer.name, regularizer.params) if regularizer else None,
-            memory=config.batch.memory_size > 0,
-            num_classes=2,
-            dim=config.embedder.dim,
-        )
-    except (ValueError, *TOO_LARGE) as error:
-        section = "regularizer" if str(error).startswith("regularizer") else "loss"
-        raise SpecError(f"families.{family}.{section}: {_said(error)}") from None
-
-
-def _check_augmentation(config: TrialConfig, family: str) -> None:
-    if config.data.name == "features" and config.augmentation != AugmentationConfig():
-        raise SpecError(
-            f"families.{family}.augmentation: features are vectors, of which there are no views; leave it out"
-        )
-    try:
-        data.check_augmentation(
-            data.Augmentation(**config.augmentation.model_dump()),
-            config.data.image_size,
-            config.data.resize_to,
-        )
-    except ValueError as error:
-        raise SpecError(f"families.{family}.{error}") from None
-
-
-def _check_retrieval(config: TrialConfig, family: str) -> None:
-    regularizer = config.regularizer
-    if config.retrieval.rerank == "structure" and (regularizer is None or regularizer.name != "structure"):
-        raise SpecError(
-            f"families.{family}.retrieval.rerank: structure needs structure embeddings, which the regularizer"
-            " structure trains; set regularizer.name: structure, or another rerank"
         )
 
 

@@ -98,7 +98,7 @@ def _registered(
         card=lambda preprocessing: card(
             board,
             row,
-            kind=spec.kind,
+            limits=spec.task.limits,
             data=spec.data,
             trained=f"{datetime.fromtimestamp(run.ended or run.started, UTC):%Y-%m-%d}",
             origin=tracker.study_tags,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -13,10 +14,7 @@ from typing import Any
 import torch
 
 from dmlstudy import data
-from dmlstudy.data import ClosedSet, class_disjoint_folds, row_folds
-from dmlstudy.data.folds import HELD_OUT
-from dmlstudy.data.images import Labels
-from dmlstudy.metric_names import IMAGES_PER_SECOND
+from dmlstudy.data import ClosedSet
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies.checks import StudyData
@@ -148,7 +146,7 @@ def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
         notes.append(
             "training.epochs is 0: nothing is trained, each family scores what its untrained model does"
         )
-    shape = dataset.development.image_shape if spec.kind == "embedder" else ()
+    shape = dataset.development.image_shape if "embedder" in spec.task.sections else ()
     if max(shape, default=0) > SMALL and any(each.embedder.backbone == "small_conv" for each in configs):
         notes.append(
             f"embedder.backbone: small_conv is made for sides of up to {SMALL} pixels, and these have {max(shape)}: it"
@@ -216,13 +214,8 @@ def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
         f" {num_test_classes} for the test; {shared}"
     ]
     family = next(iter(spec.families.values()))
-    stream = spec.trial_config(family, default_values(family)).online
-    if stream is not None and stream.split == "shuffled":
-        lines.append(
-            f"split: all {len(development) + len(test)} are shuffled by each verdict seed and cut in halves; the search"
-            f" has {num_folds} fold(s) of one such half"
-        )
-    return lines
+    config = spec.trial_config(family, default_values(family))
+    return lines + spec.task.notes(config, len(development) + len(test))
 
 
 def _seconds(spec: StudySpec, dataset: StudyData, name: str) -> Seconds:
@@ -231,67 +224,9 @@ def _seconds(spec: StudySpec, dataset: StudyData, name: str) -> Seconds:
     config = spec.trial_config(family, default_values(family))
     if not config.training.epochs:
         return Seconds(0.0, 0.0)
-    of_trial = {"embedder": _trial_of_embedder, "hashing": _trial_of_codes, "online": _trial_of_stream}[
-        spec.kind
-    ]
-    return Seconds(
-        *of_trial(config, dataset.development.labels_N, len(dataset.test.labels_N), device_of(spec))
-    )
-
-
-def _trial_of_embedder(
-    config: TrialConfig, labels_N: Labels, num_test: int, device: torch.device
-) -> tuple[float, float]:
-    """Seconds of a search trial and of a verdict trial, from the images per second of a few batches."""
-    # Epochs with a frozen backbone are the first and the fast ones.
-    few = {
-        "batch": config.batch.model_copy(update={"per_epoch": 2}),
-        "training": config.training.model_copy(update={"freeze_backbone_epochs": 0}),
-    }
-    rate = first_reports(config.model_copy(update=few), device)[-1][1].metrics[IMAGES_PER_SECOND]
-    folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)
-    sizes = [(len(fold.train_indices), len(fold.validation_indices)) for fold in folds]
-    # An epoch shows each training image about once; embedding an image costs a third of training on it.
-    epochs = config.training.epochs
-    search = sum(epochs * (train + validation / 3) for train, validation in sizes) / rate
-    trained_on = [len(labels_N)] + [train for train, _ in sizes] * config.fold_models
-    return search, sum(epochs * part + num_test / 3 for part in trained_on) / rate
-
-
-def _trial_of_codes(
-    config: TrialConfig, labels_N: Labels, num_test: int, device: torch.device
-) -> tuple[float, float]:
-    """The same of codes, from whole epochs: what takes long is the ranking of a whole database after each."""
-    assert config.hashing is not None
-    started = time.perf_counter()
-    (first, report), *further = first_reports(config, device)
-    per_epoch = further[-1][0] - first if further else first - started
-    rate = report.metrics["rows_per_second"]
-    folds = row_folds(len(labels_N), config.num_folds, config.seed)
-    most = config.hashing.num_train or len(labels_N)
-    ranking = max(0.0, per_epoch - min(most, len(folds[0].train_indices)) / rate)
-    items = (len(labels_N) + num_test) / len(labels_N)
-    epochs = config.training.epochs
-    return epochs * len(folds) * per_epoch, epochs * min(most, len(labels_N)) / rate + items * ranking
-
-
-def _trial_of_stream(
-    config: TrialConfig, labels_N: Labels, num_test: int, device: torch.device
-) -> tuple[float, float]:
-    """The same of streams, from the first part and from judging alone, whose time grows with queries x gallery."""
-    parts = []
-    for epochs in (0, config.training.epochs):
-        training = config.training.model_copy(update={"epochs": epochs})
-        started = time.perf_counter()
-        parts.append(first_reports(config.model_copy(update={"training": training}), device)[0][0] - started)
-    judging, learning = parts[0], max(0.0, parts[1] - parts[0])
-    folds, epochs = config.num_folds, config.training.epochs
-    num_rows = len(labels_N) + num_test
-    assert config.online is not None
-    num_development = num_rows // 2 if config.online.split == "shuffled" else len(labels_N)
-    held_out = num_development / (folds if folds > 1 else HELD_OUT)
-    growth = (num_rows - num_development) * num_development / (held_out * (num_development - held_out))
-    return folds * epochs * (learning + judging), epochs * (learning + growth * judging)
+    begun = functools.partial(first_reports, device=device_of(spec))
+    labels_N, num_test = dataset.development.labels_N, len(dataset.test.labels_N)
+    return Seconds(*spec.task.seconds(config, labels_N, num_test, begun))
 
 
 def first_reports(config: TrialConfig, device: torch.device) -> list[tuple[float, TrialReport]]:

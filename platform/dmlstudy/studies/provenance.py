@@ -49,8 +49,8 @@ def _features(spec: StudySpec) -> dict[str, str]:
     configs = (
         spec.trial_config(each, values) for each in spec.families.values() for values in spec.corners(each)
     )
-    frozen = [each.hashing or each.online for each in configs]
-    folders = sorted({each.features for each in frozen if each} - {PIXELS, GREY})
+    features = {spec.task.features(each) for each in configs}
+    folders = sorted(each for each in features if each not in (None, PIXELS, GREY))
     manifests = b"".join(Path(folder, MANIFEST).read_bytes() for folder in folders)
     return {"features_sha256": hashlib.sha256(manifests).hexdigest()} if folders else {}
 

@@ -4,8 +4,9 @@ One file, ``trial.safetensors``, holds everything: nothing is pickled, and nothi
 writes it, whole or not at all, so a kill at any moment leaves the old file or the new one. Every rank reads it:
 the folder lies where all of them see it, on a shared file system or in an object store (``data.state_file``).
 
-There is no generator's state in it, because training draws nothing from global generators: batches are a function
-of (seed, epoch, number), and initial parameters and random losses have their own seeds.
+There is no global generator's state in it, because training draws nothing from those: batches are a function
+of (seed, epoch, number), and initial parameters and random losses have their own seeds. A generator of a trainer's own
+is part of its state.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ MAX_SHARE = 0.05
 
 
 class Progress(NamedTuple):
-    """A trial's progress: ``epoch`` epochs of fold ``fold`` are done, what is needed to go on, and what it has
-    reported."""
+    """A trial's progress: ``epoch`` epochs of its model number ``fold`` are done, what is needed to go on, and what it
+    has reported."""
 
     fold: int = 0
     epoch: int = 0

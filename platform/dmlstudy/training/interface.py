@@ -5,7 +5,7 @@ Nothing heavy is imported here, for the study file asks a task too, and is read 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dmlstudy.data import ClosedSet, Fold, RowFold, ZeroShotData
-    from dmlstudy.data.images import Indices
-    from dmlstudy.records import DataConfig, TrialConfig
+    from dmlstudy.data.images import Indices, Labels
+    from dmlstudy.records import DataConfig, MetricsConfig, Scalar, TrialConfig, TrialReport
+
+FirstReports: TypeAlias = "Callable[[TrialConfig], list[tuple[float, TrialReport]]]"
+"""Begins a trial and gives its first reports, two at most, with the time of each."""
 
 TrialData: TypeAlias = "ZeroShotData | ClosedSet"
 """What trials learn from and are judged by: each task knows which of the two its own are."""
@@ -74,15 +77,69 @@ class Task(Protocol):
     name: ClassVar[str]
     noun: ClassVar[str]
     """What its trials learn, as the object of a sentence."""
+    product: ClassVar[str]
+    """What a registered model of it is called after the study's name."""
+    untrained: ClassVar[str]
+    """What the untrained row is one of."""
+    limits: ClassVar[str]
+    """Where its scores end, as a model's card says it."""
+
     section: ClassVar[str | None]
     """The section of a study file, and of a trial's configuration, that makes a trial one of this task."""
+    sections: ClassVar[tuple[str, ...]]
+    """Sections that mean something to it, beside ``loss`` and ``regularizer``."""
+    unmeasured: ClassVar[tuple[str, ...]] = ()
+    """Keys of ``protocol`` that ask for what is not measured of it."""
+    second_objectives: ClassVar[Mapping[str, str]]
+    """Second objectives that it has, in words."""
+    size_param: ClassVar[str | None]
+    """The logged parameter that is the size of its embeddings or codes."""
+    changes_untrained: ClassVar[Mapping[str, Any]] = {}
+    """What is different of its untrained row, beside what is of every task's."""
 
     is_distributed: ClassVar[bool] = False
     """Whether several processes can train one model together."""
+    uses_gpu: ClassVar[bool] = True
     has_fold_models: ClassVar[bool] = False
     """Whether a verdict may judge a model per fold as well, each by itself and all as one."""
     draws_test_curve: ClassVar[bool] = False
     """Whether a verdict's model is scored on the test items after each epoch, as a search's is on the held-out ones."""
+    has_codes: ClassVar[bool] = False
+    """Whether its models give bits, which are compared by Hamming distance."""
+
+    def logged_params(self, config: TrialConfig) -> dict[str, Scalar]:
+        """The parameters of a trial under the names that its run has them by: ``section.name``."""
+        logged: dict[str, Scalar] = {}
+        for section, part in (("loss", config.loss), ("regularizer", config.regularizer)):
+            if part is not None:
+                logged[section] = part.name
+                logged |= {f"{section}.{name}": value for name, value in part.params.items()}
+        for section in self.sections:
+            values = getattr(config, section).model_dump()
+            logged |= {f"{section}.{name}": value for name, value in values.items() if value is not None}
+        return logged | {"seed": config.seed, "num_folds": config.num_folds}
+
+    def is_of_untrained(self, param: str) -> bool:
+        """Whether a logged parameter is one of what a model is before training."""
+
+    def untrained_key(self, params: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
+        """The model before training, by a run's parameters: equal for families that share an untrained row."""
+        return frozenset(each for each in params.items() if self.is_of_untrained(each[0]))
+
+    def size(self, params: Mapping[str, Any]) -> int:
+        """The size of an embedding, or the bits of a code, by a run's parameters."""
+        assert self.size_param is not None
+        return int(params[self.size_param])
+
+    def features(self, config: TrialConfig) -> str | None:
+        """The kind of frozen features, or the folder of the embedder that makes them; none are, for most."""
+        return None
+
+    def metrics(self, protocol: MetricsConfig) -> list[str]:
+        """Metrics that can be a study's objective."""
+
+    def check(self, config: TrialConfig, key: str) -> None:
+        """Raise ValueError, beginning with the ``key`` of the family, for what no trial could be built of."""
 
     def dataset(self, config: DataConfig) -> TrialData:
         """The data, read once by a process that runs many trials."""
@@ -102,3 +159,18 @@ class Task(Protocol):
     def measured_once(self, config: TrialConfig, device: torch.device) -> dict[str, float]:
         """What a search trial measures beside its scores, at its end: nothing, for most."""
         return {}
+
+    def test_rows(self, config: TrialConfig) -> Indices:
+        """Test items that the verdict of this seed has neither trained on nor chosen by."""
+        import numpy as np
+
+        return np.arange(len(self.dataset(config.data).test))
+
+    def notes(self, config: TrialConfig, num_items: int) -> list[str]:
+        """Lines on how the data are split beyond what every task's are: none, for most."""
+        return []
+
+    def seconds(
+        self, config: TrialConfig, labels_N: Labels, num_test: int, first_reports: FirstReports
+    ) -> tuple[float, float]:
+        """About how long a search trial and a verdict trial take, from the first reports of some trials."""

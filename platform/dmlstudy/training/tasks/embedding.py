@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dmlstudy.records import DataConfig, TrialConfig
-from dmlstudy.training.interface import Share, Task
+from dmlstudy.records import DataConfig, MetricsConfig, TrialConfig
+from dmlstudy.training.interface import FirstReports, Share, Task
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from dmlstudy.data import Fold, ZeroShotData
+    from dmlstudy.data.images import Labels
     from dmlstudy.training.embedder_trainer import EmbedderTrainer
 
 
@@ -21,9 +23,32 @@ class Embedding(Task):
 
     name = "embedding"
     noun = "an embedder"
+    product = "embedder"
+    untrained = "embedder"
+    limits = (
+        "Scores are of classes of the same data set that were not trained on; of others nothing is known."
+    )
     section = None
+    sections = ("embedder", "batch", "training", "augmentation", "retrieval")
+    second_objectives = MappingProxyType({"embedding_dim": "embedding_dim", "latency_ms": "latency_ms"})
+    size_param = "embedder.dim"
     is_distributed = True
     has_fold_models = True
+
+    def is_of_untrained(self, param: str) -> bool:
+        return param.startswith("embedder.")
+
+    def metrics(self, protocol: MetricsConfig) -> list[str]:
+        from dmlstudy.hashing import metrics_at
+
+        known = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in protocol.recall_at)]
+        known += [name for k in protocol.map_at for name in metrics_at(k)] + ["map"] * protocol.full_map
+        return known + [f"macro_{name}" for name in known] * protocol.macro
+
+    def check(self, config: TrialConfig, key: str) -> None:
+        from dmlstudy.training.tasks import embedding_checks
+
+        embedding_checks.check(config, key)
 
     def dataset(self, config: DataConfig) -> ZeroShotData:
         from dmlstudy.training import dataset_cache
@@ -81,3 +106,24 @@ class Embedding(Task):
             return {}
         image_HWC = self.dataset(config.data).development.read(np.arange(1))[0]
         return {metric_names.LATENCY_MS: embedders.latency_ms(trainer.embedder, image_HWC, device)}
+
+    def seconds(
+        self, config: TrialConfig, labels_N: Labels, num_test: int, first_reports: FirstReports
+    ) -> tuple[float, float]:
+        """From the images per second of a few batches."""
+        from dmlstudy.data import class_disjoint_folds
+        from dmlstudy.metric_names import IMAGES_PER_SECOND
+
+        # Epochs with a frozen backbone are the first and the fast ones.
+        few = {
+            "batch": config.batch.model_copy(update={"per_epoch": 2}),
+            "training": config.training.model_copy(update={"freeze_backbone_epochs": 0}),
+        }
+        rate = first_reports(config.model_copy(update=few))[-1][1].metrics[IMAGES_PER_SECOND]
+        folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)
+        sizes = [(len(fold.train_indices), len(fold.validation_indices)) for fold in folds]
+        # An epoch shows each training image about once; embedding an image costs a third of training on it.
+        epochs = config.training.epochs
+        search = sum(epochs * (train + validation / 3) for train, validation in sizes) / rate
+        trained_on = [len(labels_N)] + [train for train, _ in sizes] * config.fold_models
+        return search, sum(epochs * part + num_test / 3 for part in trained_on) / rate

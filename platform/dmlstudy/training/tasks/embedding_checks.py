@@ -1,0 +1,57 @@
+"""Checks of an embedder's configuration that need the parts it names, but no data."""
+
+from __future__ import annotations
+
+from dmlstudy import data, embedders
+from dmlstudy.losses import catalogue
+from dmlstudy.records import AugmentationConfig, TrialConfig
+from dmlstudy.training.tasks.checked import TOO_LARGE, said
+
+
+def check(config: TrialConfig, key: str) -> None:
+    """Raise ValueError, beginning with the family's ``key``, for what no trial could be built of."""
+    embedder = config.embedder
+    embedders.check_backbone(embedder.backbone, embedder.weights, embedder.fusion)
+    _check_loss(config, key)
+    _check_augmentation(config, key)
+    _check_retrieval(config, key)
+
+
+def _check_loss(config: TrialConfig, key: str) -> None:
+    regularizer = config.regularizer
+    try:
+        catalogue.build(
+            config.loss.name,
+            config.loss.params,
+            regularizer=(regularizer.name, regularizer.params) if regularizer else None,
+            memory=config.batch.memory_size > 0,
+            num_classes=2,
+            dim=config.embedder.dim,
+        )
+    except (ValueError, *TOO_LARGE) as error:
+        section = "regularizer" if str(error).startswith("regularizer") else "loss"
+        raise ValueError(f"{key}.{section}: {said(error)}") from None
+
+
+def _check_augmentation(config: TrialConfig, key: str) -> None:
+    if config.data.name == "features" and config.augmentation != AugmentationConfig():
+        raise ValueError(
+            f"{key}.augmentation: features are vectors, of which there are no views; leave it out"
+        )
+    try:
+        data.check_augmentation(
+            data.Augmentation(**config.augmentation.model_dump()),
+            config.data.image_size,
+            config.data.resize_to,
+        )
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from None
+
+
+def _check_retrieval(config: TrialConfig, key: str) -> None:
+    regularizer = config.regularizer
+    if config.retrieval.rerank == "structure" and (regularizer is None or regularizer.name != "structure"):
+        raise ValueError(
+            f"{key}.retrieval.rerank: structure needs structure embeddings, which the regularizer"
+            " structure trains; set regularizer.name: structure, or another rerank"
+        )
