@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from dmlstudy.text import FIRST, LINE, LISTED, VALUE, counted, first_line, last_line, nearest, one_line, shown
+from dmlstudy.text import (
+    FIRST,
+    LINE,
+    LISTED,
+    REASON,
+    VALUE,
+    counted,
+    first_line,
+    last_line,
+    nearest,
+    one_line,
+    reason,
+    shown,
+)
 
 
 def test_the_nearest_known_name() -> None:
@@ -82,3 +96,17 @@ def test_of_a_traceback_the_last_line_is_repeated() -> None:
     assert last_line(ValueError("one")) == "one"
     assert last_line(ValueError(" \n")) == "ValueError"
     assert len(last_line("x" * 10**6)) == LINE
+
+
+class Sides(BaseModel):
+    size: list[int]
+
+
+def test_a_reason_names_the_first_field_that_is_wrong() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Sides.model_validate({"size": [1, "x", None]})
+    assert reason(caught.value).startswith("size.1: Input should be a valid integer")
+    assert "\n" not in reason(caught.value)
+    assert reason(ValueError("a\nb")) == "a b"
+    assert reason(MemoryError()) == "MemoryError"
+    assert len(reason(ValueError("x" * 1000))) <= REASON

@@ -8,7 +8,7 @@ import pytest
 from mlflow.entities import RunStatus
 from optuna.trial import TrialState
 
-from dmlstudy.trials import ENDED, MLFLOW_STATUSES, OPTUNA_STATES, Status, rank
+from dmlstudy.trials import ENDED, MLFLOW_STATUSES, OPTUNA_STATES, Status, best_ranked, rank
 
 
 def test_what_is_stored_is_what_earlier_studies_have_stored() -> None:
@@ -38,7 +38,8 @@ def test_the_engines_know_their_own_words() -> None:
 
 def test_the_higher_objective_is_better_and_of_equals_the_first() -> None:
     trials = [(0.5, 0), (0.7, 3), (0.7, 1), (0.6, 2)]
-    assert max(trials, key=lambda each: rank(*each)) == (0.7, 1)
+    assert best_ranked(trials, lambda each: each) == (0.7, 1)
+    assert best_ranked([], lambda each: each) is None
     assert sorted(trials, key=lambda each: rank(*each), reverse=True) == [
         (0.7, 1),
         (0.7, 3),

@@ -28,7 +28,6 @@ LAST_S = 52.0
 """After so long without a sign of life the driver is ended from here, for its main thread may wait for Ray."""
 
 HEAD = "node:__internal_head__"
-RAYS_CODE = os.path.join(os.path.dirname(ray.__file__), "")
 RAYLET_GONE = "its raylet on the driver's node is gone"
 
 
@@ -183,8 +182,8 @@ def is_broken_to_ray(error: BaseException) -> bool:
     """Whether Ray has lost a connection of its own; not where a task says that it has lost one of its."""
     if not isinstance(error, ConnectionError) or isinstance(error, ray.exceptions.RayTaskError):
         return False
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename.startswith(RAYS_CODE) for frame, _ in frames)
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.partition(".")[0] == "ray" for name in modules)
 
 
 def told_at_last(tell: Callable[[str], None], then: str) -> Callable[[str], None]:

@@ -10,7 +10,7 @@ from dmlstudy import data, embedders
 from dmlstudy.data import state_file
 from dmlstudy.records import TrialConfig
 from dmlstudy.spec.study_file import SpecError, StudySpec
-from dmlstudy.text import nearest
+from dmlstudy.text import first_line, nearest
 from dmlstudy.training import dataset_cache
 
 StudyData: TypeAlias = data.ZeroShotData | data.ClosedSet
