@@ -77,7 +77,7 @@ def test_several_earlier_keys_are_one_line() -> None:
         "families": {name: {"space": "triplet", "override": {"batch.sampler": "pk"}} for name in "ab"}
     }
     (line,) = study_file.parse(raw).notes
-    assert line.endswith("rename it (there are 2 more such places)")
+    assert line.endswith("rename it (one of 3 such keys)")
 
 
 def test_an_earlier_key_of_a_search_space_is_read(tmp_path: Path) -> None:

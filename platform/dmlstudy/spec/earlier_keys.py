@@ -24,13 +24,12 @@ class Renaming:
     @property
     def notes(self) -> list[str]:
         """One line on the earlier keys that were read, or none."""
-        for place, key in self._found.items():
-            num_more = len(self._found) - 1
-            return [
-                f"{place}: this key is called {key} now and is read as that; rename it"
-                + f" (there are {num_more} more such places)" * (num_more > 0)
-            ]
-        return []
+        if not self._found:
+            return []
+        place, key = next(iter(self._found.items()))
+        num = len(self._found)
+        among = f" (one of {num} such keys)" if num > 1 else ""
+        return [f"{place}: this key is called {key} now and is read as that; rename it{among}"]
 
     def study(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A study file's mapping. Raises ValueError where a parameter has both names."""
