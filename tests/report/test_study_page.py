@@ -148,7 +148,7 @@ def test_names_cannot_become_markup(store: Store, tmp_path: Path) -> None:
         (["nope"], "error: no study 'nope' in the store"),
         (
             ["small", "-o", "/nowhere/page.html"],
-            "error: /nowhere: no such folder; make it or name another page",
+            "error: /nowhere: no such folder; make it or name another output",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_full_disk_costs_what_is_shown_and_not_the_study(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(Path, "open", full)
         patched.setattr("builtins.open", full)
         desk.note("a", Assignment("red #0", config(), 0))
         desk.serve(Tune(a="RUNNING"), {"a": Assignment("red #0", config(), 0)})
