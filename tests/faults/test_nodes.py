@@ -169,7 +169,8 @@ def test_two_studies_share_a_cluster_and_a_store_and_one_name_runs_once(
             first.command, capture_output=True, text=True, timeout=100, check=False, env=ENVIRONMENT
         )
         assert again.returncode == 2
-        assert again.stderr.strip() == "error: study 'first' is running already; see `dmlstudy status first`"
+        hint = f"see `dmlstudy status first --store {first.store}`"
+        assert again.stderr.strip() == f"error: study 'first' is running already; {hint}"
         for study in (first, second):
             assert study.process.wait(timeout=300) == 0, study.log.read_text()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -253,5 +254,6 @@ def test_mlflow_serves_it_from_an_environment_that_it_builds(registered: Path, t
             answer.json()["predictions"], expected(registered, "images")[:3], atol=1e-6
         )
     finally:
-        os.killpg(process.pid, 9)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, 9)
         process.wait()
