@@ -82,7 +82,7 @@ def written_whole(
 
 
 def draft_of(path: Path) -> Path:
-    """What a file is called until it is whole."""
+    """The name of a file until it is whole."""
     return path.with_name(f".{path.name}.draft")
 
 

@@ -19,10 +19,10 @@ HEAD = (
 )
 
 NOTHING = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src "
-"""What a page may load and run: pictures and styles that stand in it, and the scripts that follow."""
+"""Content that a page may load and run: inline pictures and styles, and the scripts listed."""
 
 BEGINNING = f"{HEAD}{NOTHING}"
-"""How every page begins: a file that begins so may be replaced by another page."""
+"""The start of every page; a file with this start may be replaced by another page."""
 
 
 class Html(str):

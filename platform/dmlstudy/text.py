@@ -85,7 +85,7 @@ def first_line(error: object) -> str:
 
 
 def reason(error: BaseException, limit: int = REASON) -> str:
-    """What is wrong, for an error's line in parentheses: of fields that pydantic refuses the first, by its name."""
+    """The reason of an error, for parentheses in a line; of fields that pydantic refuses, the first by its name."""
     if not isinstance(error, ValidationError):
         return one_line(str(error) or type(error).__name__, limit)
     first = error.errors(include_url=False, include_input=False)[0]

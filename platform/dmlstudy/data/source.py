@@ -45,7 +45,7 @@ class Source:
 
     @property
     def fit(self) -> Fit:
-        """How pictures become images. Raises ValueError naming the setting that is wrong."""
+        """The conversion of pictures to images. Raises ValueError naming the setting that is wrong."""
         how = reading(self.orientation, self.background, self.max_pixels)
         return Fit(self.image_size, self.resize_to, self.keep_aspect, how)
 

@@ -179,7 +179,7 @@ def dead_node() -> str:
 
 
 def is_broken_to_ray(error: BaseException) -> bool:
-    """Whether Ray has lost a connection of its own; not where a task says that it has lost one of its."""
+    """True if Ray has lost a connection of its own; False if a task reports a lost connection."""
     if not isinstance(error, ConnectionError) or isinstance(error, ray.exceptions.RayTaskError):
         return False
     modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))

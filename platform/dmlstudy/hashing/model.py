@@ -22,7 +22,7 @@ from dmlstudy.records import Scalar
 ROWS_AT_ONCE = 4096
 
 TERMS = {"point_ranking": PointRanking}
-"""What may be added to a method's loss."""
+"""Terms that may be added to a method's loss."""
 
 
 class HashingLoss(NamedTuple):

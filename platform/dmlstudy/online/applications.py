@@ -95,7 +95,7 @@ def pair_distances(
 def are_similar(
     learner: OnlineLearner, x_PD: NDArray[np.floating], other_PD: NDArray[np.floating], threshold: float
 ) -> NDArray[np.bool_]:
-    """Whether P = sum_l alpha^l [D^l / 2 < T] >= 1/2 (Eq. 26), for a threshold T in (0, 1)."""
+    """True where P = sum_l alpha^l [D^l / 2 < T] >= 1/2 (Eq. 26), for a threshold T in (0, 1)."""
     if not 0 < threshold < 1:
         raise ValueError(f"threshold={threshold} must lie between 0 and 1: distances are halved")
     half_PL = pair_distances(learner, x_PD, other_PD) / 2

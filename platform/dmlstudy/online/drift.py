@@ -34,7 +34,7 @@ class Watch:
         self._detector = drift.ADWIN(delta=sensitivity)  # type: ignore[no-untyped-call]
 
     def update(self, losses: Floats) -> bool:
-        """Whether their mean has risen, with these."""
+        """Add these losses; True if their mean has risen."""
         has_risen = False
         for loss in losses[~np.isnan(losses)].tolist():
             before = self._detector.estimation
@@ -76,7 +76,7 @@ class Race:
 
     @property
     def is_won(self) -> bool:
-        """Whether the fresh learner did better."""
+        """True if the fresh learner did better."""
         return self.score.new < self.score.old
 
     def state(self) -> State:

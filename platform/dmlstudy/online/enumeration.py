@@ -21,7 +21,7 @@ from dmlstudy.online.learner import Flags
 Rows: TypeAlias = NDArray[np.int64]
 
 LIMIT = 2**62
-"""Where numbers of constraints must stay below, to be sure that an int64 holds them."""
+"""The bound below which a number of constraints surely fits an int64."""
 
 TRIES = 2**22
 """Draws after which a search for constraints without excluded pairs ends, or 100 times those asked for if more."""
@@ -247,7 +247,7 @@ class Excluded(NamedTuple):
     base: int
 
     def are_in(self, index_TC: Rows) -> Flags:
-        """Whether two points of a constraint are such a pair."""
+        """True if two points of a constraint are such a pair."""
         is_in_T = np.zeros(len(index_TC), dtype=np.bool_)
         for first, second in itertools.combinations(index_TC.T, 2):
             low_T, high_T = np.minimum(first, second), np.maximum(first, second)

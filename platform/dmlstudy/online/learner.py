@@ -63,7 +63,7 @@ class OnlineLearner(ABC):
     """Points of a constraint: 3 of triplets, 2 of pairs."""
 
     makes_own_triplets: ClassVar[bool] = False
-    """Whether its paper gives it the triplets of one pass over labelled points (``one_pass_triplets``)."""
+    """True if its paper trains it on the triplets of one pass over labelled points (``one_pass_triplets``)."""
 
     def __init__(self, num_features: int, on_invalid: OnInvalid = "error") -> None:
         if num_features < 1:

@@ -25,7 +25,7 @@ MOST_STEP = 1e100
 """Frobenius norm of the largest change of a matrix: squared distances are finite even after 1e15 of these."""
 
 ROUNDING = 1e-12
-"""What is below this share of a matrix' largest entry or eigenvalue is taken for rounding."""
+"""Values below this share of a matrix's largest entry or eigenvalue count as rounding errors."""
 
 IN_RANGE = 1e-8
 """Share of a vector that may lie outside of a matrix' range, for the vector to count as inside."""

@@ -33,7 +33,7 @@ STARTS: dict[str, Callable[[int, int], float]] = {
     "he": lambda fan_in, fan_out: (6 / fan_in) ** 0.5,
     "glorot": lambda fan_in, fan_out: (6 / (fan_in + fan_out)) ** 0.5,
 }
-"""Where weights begin: uniformly within plus and minus this much."""
+"""The bound of initial weights, drawn uniformly from minus to plus this value."""
 
 
 def bounds(plus: Floats, minus: Floats, tau: float) -> tuple[Floats, Floats]:

@@ -135,7 +135,7 @@ class Course:
         return sum(map(len, self.since_report))
 
     def moment(self) -> Moment:
-        """How things stand now."""
+        """The state of the stream now."""
         losses = np.concatenate(self.since_report) if self.since_report else np.empty(0)
         known = losses[~np.isnan(losses)]
         mean = float(known.mean()) if len(known) else float("nan")

@@ -43,7 +43,7 @@ def batches(model: Model, items: Items) -> Iterator[NDArray[Any]]:
 
 
 def of_files(model: Model, inputs: str | Path, max_pixels: int | None = None) -> Inputs:
-    """What files hold, as the model takes it: seen as its training images were, or vectors of its size.
+    """The content of files as the model takes it: images prepared as in its training, or vectors of its size.
 
     Raises ValueError naming what is missing, or of another kind.
     """

@@ -27,7 +27,7 @@ Queries: TypeAlias = "tuple[NDArray[Any], NDArray[np.float32] | None]"
 """Embeddings of queries and, of a model with a structure head, their structure embeddings omega."""
 
 MEND = "save the model again"
-"""What helps against a description that is not understood."""
+"""The advice on a description that is not understood."""
 
 
 class Network(NamedTuple):
@@ -110,12 +110,12 @@ class Model:
 
     @property
     def gives_unit_vectors(self) -> bool:
-        """Whether embeddings have norm 1."""
+        """True if embeddings have norm 1."""
         return self._kind.gives_unit_vectors
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether queries are embedded as a gallery's items are."""
+        """True if queries are embedded as a gallery's items are."""
         return self._kind.is_symmetric
 
     @functools.cached_property
@@ -135,7 +135,7 @@ class Model:
 
     @property
     def has_structure(self) -> bool:
-        """Whether there is a structure head."""
+        """True if there is a structure head."""
         return self.loaded.has_structure
 
     @property
@@ -161,7 +161,7 @@ class Model:
 
     @functools.cached_property
     def notes(self) -> dict[str, Any]:
-        """What was noted with the model: its family, configuration and origin. Raises ValueError for other forms."""
+        """The notes saved with the model: its family, configuration and origin. Raises ValueError for other forms."""
         return model_folder.checked_extra(self._described, self.folder / _description(self.folder))
 
     @functools.cached_property
@@ -171,7 +171,7 @@ class Model:
 
     @functools.cached_property
     def fit(self) -> Fit | None:
-        """How pictures become the model's images, as in its training; None for a model of vectors.
+        """The conversion of pictures to the model's images, as in its training; None for a model of vectors.
 
         A model from before ``preprocessing`` told it in full keeps its way. Raises ValueError where it is not
         understood.
@@ -195,7 +195,7 @@ class Model:
 
 
 def is_model(folder: str | Path) -> bool:
-    """Whether the folder looks like that of a saved model."""
+    """True if the folder looks like that of a saved model."""
     return any((Path(folder) / description).is_file() for description in KINDS)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Outputs: TypeAlias = tuple[NDArray[Any] | None, ...]
-"""What is computed of N items: arrays of N rows, or None where the model has no such output."""
+"""The outputs for N items: arrays of N rows, or None where the model has no such output."""
 
 MOST = 64
 """Items computed at once."""

@@ -1,4 +1,4 @@
-"""What the body of a request holds: pictures or vectors, in whatever form clients send them.
+"""The content of a request's body: pictures or vectors, in whatever form clients send them.
 
 A picture's format is what its bytes say; the type that a client gives it is not looked at. Shapes: N items, F features.
 """
@@ -66,7 +66,7 @@ def _kind(content_type: str) -> str:
 
 
 def _is_json(content_type: str, body: bytes) -> bool:
-    """Whether a body is, or is meant to be, JSON: no picture begins with a brace."""
+    """True if a body is, or is meant to be, JSON; no picture begins with a brace."""
     kind = _kind(content_type)
     return kind == "application/json" or kind.endswith("+json") or body[:64].lstrip()[:1] == b"{"
 

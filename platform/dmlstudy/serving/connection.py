@@ -15,7 +15,7 @@ HEAD_SECONDS = 10.0
 """From the opening of a connection, or the last answer, to a whole head of a request."""
 
 PAUSE_SECONDS = 10.0
-"""How often it is looked whether a client reads its answer."""
+"""Seconds between checks that a client reads its answer."""
 
 LEAST_RATE = 8192
 """Bytes a second that a client must read of its answer."""
@@ -25,7 +25,7 @@ BACKLOG = 128
 
 
 def most_connections() -> int:
-    """How many connections may be open: no more than half of the files that this process may open."""
+    """The number of connections that may be open: at most half of the files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 512 if soft == resource.RLIM_INFINITY else max(16, min(512, soft // 2 - BACKLOG))
 

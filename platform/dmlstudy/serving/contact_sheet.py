@@ -31,7 +31,7 @@ figcaption{word-break:break-all}
 """
 
 SIGNS = {"query": "query ", "right": "✓ ", "wrong": "✗ ", "found": ""}
-"""What tells pictures apart where colours do not."""
+"""Signs that tell pictures apart where colours do not."""
 
 
 class Shown(NamedTuple):

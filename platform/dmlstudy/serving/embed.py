@@ -35,7 +35,7 @@ MOST_TOLD = 10
 """Pictures left out that are named each in a line."""
 
 NOTED = "job.json"
-"""What the parts are of, in their folder."""
+"""The file in the folder of parts that names their source."""
 
 LOCK = "lock"
 """The file in the folder of the parts that is locked while a call writes them; the lock ends with its process."""
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 class Embedded(NamedTuple):
-    """What was written: rows, the size of an embedding, and items left out with the reason of each."""
+    """The output: its rows, the size of an embedding, and items left out with the reason for each."""
 
     num_items: int
     dim: int
@@ -105,7 +105,7 @@ class Job:
 
     @functools.cached_property
     def items(self) -> Inputs:
-        """What is to be embedded. Raises ValueError naming what is missing or of another kind than the model takes."""
+        """The items to embed. Raises ValueError naming what is missing or of another kind than the model takes."""
         return of_files(self.opened, self.inputs, self.max_pixels)
 
     @functools.cached_property
@@ -126,7 +126,7 @@ class Job:
         return self.folder / f"{self.parts[number].name}.parquet"
 
     def is_made(self, number: int) -> bool:
-        """Whether a part is there, whole, and without items left out that must not be."""
+        """True if a part is there, whole, and has left out no item that it must hold."""
         path = self.part(number)
         return path.is_file() and (self.on_corrupt == "skip" or not data.embeddings_left_out(path))
 
@@ -169,7 +169,7 @@ class Job:
 
 
 def _ends(size: int, digest: bytes) -> bool:
-    """Whether a part of so many items ends with the one of this digest: on average after three quarters of PART."""
+    """True if a part of so many items ends with the item of this digest, on average after three quarters of PART."""
     least, most = max(1, PART // 4), 2 * PART
     return size >= most or (size >= least and int.from_bytes(digest[:8]) % max(1, PART // 2) == 0)
 
@@ -299,7 +299,7 @@ def told(job: Job, embedded: Embedded) -> list[str]:
 
 
 def check_on_corrupt(text: str) -> OnCorrupt:
-    """What is to be done with a picture that cannot be decoded. Raises ValueError for anything else."""
+    """The treatment of a picture that cannot be decoded. Raises ValueError for anything else."""
     known: dict[str, OnCorrupt] = {each: each for each in get_args(OnCorrupt)}
     if text not in known:
         raise ValueError(f"--on-corrupt {text}: choose from {', '.join(known)}")
@@ -323,7 +323,7 @@ def _claim(job: Job) -> None:
 
 
 def _read_note(path: Path) -> dict[str, Any] | None:
-    """What the parts are said to be of; None of a torn note, which says nothing: parts are known by their names."""
+    """The noted source of the parts; None for a torn note, since parts are identified by their names."""
     try:
         known = json.loads(path.read_text())
     except ValueError:

@@ -243,7 +243,7 @@ def _outputs(z_ND: NDArray[Any], omega_ND: NDArray[Any] | None) -> dict[str, NDA
 
 
 def _about(model: Model, name: str, batch_N: NDArray[Any], outputs: Arrays) -> dict[str, Any]:
-    """What goes in and comes out."""
+    """A description of the input and the outputs."""
     is_image = name == "images"
     return {
         "model": model.fingerprint,

@@ -31,13 +31,13 @@ UNSEALED = 1
 
 INDEX, VECTORS, ITEMS, ABOUT = "index.faiss", "vectors.npy", "items.parquet", "gallery.json"
 FILES = (INDEX, VECTORS, ITEMS)
-"""What has a digest."""
+"""The files that have a digest."""
 
 Kind: TypeAlias = Literal["flat", "ivf", "ivf_pq", "hnsw"]
 
 
 class About(BaseModel):
-    """What a gallery says of itself; what later versions add is not looked at."""
+    """A gallery's description; fields added by later versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -70,7 +70,7 @@ class Gallery:
 
     @property
     def has_codes(self) -> bool:
-        """Whether the items are codes, and distances bits."""
+        """True if the items are codes and distances are bits."""
         return self.vectors_MD.dtype == np.int8
 
     def search(self, query_QD: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -196,7 +196,7 @@ def _read(folder: Path, about: About, device: str) -> Gallery:
 
 
 def _about(path: Path) -> About:
-    """What a gallery says of itself. Raises ValueError for a file that is missing or not understood."""
+    """A gallery's description. Raises ValueError for a file that is missing or not understood."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; is this a folder that `dmlstudy index` made?")
     try:

@@ -1,4 +1,4 @@
-"""Who may ask the server and how much: tokens, hosts, origins, and the bytes of a request."""
+"""Access to the server and its limits: tokens, hosts, origins, and the bytes of a request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask, how long it may take, and how much waits at once.
+    """Limits of a request's content and duration, and of the number of waiting items.
 
     A body has ``body_seconds`` and as long as ``body_rate`` bytes a second take, and ``max_body_seconds`` in all.
     """
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: holders of the token, if there is one; under these names of the server; pages of these origins.
+    """Access: holders of the token, if there is one; requests to these names of the server; pages of these origins.
 
     ``hosts`` None: under any name.
     """
@@ -138,7 +138,7 @@ def check_token(host: str, token: str | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a name, is reached from this machine only."""
+    """True if an address, or a name, can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

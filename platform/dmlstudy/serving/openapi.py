@@ -1,4 +1,4 @@
-"""What the server takes and answers, for programs (OpenAPI 3.1) and for people (a page that loads nothing)."""
+"""The server's requests and answers, for programs (OpenAPI 3.1) and for people (a page that loads nothing)."""
 
 from __future__ import annotations
 

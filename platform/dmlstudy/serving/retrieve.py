@@ -55,7 +55,7 @@ def _others(found: Found, is_own: Callable[[int], bool], k: int) -> Found:
 
 
 def own_items(gallery: Gallery, source: str | Path, queries: Inputs) -> Callable[[int, int], bool]:
-    """Whether an item is the query itself: the same file, or of one source that is no folder the same id."""
+    """True if an item is the query itself: the same file or, from one source that is no folder, the same id."""
     root, own_root = _folder(Path(gallery.source)), _folder(Path(source))
     if root is None or own_root is None:
         is_same_source = Path(gallery.source).absolute() == Path(source).absolute()
@@ -64,7 +64,7 @@ def own_items(gallery: Gallery, source: str | Path, queries: Inputs) -> Callable
 
 
 def _folder(source: Path) -> Path | None:
-    """Where the files are that ids name; None where a source is one file with many items."""
+    """The folder of the files that ids name; None if the source is one file with many items."""
     if source.is_dir():
         return source.resolve()
     return None if source.suffix.lower() in (*ARRAYS, *TABLES) else source.resolve().parent
@@ -103,7 +103,7 @@ def write_contact_sheet(
 
 
 def _rows(there: Sequence[str], gallery: Sequence[str]) -> Sequence[int] | None:
-    """Where a gallery's items are among those there, of which some may have been left out; None if not all are."""
+    """The rows of a gallery's items among those found, some of which may have been left out; None if any is missing."""
     if list(there) == list(gallery):
         return range(len(gallery))
     row_of = {name: row for row, name in enumerate(there)}

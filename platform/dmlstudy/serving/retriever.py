@@ -36,7 +36,7 @@ class Layers(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """How far two items are apart, in words, and how similar that makes them: a score is larger for what is nearer."""
+    """The distance of two items, in words, and its conversion to a similarity; nearer items score higher."""
 
     distance: str
     score: str

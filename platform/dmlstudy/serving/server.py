@@ -56,7 +56,7 @@ FEW_ITEMS = 4
 """Items whose embeddings are written where they are, for to hand them to a thread takes longer."""
 
 CLIENT_GONE = 499
-"""What the log shows of a request whose client did not wait."""
+"""The status logged for a request whose client did not wait."""
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class Service:
     def items(
         self, content_type: str, body: bytes, take: Callable[[int], None], is_gone: Callable[[], bool]
     ) -> NDArray[Any]:
-        """What a request holds, as the model takes it; ``take`` is told the bytes that it needs.
+        """The content of a request as the model takes it; ``take`` receives the number of bytes needed.
 
         Raises Refused naming what is wrong, and Gone once ``is_gone``.
         """
@@ -417,7 +417,7 @@ def serve(
 def configured(
     whole: ASGIApp, *, connection: type[Connection] = Connection, grace_seconds: int = 30
 ) -> uvicorn.Config:
-    """How the application is served; ``limit_concurrency`` stays off, for it would turn ``/health`` away too."""
+    """The settings of uvicorn; ``limit_concurrency`` stays off because it would turn ``/health`` away too."""
     config = uvicorn.Config(
         whole,
         http=connection,

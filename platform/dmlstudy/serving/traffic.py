@@ -1,4 +1,4 @@
-"""What a server has been asked: a line of the log and the counts of ``/metrics``, for each request."""
+"""The record of a server's requests: for each a line of the log, and the counts of ``/metrics``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dmlstudy.text import counted
 
 ITEMS = "dmlstudy.items"
-"""Where an endpoint notes, in its scope, how many items a request had."""
+"""The key of a scope under which an endpoint notes the number of a request's items."""
 
 LOG = logging.getLogger("dmlstudy.serve")
 
@@ -85,7 +85,7 @@ class Rare(logging.Filter):
         self._told: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a warning is to be told; errors always are."""
+        """True if a warning is due; errors always are."""
         if record.levelno > logging.WARNING:
             return True
         now, message = self._clock(), str(record.msg)

@@ -255,7 +255,7 @@ class Family:
 
     @property
     def task(self) -> Task:
-        """What its trials learn: its file has the section of a task, or trains an embedder."""
+        """The task of its trials, by the section of its file; without one they train an embedder."""
         return task_with(lambda section: bool(_section(self.space, section)))
 
     def _sections(self) -> dict[str, Space]:
@@ -306,7 +306,7 @@ class StudySpec:
 
     @property
     def task(self) -> Task:
-        """What the families' trials learn, the same for all."""
+        """The task of the families' trials, the same for all."""
         return next(iter(self.families.values())).task
 
     @property

@@ -155,7 +155,7 @@ def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None
 
 
 def _is_finished(spec: StudySpec, store: Store) -> bool:
-    """Whether the study has ended; raises StoreError for one of this name from another study file."""
+    """True if the study has ended. Raises StoreError for a study of this name from another study file."""
     if spec.name not in store.studies():
         return False
     state = store.read_state(spec.name)

@@ -36,7 +36,7 @@ def closed(config: DataConfig) -> ClosedSet:
 
 
 def fit_of(config: DataConfig) -> Fit:
-    """How the pictures of a data set become its images."""
+    """The conversion of a data set's pictures to its images."""
     how = data.reading(config.orientation, config.background, config.max_pixels)
     return Fit(config.image_size, config.resize_to, config.keep_aspect, how)
 

@@ -40,7 +40,7 @@ PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 
 
 class Encoder(Protocol):
-    """What a step trains: unit embeddings of images and, from a structure head, weights of their dimensions."""
+    """The model that a step trains: unit embeddings of images and, from a structure head, weights of dimensions."""
 
     @property
     def has_layers(self) -> bool: ...

@@ -21,7 +21,7 @@ FirstReports: TypeAlias = "Callable[[TrialConfig], list[tuple[float, TrialReport
 """Begins a trial and gives its first reports, two at most, with the time of each."""
 
 TrialData: TypeAlias = "ZeroShotData | ClosedSet"
-"""What trials learn from and are judged by: each task knows which of the two its own are."""
+"""The data that trials learn from and are judged by; each task knows which of the two it uses."""
 
 
 class TrialFailed(RuntimeError):
@@ -55,7 +55,7 @@ class Trainer(Protocol):
         """Metrics of the model as it is now, on the held-out items; every rank must call this."""
 
     def outputs(self) -> dict[str, Tensor]:
-        """What the model makes of the held-out items, for ``Task.score_fold_models``: nothing, for most."""
+        """The model's outputs on the held-out items, for ``Task.score_fold_models``; empty for most tasks."""
         return {}
 
     def state(self) -> dict[str, Tensor]:
@@ -76,13 +76,13 @@ class Task(Protocol):
 
     name: ClassVar[str]
     noun: ClassVar[str]
-    """What its trials learn, as the object of a sentence."""
+    """The model its trials train, as the object of a sentence."""
     product: ClassVar[str]
-    """What a registered model of it is called after the study's name."""
+    """The suffix of a registered model's name, after the study's."""
     untrained: ClassVar[str]
-    """What the untrained row is one of."""
+    """The noun of the untrained row."""
     limits: ClassVar[str]
-    """Where its scores end, as a model's card says it."""
+    """The limits of its scores, as stated on a model's card."""
 
     section: ClassVar[str | None]
     """The section of a study file, and of a trial's configuration, that makes a trial one of this task."""
@@ -95,17 +95,17 @@ class Task(Protocol):
     size_param: ClassVar[str | None]
     """The logged parameter that is the size of its embeddings or codes."""
     changes_untrained: ClassVar[Mapping[str, Any]] = {}
-    """What is different of its untrained row, beside what is of every task's."""
+    """Settings of its untrained row, in addition to those common to all tasks."""
 
     is_distributed: ClassVar[bool] = False
-    """Whether several processes can train one model together."""
+    """True if several processes can train one model together."""
     uses_gpu: ClassVar[bool] = True
     has_fold_models: ClassVar[bool] = False
-    """Whether a verdict may judge a model per fold as well, each by itself and all as one."""
+    """True if a verdict may also judge a model per fold, each by itself and all as one."""
     draws_test_curve: ClassVar[bool] = False
-    """Whether a verdict's model is scored on the test items after each epoch, as a search's is on the held-out ones."""
+    """True if a verdict's model is scored on the test items after each epoch, as a search's is on the held-out ones."""
     has_codes: ClassVar[bool] = False
-    """Whether its models give bits, which are compared by Hamming distance."""
+    """True if its models give bits, compared by Hamming distance."""
 
     def logged_params(self, config: TrialConfig) -> dict[str, Scalar]:
         """The parameters of a trial under the names that its run has them by: ``section.name``."""
@@ -120,7 +120,7 @@ class Task(Protocol):
         return logged | {"seed": config.seed, "num_folds": config.num_folds}
 
     def is_of_untrained(self, param: str) -> bool:
-        """Whether a logged parameter is one of what a model is before training."""
+        """True if a logged parameter describes a model before training."""
 
     def untrained_key(self, params: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
         """The model before training, by a run's parameters: equal for families that share an untrained row."""
@@ -157,7 +157,7 @@ class Task(Protocol):
         raise NotImplementedError
 
     def measured_once(self, config: TrialConfig, device: torch.device) -> dict[str, float]:
-        """What a search trial measures beside its scores, at its end: nothing, for most."""
+        """Further measurements of a search trial, at its end; empty for most tasks."""
         return {}
 
     def test_rows(self, config: TrialConfig) -> Indices:

@@ -35,7 +35,7 @@ class Embedded(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Embedded:
-        """What ``tensors`` was made of."""
+        """The inverse of ``tensors``."""
         z_ND, omega_ND = (tensors.get(name) for name in NAMES)
         assert z_ND is not None
         return cls(z_ND.numpy(), None if omega_ND is None else omega_ND.numpy())

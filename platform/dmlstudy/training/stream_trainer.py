@@ -114,7 +114,7 @@ class StreamTrainer(Trainer):
         return rest.blocks(self.x_ND, BLOCK) if len(rest.index_TC) else iter(())
 
     def score(self) -> dict[str, float]:
-        """How others are classified, and where in the stream the learner stands."""
+        """Scores of the classification of others, and the learner's position in the stream."""
         scores = _judged(
             self.settings,
             self.learner,
@@ -180,7 +180,7 @@ def _joined(parts: Sequence[Floats64]) -> Floats64:
 def _constraints(
     settings: OnlineConfig, learner: online.OnlineLearner, labels_N: Labels, seed: int
 ) -> constraints.IndexedConstraints:
-    """What the learner is taught by: the first triplets of one pass over the rows, or seeds and what they imply.
+    """The constraints to learn from: the first triplets of one pass over the rows, or seeds and what they imply.
 
     Few pairs imply few: where these are less than are wished for, more seeds are drawn in their place, a tenth of all
     at a time.

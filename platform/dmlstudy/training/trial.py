@@ -27,7 +27,7 @@ from dmlstudy.training.tasks import task_of
 Report = Callable[[TrialReport], None]
 
 OUTPUTS = "fold_"
-"""How the names begin under which a trial's state keeps the outputs of fold models; no trainer's own do."""
+"""The prefix of fold models' outputs in a trial's state; no trainer uses it."""
 
 
 class TrialStopped(Exception):
@@ -98,7 +98,7 @@ class _Trial:
         _agree_on(self.dataset)
         self.is_verdict = config.phase == "verdict"
         self.is_judged = task.draws_test_curve or not self.is_verdict
-        """Whether models are scored after each epoch."""
+        """True if models are scored after each epoch."""
         self.num_epochs = max(config.training.epochs, 1) if self.is_judged else config.training.epochs
         self.shares = self._shares()
         self.begun = kept.load()
@@ -108,7 +108,7 @@ class _Trial:
         self.outputs = {
             name: tensor for name, tensor in self.begun.tensors.items() if name.startswith(OUTPUTS)
         }
-        """What the fold models of a verdict have left."""
+        """The outputs of a verdict's fold models."""
 
     def run(self, save_to: Path | None) -> TrialResult:
         if not self.is_verdict:
@@ -190,7 +190,7 @@ class _Trial:
         self.kept.offer(number, epoch, self.finished, tensors, self.reports.made, is_last=is_last)
 
     def _provenance(self) -> dict[str, Any]:
-        """What a saved model says of its making: the same for every task."""
+        """The provenance of a saved model, the same for every task."""
         config, dataset, device = self.config, self.dataset, self.device
         return {
             "family": config.family,
@@ -229,14 +229,14 @@ def _agree_on(dataset: TrialData) -> None:
 
 
 def _damaged(config: TrialConfig, dataset: TrialData) -> dict[str, float]:
-    """How many pictures were left out, where any may be."""
+    """The number of pictures left out, where any may be."""
     if config.data.on_corrupt != "skip" or not isinstance(dataset, ZeroShotData):
         return {}
     return {"num_damaged_images": float(dataset.num_damaged)}
 
 
 class _Reports:
-    """What a trial has reported; what it has reported before it was broken off is reported again at once."""
+    """A trial's reports; those made before an interruption are repeated at once."""
 
     def __init__(self, report: Report, earlier: Sequence[TrialReport]) -> None:
         self._report = report

@@ -1,4 +1,4 @@
-"""What is wrong with a part that is built to see whether it can be, in one line that begins with its key."""
+"""One line, beginning with the key, on a part that could not be built in a trial construction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dmlstudy.text import one_line
 
 TOO_LARGE = (MemoryError, OverflowError, RuntimeError)
-"""What is raised where a number asks for more than this machine can hold."""
+"""Errors of numbers that ask for more than this machine can hold."""
 
 
 @contextmanager
