@@ -51,11 +51,6 @@ WRITTEN = {"card.md"}
 MOST_WORDS = 60
 """In a paragraph of a docstring, rows of tables left out."""
 
-MOST_WORDS_UNREVISED = 90
-
-UNREVISED = {"training", "hashing", "online", "serving", "models"}
-"""Folders whose docstrings are still to be revised."""
-
 BARE_OPENING = re.compile(r"\s*(What|Which|Who|Whom|Where|When|Why|How|Whether|That)\b")
 
 DOCUMENT = re.compile(r"[\w./-]+\.(?:md|rst|pdf)\b")
@@ -132,17 +127,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_paragraph_of_a_docstring_is_long(path: Path) -> None:
-    most = MOST_WORDS_UNREVISED if path.parent.name in UNREVISED else MOST_WORDS
     found = [
         (line, max(words_of_paragraphs(text))) for line, text in docstrings(path.read_text(encoding="utf-8"))
     ]
-    assert [each for each in found if each[1] > most] == []
+    assert [each for each in found if each[1] > MOST_WORDS] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_docstring_begins_with_a_noun_phrase_or_a_verb(path: Path) -> None:
-    if path.parent.name in UNREVISED:
-        return
     found = docstrings(path.read_text(encoding="utf-8"))
     assert [(line, text) for line, text in found if BARE_OPENING.match(text)] == []
 

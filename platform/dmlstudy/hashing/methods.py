@@ -1,9 +1,10 @@
 """Four methods that learn binary codes of frozen features without labels.
 
 Each has one linear or two-layer encoder to logits h_ND; a bit is +1 where its logit is above 0, else -1, in
-training as in use. Where a paper's objective is a sum, it is divided by the number of numbers it runs over, so
-that the weight of a further term means the same for every batch size and number of features; Adam takes the
-same steps either way.
+training as in use.
+
+Where a paper's objective is a sum, it is divided by the number of numbers it runs over, so that the weight of a
+further term means the same for every batch size and number of features; Adam takes the same steps either way.
 
 Shapes: B rows of a batch, N rows, F features, D bits, H hidden units, C size of the continuous bottleneck.
 """
@@ -70,7 +71,8 @@ def bernoulli_bits(h_ND: Tensor) -> Tensor:
 class SGH(HashMethod):
     """Stochastic generative hashing: codes from which a linear decoder rebuilds the features (Dai et al. 2017).
 
-    h = x W + c, b = [h > 0], x^ = (b U) o |s| + m, and
+    h = x W + c, b = [h > 0], x^ = (b U) o |s| + m,
+
     L = (1/BF) [ sum_i ||x_i - x^_i||^2 / 2 + alpha sum_id xent(h_id, b_id) + beta (||W||^2 + ||U||^2) / 2 ],
     xent(h, b) = log(1 + e^h) - b h, with gradient through b everywhere (its slope is sigma(h)(1 - sigma(h))).
 
@@ -207,7 +209,9 @@ class TBH(HashMethod):
 
     With critics d_b, d_y that tell random bits from b and uniform numbers from y (one linear layer each, ``t`` the
     sum of both cross-entropies), the encoder and decoder minimise (1/F) [ sum_i ||x_i - x^_i||^2 / (2B) - adversarial
-    t ], and the critics t. Both happen in one step: the critics' input has its gradient reversed, and the loss has
+    t ], and the critics t.
+
+    Both happen in one step: the critics' input has its gradient reversed, and the loss has
     the former's value.
 
     The authors' code sums the distortion over the batch, which amounts to adversarial = 1/B: the default is that at a

@@ -135,8 +135,10 @@ def build(
 
     ``term`` ('point_ranking' and its parameters: ``neighbours``, ``margin``, ``weight``, and ``preset`` of the
     structure head, 'official' or 'paper') adds NASA; the method's initial parameters are the same without it,
-    and depend on the arguments only, not on global generators. Raises ValueError for an unknown name or
-    parameter (with the nearest), a value of the wrong type, and codes that are not whole bytes.
+    and depend on the arguments only, not on global generators.
+
+    Raises ValueError for an unknown name or parameter (with the nearest), a value of the wrong type, and codes that
+    are not whole bytes.
     """
     if num_bits < 8 or num_bits % 8:
         raise ValueError(f"num_bits={num_bits}: codes are whole bytes; set a positive multiple of 8")

@@ -16,13 +16,17 @@ class PointRanking(nn.Module):
     """Neighbours by features come in the same order by weighted bits (NASA Eq. 7-9).
 
     n_1..n_K are the rows of the batch nearest to row i by cosine of the features, nearest first, ties by place, row
-    i itself left out; s(i, n) = (sum_d omega_i^(d) - 2 d(i, n)) / D = (1/D) sum_d omega_i^(d) z_i^(d) z_n^(d)
+    i itself left out.
+
+    s(i, n) = (sum_d omega_i^(d) - 2 d(i, n)) / D = (1/D) sum_d omega_i^(d) z_i^(d) z_n^(d)
     with d(i, n) = sum_d omega_i^(d) [z_i^(d) != z_n^(d)], and
     L = 1/(B(K-1)) sum_i sum_{k<K} [ s(i, n_{k+1}) - s(i, n_k) + margin ]_+.
 
     Gradients reach omega and the codes of both rows, none the features. A batch of B rows has at most B - 1
-    neighbours, and with fewer than 2 gives 0. Raises ValueError unless K = ``neighbours`` >= 2, margin > 0 and
-    (K-1) margin < 2, the range of s for weights of mean 1: else no order could satisfy all margins.
+    neighbours, and with fewer than 2 gives 0.
+
+    Raises ValueError unless K = ``neighbours`` >= 2, margin > 0 and (K-1) margin < 2, the range of s for weights of
+    mean 1: else no order could satisfy all margins.
     """
 
     def __init__(self, neighbours: int = 8, margin: float = 0.03) -> None:

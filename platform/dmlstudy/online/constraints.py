@@ -1,9 +1,10 @@
 """Sources of a stream of constraints: labels, transitive closure, one pass over labels, an iterator.
 
-Constraints name rows of a feature matrix until their vectors are needed. A triplet is (anchor, positive, negative), a
-pair (first, second) with a flag whether the two are similar; a pair is the same either way round. All draws are
-without replacement and the same for the same generator. Shapes: T constraints, C points of a constraint (3 or 2),
-B constraints of a block, N rows, D features, K excluded pairs.
+Constraints name rows of a feature matrix until their vectors are needed. A triplet is (anchor, positive, negative),
+a pair (first, second) with a flag whether the two are similar; a pair is the same either way round.
+
+All draws are without replacement and the same for the same generator. Shapes: T constraints, C points of a
+constraint (3 or 2), B constraints of a block, N rows, D features, K excluded pairs.
 """
 
 from __future__ import annotations
@@ -125,10 +126,11 @@ def close(
 ) -> IndexedConstraints:
     """``num`` different constraints that the seeds imply and that are no seeds (OAHU, section 3.1, footnote 1).
 
-    Similar to similar is similar, similar to dissimilar is dissimilar: rows linked by similar pairs are a component,
-    and a dissimilar pair marks its two components as dissimilar. Implied are the triplets (a, p, n) with a, p != a in
-    one component and n in one marked against it; the pairs within a component as similar, those across marked ones as
-    dissimilar. Triplets are drawn uniformly.
+    Similar to similar is similar, similar to dissimilar is dissimilar: rows linked by similar pairs are a
+    component, and a dissimilar pair marks its two components as dissimilar.
+
+    Implied are the triplets (a, p, n) with a, p != a in one component and n in one marked against it; the pairs
+    within a component as similar, those across marked ones as dissimilar. Triplets are drawn uniformly.
 
     Of the pairs round(num similar_share) are similar, uniformly of either kind and in random order; where a kind has
     too few, the other makes up for it: for few seeds on many rows hardly a similar pair is implied, for many seeds
@@ -173,9 +175,11 @@ def stream_of(
     """Seeds, then constraints they imply, in the order of their creation (OAHU, sections 4.3.2 and 4.4.2).
 
     Triplets for arity 3, pairs for arity 2; the defaults are the paper's, which takes 25,000 of each for retrieval.
-    Seeds are drawn by ``sample_triplets`` or ``sample_pairs``, the implied ones by ``close``; with ``num_implied=0``
-    there are only seeds. A constraint that holds a pair of ``exclude`` (K, 2), either way round and between any two of
-    its points, is discarded and drawn anew.
+    Seeds are drawn by ``sample_triplets`` or ``sample_pairs``, the implied ones by ``close``; with
+    ``num_implied=0`` there are only seeds.
+
+    A constraint that holds a pair of ``exclude`` (K, 2), either way round and between any two of its points, is
+    discarded and drawn anew.
 
     Few pairs on many rows imply few others: 5,000 on 35,000 rows of ten classes some 1,300, so that the defaults are
     an error for pairs there, and num_seeds=7500, num_implied=2500 is not.
@@ -208,9 +212,12 @@ def one_pass_triplets(labels: Iterable[Hashable]) -> Iterator[tuple[int, int, in
     """OPML's triplets (anchor, positive, negative) of rows, one for a row at most, as labels come.
 
     Of each class its newest row is kept. A row of a class seen before, when there are two classes at least, is an
-    anchor. If the row before it has its class, that row is the positive, and the negative is the newest row of the
-    class that was seen first most recently, or of the one seen first before that if this is the anchor's own. Else the
-    row before is the negative, and the positive is the newest row of the anchor's class.
+    anchor.
+
+    If the row before it has its class, that row is the positive, and the negative is the newest row of the
+    class that was seen first most recently, or of the one seen first before that if this is the anchor's own.
+
+    Else the row before is the negative, and the positive is the newest row of the anchor's class.
 
     Memory O(classes). Raises ValueError at the end if there was no triplet.
     """

@@ -2,6 +2,7 @@
 
 Each has one D x D matrix and changes it by a matrix of rank one or two, in place: O(D^2) a constraint. RDML alone
 needs more where it takes from its metric: some tens of products with it, or a Cholesky decomposition.
+
 A step larger than 1e100, or too small for float64, is not taken: parameters stay finite whatever arrives. A
 constraint counts as used where a step was taken; its loss is returned all the same.
 
@@ -81,7 +82,9 @@ class LEGO(LinearLearner):
 
     A_0 = I. With z = x_1 - x_2, yhat = z^T A z and the target y = u of a similar pair, l of a dissimilar one, a pair
     on the wrong side of its target (similar and yhat > u, or dissimilar and yhat < l) has the loss (y - yhat)^2 / 2,
-    any other 0; it moves A to the minimiser of LogDet(A, A_t) + eta (y - z^T A z)^2 / 2, in closed form
+    any other 0.
+
+    It moves A to the minimiser of LogDet(A, A_t) + eta (y - z^T A z)^2 / 2, in closed form
 
         A_t+1 = A - eta (ybar - y) (A z)(A z)^T / (1 + eta (ybar - y) yhat),
         ybar = [eta y yhat - 1 + sqrt((eta y yhat - 1)^2 + 4 eta yhat^2)] / (2 eta yhat),
@@ -175,14 +178,16 @@ class RDML(LinearLearner):
     a dissimilar one, the loss is max(0, y (d^2 - 1)), and where y (1 - d^2) <= 0 (so at d^2 = 1 too)
 
         A <- PSD(A - lambda y z z^T), the nearest positive semi-definite matrix, with ``projection="exact"``, or
+
         A <- A - lambda_t y z z^T with ``projection="capped"`` (Theorem 6): lambda_t = lambda of a dissimilar pair,
              of a similar one min(lambda, 1 / z^T A^+ z) if z is in the range of A, else 0 (and the pair is not used).
 
     Both agree until a step would leave the cone. Taking lambda z z^T makes at most one eigenvalue negative, so the
-    exact projection removes one eigenpair. The capped step learns nothing from a similar pair whose difference is
-    no sum of those of the dissimilar pairs it has learned from: from A_0 = 0, in D dimensions, not before D of these.
-    Distances are squared. ``step_size`` is lambda.
-    Raises ValueError unless step_size > 0, and for other names of projection and start.
+    exact projection removes one eigenpair.
+
+    The capped step learns nothing from a similar pair whose difference is no sum of those of the dissimilar pairs
+    it has learned from: from A_0 = 0, in D dimensions, not before D of these. Distances are squared. ``step_size``
+    is lambda. Raises ValueError unless step_size > 0, and for other names of projection and start.
     """
 
     arity = 2
@@ -264,10 +269,12 @@ class OASIS(LinearLearner):
 
         W <- W + min(C, l / ||V||_F^2) V,  V = x (x+ - x-)^T,
 
-    after which the loss is 0 or the step was C = ``aggressiveness``. W is neither symmetric nor definite, so S is no
-    distance. A query is embedded as [W^T q, 0] and a point of the gallery as [g, sqrt(R^2 - |g|^2)]: the squared
-    distance is |W^T q|^2 + R^2 - 2 S(q, g), and falls with S. The points of a gallery must have one R, and none may
-    be longer (no embedding that is linear in g can do without such a bound).
+    after which the loss is 0 or the step was C = ``aggressiveness``. W is neither symmetric nor definite, so S is
+    no distance.
+
+    A query is embedded as [W^T q, 0] and a point of the gallery as [g, sqrt(R^2 - |g|^2)]: the squared distance is
+    |W^T q|^2 + R^2 - 2 S(q, g), and falls with S. The points of a gallery must have one R, and none may be longer
+    (no embedding that is linear in g can do without such a bound).
 
     So that a gallery may be embedded in parts, R is the learner's own: twice the length of the longest point it was
     given to learn from, used or not, which is part of the state; 16 sqrt(D) before the first. R as small as that
@@ -342,9 +349,10 @@ class OPML(LinearLearner):
         alpha = lambda |a|^2, beta = lambda |b|^2, gamma = lambda a.b, det = (1 + alpha)(1 - beta) + gamma^2,
 
     by Sherman, Morrison and Woodbury. That is a minimum only while I + U is positive definite, and all its
-    eigenvalues but two are 1, those two 1 + (alpha - beta)/2 +- sqrt((alpha + beta)^2/4 - gamma^2). Where the lower
-    is not above 0 (by 1e-12 of 1 + alpha + beta, which is rounding) the triplet is not learned from, and counted in
-    ``num_ill_posed``.
+    eigenvalues but two are 1, those two 1 + (alpha - beta)/2 +- sqrt((alpha + beta)^2/4 - gamma^2).
+
+    Where the lower is not above 0 (by 1e-12 of 1 + alpha + beta, which is rounding) the triplet is not learned
+    from, and counted in ``num_ill_posed``.
 
     This is the exact condition; the simpler lambda |b|^2 < 1 is sufficient for it, and would pass over more.
     ``step_size`` is lambda. Raises ValueError unless it is above 0.
@@ -396,10 +404,13 @@ class OPML(LinearLearner):
 def lowest_eigenpair(a_DD: Floats, z_D: Floats, step: float) -> tuple[float, Floats]:
     """The negative eigenvalue of A - step z z^T with its unit eigenvector, or some other pair if there is none.
 
-    A is positive semi-definite; only its lower triangle is read. A negative eigenvalue mu is alone, and its
-    eigenvector, a multiple of (A - mu)^-1 z, is in the span of z, A z, A^2 z, ...: Lanczos' method from z cannot miss
-    it, and as mu is cut off from all other eigenvalues needs few products. Residual at most 1e-12 of the
-    largest entry of the tridiagonal matrix; without that after 300 products, a full decomposition.
+    A is positive semi-definite; only its lower triangle is read.
+
+    A negative eigenvalue mu is alone, and its eigenvector, a multiple of (A - mu)^-1 z, is in the span of z, A z,
+    A^2 z, ...: Lanczos' method from z cannot miss it. As mu is cut off from all other eigenvalues, few products do.
+
+    Its residual is at most 1e-12 of the largest entry of the tridiagonal matrix; without that after 300 products, a
+    full decomposition.
     """
     most = min(len(z_D), MOST_PRODUCTS)
     basis_KD, diagonal_K, beside_K = np.empty((most, len(z_D))), np.empty(most), np.empty(most)

@@ -1,9 +1,12 @@
 """OAHU: a network of many depths whose weights a stream of triplets moves (Gao et al. 2019).
 
-A step changes every weight, yet reads the large input layer only once per block of triplets: inside a block
-M_t = M - eta sum_{s<t} G_s^T X_s, so X_t M_t^T = X_t M^T - eta sum_{s<t} (X_t X_s^T) G_s needs one product of the
-block's points with M, one with each other, and the gradients G_s of the steps before. The steps are the same, one
-triplet at a time; only the order of summation differs.
+A step changes every weight, yet reads the large input layer only once per block of triplets. Inside a block
+
+    M_t = M - eta sum_{s<t} G_s^T X_s, so X_t M_t^T = X_t M^T - eta sum_{s<t} (X_t X_s^T) G_s
+
+needs one product of the block's points with M, one with each other, and the gradients G_s of the steps before.
+
+The steps are the same, one triplet at a time; only the order of summation differs.
 
 Shapes: B triplets, T of a block, 3 points of a triplet, D features, H hidden units, E embedding size, L hidden
 layers, N points; the L + 1 embedding layers l = 0..L are the first axis of what is "of all layers".
@@ -63,14 +66,16 @@ class OAHU(OnlineLearner):
     """Online metric learning with adaptive hedge update (Gao et al. 2019).
 
     h^0 = x, h^l = relu(h^{l-1} W^l + b^l), f^l = h^l Theta^l / ||.|| (0 where the norm is), D^l = ||f^l_i - f^l_j||.
+
     For each triplet: Theta, W and b move by -eta times the gradient of sum_l alpha^l ABTL^l (Eq. 19, 21, 22; the
     bounds d_sim and d_dis and alpha are constants in it), then alpha by ``hedged`` with the same losses; alpha starts
     at 1 / (L + 1).
 
     Not stated in the paper and our choice: that W has biases and Theta none, and where they start, with
     ``initial="fan_in"`` uniform in +-1/sqrt(fan-in), as torch's layers do; "he" and "glorot" are the uniform starts
-    of He et al. 2015 and Glorot and Bengio 2010, with biases of 0. Embeddings less than 1e-12 apart have no direction
-    from one to the other, and no gradient.
+    of He et al. 2015 and Glorot and Bengio 2010, with biases of 0.
+
+    Embeddings less than 1e-12 apart have no direction from one to the other, and no gradient.
 
     A triplet is used if its loss is above 0 in some layer. Raises ValueError as ``check_hedge`` (the paper's theorem
     holds for tau below 2/3) and unless eta > 0.

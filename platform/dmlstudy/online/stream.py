@@ -68,7 +68,9 @@ def learn(
 
     In ``folder`` the state of all this is kept, whole or not at all, every ``save_every`` constraints (rounded up to
     blocks) and at the end: a call with the same learner, source and folder goes on from there, and ends with the same
-    parameters as an unbroken one, bit for bit. ``about`` is what else must be the same for that.
+    parameters as an unbroken one, bit for bit.
+
+    ``about`` is what else must be the same for that.
 
     Raises ValueError for an empty stream, for a folder of something else, as ``Course`` and as ``partial_fit``; what
     was saved stays.

@@ -39,9 +39,12 @@ class _Job:
 class Batches:
     """A function of items, called by one thread for all callers.
 
-    While it computes, what others ask for gathers, and is computed together next: a caller that is alone never waits
-    for company. A call with more than ``most`` items is computed in parts, between which others have their turn.
-    A row does not depend on what it is computed with, but for the order of sums: numbers may differ in the last digits.
+    While it computes, what others ask for gathers, and is computed together next: a caller that is alone never
+    waits for company. A call with more than ``most`` items is computed in parts, between which others have their
+    turn.
+
+    A row does not depend on what it is computed with, but for the order of sums: numbers may differ in the last
+    digits.
     """
 
     def __init__(self, compute: Callable[[NDArray[Any]], Outputs], most: int = MOST) -> None:

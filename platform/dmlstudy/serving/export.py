@@ -1,8 +1,9 @@
 """A model as one file for other runtimes, ONNX or a program of ``torch.export``, compared with the model it is of.
 
 What a user could get wrong is inside: images go in as they are decoded, of the size that the model was built for,
-``images`` uint8 (N, H, W, C) from 0 to 255, and vectors as the model takes them, ``vectors`` float32 (N, F). Out come
-``embedding`` (N, D), and of a model with a structure head ``structure`` (N, D); N is free.
+``images`` uint8 (N, H, W, C) from 0 to 255, and vectors as the model takes them, ``vectors`` float32 (N, F).
+
+Out come ``embedding`` (N, D), and of a model with a structure head ``structure`` (N, D); N is free.
 
 The file says so itself (``about``), with all that is done to a picture before: ONNX in its metadata, under
 ``dmlstudy``, a program in its extra file ``dmlstudy.json``.
@@ -67,9 +68,10 @@ def export(model: Model, output: str | Path, form: str) -> Exported:
     """Write a model that is on the CPU to ``output``, whole or not at all, an earlier export being replaced.
 
     The file is read back (by onnxruntime on the CPU, or ``torch.export.load``) and compared with the model, on the
-    example that was saved with it and on random inputs, one alone and several. Raises ValueError for a model that has
-    no such form, an output that may not be written, a library that is missing, and, naming the difference, for a file
-    that computes other numbers.
+    example that was saved with it and on random inputs, one alone and several.
+
+    Raises ValueError for a model that has no such form, an output that may not be written, a library that is missing,
+    and, naming the difference, for a file that computes other numbers.
     """
     output, kind = Path(output), _format(form)
     if output.suffix != SUFFIXES[kind]:

@@ -1,7 +1,7 @@
 """A gallery to search: an index of embeddings with what each of its items is called, in one folder.
 
-``index.faiss``    the index, which faiss itself opens too; its numbers are rows of the other two
-``vectors.npy``    the embeddings themselves, in the items' order, read from disk as far as they are needed
+``index.faiss``    the index, which faiss opens too; its numbers are rows of the other two
+``vectors.npy``    the embeddings, in the items' order, read from disk as needed
 ``items.parquet``  id and label of each item; labels are texts, or null where none is known
 ``gallery.json``   what it is of, with the SHA-256 of the other files, written last
 """

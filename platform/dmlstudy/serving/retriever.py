@@ -60,10 +60,12 @@ def _measure(is_unit: bool, num_bits: int | None) -> Measure:
 class Searcher:
     """A model with a gallery that it made.
 
-    ``rerank`` puts the first ``among`` of the index in another order: 'structure' by the query's structure embedding
-    (NASA Eq. 3, of codes Eq. 7), 'layers' by the layers' similarities (OAHU, section 3.6); 'auto' does what the model
-    has a head for, 'none' leaves them. Raises ValueError for the gallery of another model, another name, an order that
-    the model has no head for, and ``among`` below 1.
+    ``rerank`` puts the first ``among`` of the index in another order: 'structure' by the query's structure
+    embedding (NASA Eq. 3, of codes Eq. 7), 'layers' by the layers' similarities (OAHU, section 3.6); 'auto' does
+    what the model has a head for, 'none' leaves them.
+
+    Raises ValueError for the gallery of another model, another name, an order that the model has no head for, and
+    ``among`` below 1.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 ``POST /embed``        pictures or vectors, in the forms of ``bodies``
 ``POST /retrieve``     the same, with ``?k=10``; needs a gallery
+
 ``GET /health``        200 as long as the process answers
 ``GET /ready``         200 once the model has computed something, 503 while the server ends
 ``GET /metrics``       counts of requests and items, as Prometheus reads them

@@ -1,8 +1,10 @@
 """A running trial's state on disk, so that a killed one goes on from there and ends with the same digits.
 
-One file, ``trial.safetensors``, holds everything: nothing is pickled, and nothing in it is executed. Rank 0
-writes it, whole or not at all, so a kill at any moment leaves the old file or the new one. Every rank reads it:
-the folder lies where all of them see it, on a shared file system or in an object store (``data.state_file``).
+One file, ``trial.safetensors``, holds everything: nothing is pickled, and nothing in it is executed. Rank 0 writes
+it, whole or not at all, so a kill at any moment leaves the old file or the new one.
+
+Every rank reads it: the folder lies where all of them see it, on a shared file system or in an object store
+(``data.state_file``).
 
 There is no global generator's state in it, because training draws nothing from those: batches are a function
 of (seed, epoch, number), and initial parameters and random losses have their own seeds. A generator of a trainer's own

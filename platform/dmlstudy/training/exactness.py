@@ -1,9 +1,10 @@
 """The law of the training step, checked: any number of ranks gives the gradient of one process.
 
-A study may run its trials on 1, 2 or 64 workers and must find the same optimum. So every loss that can be named,
-with regularisers and memory, is taken through one training step by all ranks together, on equal and on ragged
-shares of a global batch, and through the same step by one process alone; then value and gradients are compared,
-of the encoder and of the loss's own parameters, in float64.
+A study may run its trials on 1, 2 or 64 workers and must find the same optimum.
+
+So every loss that can be named, with regularisers and memory, is taken through one training step by all ranks
+together, on equal and on ragged shares of a global batch, and through the same step by one process alone; then
+value and gradients are compared, of the encoder and of the loss's own parameters, in float64.
 """
 
 from __future__ import annotations

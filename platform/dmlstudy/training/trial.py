@@ -46,8 +46,9 @@ def run_trial(
     """Train and evaluate one configuration.
 
     Phase ``search``: for each fold of the development items (of classes, for an embedder; else of rows), train from
-    scratch and evaluate on the held-out items after every epoch. The reported objective after epoch e of
-    fold f is the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
+    scratch and evaluate on the held-out items after every epoch. The reported objective after epoch e of fold f is
+    the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
+
     Phase ``verdict``: train on all development items and evaluate once, at the end, on the test items; a stream of
     constraints also after each of its parts, which are its epochs.
 
@@ -60,8 +61,9 @@ def run_trial(
     ``report`` pass.
 
     In the folder ``checkpoint``, a path or a URI, which belongs to this trial alone and is seen by all ranks, rank 0
-    keeps the trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always). A
-    call that finds it there makes its reports again, as they were, goes on from it and gives, on as many ranks,
+    keeps the trial's state, after the report of an epoch and at most every ``min_seconds_between`` (0: always).
+
+    A call that finds it there makes its reports again, as they were, goes on from it and gives, on as many ranks,
     the further reports and the result of an unbroken trial, bit for bit.
 
     The state after the last epoch is always kept, and none is removed here, however the trial ends: so the caller may
