@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dmlstudy.data import ClosedSet, Fold, RowFold, ZeroShotData
+    from dmlstudy.data import ClosedSet, ZeroShotData
     from dmlstudy.data.images import Indices, Labels
     from dmlstudy.records import DataConfig, MetricsConfig, Scalar, TrialConfig, TrialReport
 
@@ -26,6 +26,16 @@ TrialData: TypeAlias = "ZeroShotData | ClosedSet"
 
 class TrialFailed(RuntimeError):
     """A trial that cannot go on, with the reason; raised on every rank at once."""
+
+
+class TwoSides(Protocol):
+    """A fold of the development items, of classes or of rows."""
+
+    @property
+    def train_indices(self) -> Indices: ...
+
+    @property
+    def validation_indices(self) -> Indices: ...
 
 
 class Share(NamedTuple):
@@ -144,7 +154,7 @@ class Task(Protocol):
     def dataset(self, config: DataConfig) -> TrialData:
         """The data, read once by a process that runs many trials."""
 
-    def folds(self, config: TrialConfig) -> Sequence[Fold] | Sequence[RowFold]:
+    def folds(self, config: TrialConfig) -> Sequence[TwoSides]:
         """Folds of the development items. Raises ValueError where these are too few."""
 
     def fit(self, config: TrialConfig, share: Share, device: torch.device) -> Trainer:
@@ -154,7 +164,8 @@ class Task(Protocol):
         self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, float]:
         """Scores on the test items of a verdict's fold models, which left these ``outputs``."""
-        raise NotImplementedError
+        assert not self.has_fold_models
+        return {}
 
     def measured_once(self, config: TrialConfig, device: torch.device) -> dict[str, float]:
         """Further measurements of a search trial, at its end; empty for most tasks."""
