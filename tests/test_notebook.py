@@ -64,9 +64,11 @@ def kernel(tmp_path: Path) -> Iterator[tuple[KernelManager, BlockingKernelClient
     """A kernel as a notebook starts it: one that knows of a test does not watch its file descriptors."""
     known = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     manager, client = start_new_kernel(startup_timeout=PATIENCE_S, cwd=str(tmp_path), env=known)
+    process = manager.provisioner.process
     yield manager, client
     client.stop_channels()
     manager.shutdown_kernel(now=True)
+    process.wait(PATIENCE_S)  # a busy machine takes longer than ``shutdown_kernel`` waits
 
 
 def told(client: BlockingKernelClient, code: str) -> Iterator[tuple[str, dict[str, Any]]]:
