@@ -139,24 +139,6 @@ def test_a_docstring_begins_with_a_noun_phrase_or_a_verb(path: Path) -> None:
     assert [(line, text) for line, text in found if BARE_OPENING.match(text)] == []
 
 
-SHARED = {
-    "Batches",
-    "Choice",
-    "Embedded",
-    "Euclidean",
-    "Job",
-    "Kind",
-    "Layers",
-    "Model",
-    "Pairs",
-    "Parts",
-    "Refused",
-    "Step",
-    "Structure",
-}
-"""Names that two public classes still share."""
-
-
 def test_a_class_name_has_one_meaning() -> None:
     names = Counter(
         node.name
@@ -164,7 +146,7 @@ def test_a_class_name_has_one_meaning() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert {name for name, num in names.items() if num > 1} <= SHARED
+    assert {name for name, num in names.items() if num > 1} == set()
 
 
 def test_floors_and_doors_of_the_readme_are_those_that_hold() -> None:

@@ -37,7 +37,7 @@ from PIL import Image
 
 from dmlstudy import embedders
 from dmlstudy.saved import Model
-from dmlstudy.serving.embed import Job, embed_into
+from dmlstudy.serving.embed import EmbedJob, embed_into
 from dmlstudy.serving.gallery import build
 
 SIDE = 28
@@ -257,7 +257,9 @@ def made_model(folder: Path) -> tuple[Path, Path]:
     images = rng.integers(0, 256, (NUM_ITEMS, SIDE, SIDE, 1), dtype=np.uint8)
     embedders.save(model, folder / "model", {}, images[:8])
     np.savez(folder / "items.npz", images=images)
-    embed_into(Job(str(folder / "model"), str(folder / "items.npz"), str(folder / "z.parquet"), device="cpu"))
+    embed_into(
+        EmbedJob(str(folder / "model"), str(folder / "items.npz"), str(folder / "z.parquet"), device="cpu")
+    )
     build(folder / "z.parquet", folder / "gallery")
     return folder / "model", folder / "gallery"
 

@@ -22,7 +22,7 @@ from dmlstudy.engine import cluster_watch, embed_on_ray, selfcheck
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.cluster_watch import HEAD, ClusterWatch, dead_node
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.serving.embed import Job
+from dmlstudy.serving.embed import EmbedJob
 
 
 class Table:
@@ -243,6 +243,6 @@ def test_an_embedding_by_workers_ends_with_its_ray(table: Table, monkeypatch: py
     monkeypatch.setattr(cluster_watch, "end_process", lambda: None)
     monkeypatch.setattr(embed_on_ray, "connected", lambda *_: nullcontext())
     monkeypatch.setattr(embed_on_ray, "placed", break_off)
-    job = Job("model", "items", "z.parquet")
+    job = EmbedJob("model", "items", "z.parquet")
     with pytest.raises(ClusterError, match=r"died: .* run the same again, which goes on from its parts$"):
         list(embed_on_ray.on_cluster(None, ResourcesConfig(workers=2))(job, [0, 1]))

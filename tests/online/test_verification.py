@@ -11,7 +11,7 @@ import pytest
 from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
 
 from dmlstudy import online
-from dmlstudy.data.lfw import Pairs
+from dmlstudy.data.lfw import FacePairs
 from dmlstudy.online import constraints
 from dmlstudy.online.verification import best_threshold, verify, verify_on
 
@@ -27,12 +27,12 @@ def people(num: int = 30, each: int = 6, seed: int = 0) -> tuple[np.ndarray, np.
     return (centres[labels] + noise).astype(np.float32), labels
 
 
-def folds_of(labels: np.ndarray, num_folds: int, num: int = 40) -> list[Pairs]:
+def folds_of(labels: np.ndarray, num_folds: int, num: int = 40) -> list[FacePairs]:
     found = []
     for seed in range(num_folds):
         pairs = constraints.sample_pairs(labels, num, np.random.default_rng(seed))
         assert pairs.is_similar_T is not None
-        found.append(Pairs(pairs.index_TC, pairs.is_similar_T))
+        found.append(FacePairs(pairs.index_TC, pairs.is_similar_T))
     return found
 
 

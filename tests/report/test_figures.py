@@ -13,7 +13,7 @@ from support.made_study import Maker
 from dmlstudy.registry.curves import Curve
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.report import figures
-from dmlstudy.report.figures import Pairs
+from dmlstudy.report.figures import PairDistances
 from dmlstudy.search.history import Parameter, Searched, Tried, searched
 
 
@@ -180,8 +180,8 @@ def test_training_losses_are_means_over_seeds() -> None:
 
 
 def test_histograms_are_shares_of_pairs_in_common_bins() -> None:
-    before = Pairs(np.array([0.0, 0.1, 0.2]), np.array([0.1, 0.9]))
-    after = Pairs(np.array([0.0, 0.0, 0.3]), np.array([0.6, 1.2]))
+    before = PairDistances(np.array([0.0, 0.1, 0.2]), np.array([0.1, 0.9]))
+    after = PairDistances(np.array([0.0, 0.0, 0.3]), np.array([0.6, 1.2]))
     edges = figures.bins([before, after])
     assert (edges[0], edges[-1], len(edges)) == (0, 1.2, figures.BINS + 1)
     traces = figures.histograms([("before", before), ("after", after)], "distance").data
@@ -189,14 +189,14 @@ def test_histograms_are_shares_of_pairs_in_common_bins() -> None:
         assert sum(trace.y) == pytest.approx(1)
         np.testing.assert_allclose(trace.y, np.histogram(distances, edges)[0] / len(distances))
     assert figures.overlap(after, edges) == 0
-    alike = Pairs(np.array([0.0, 1.0]), np.array([0.0, 0.0, 1.0, 1.0]))
+    alike = PairDistances(np.array([0.0, 1.0]), np.array([0.0, 0.0, 1.0, 1.0]))
     assert figures.overlap(alike, np.array([-0.5, 0.5, 1.5])) == 1
 
 
 def test_no_bin_of_bits_lies_between_two_distances() -> None:
-    few = Pairs(np.array([0.0, 3.0]), np.array([5.0]))
+    few = PairDistances(np.array([0.0, 3.0]), np.array([5.0]))
     np.testing.assert_array_equal(figures.bins([few]), np.arange(-0.5, 5.6))
-    many = figures.bins([Pairs(np.array([0.0]), np.array([500.0]))])
+    many = figures.bins([PairDistances(np.array([0.0]), np.array([500.0]))])
     assert len(many) <= figures.BINS + 2
     assert not np.mod(many + 0.5, 1).any()
     assert many[0] < 0

@@ -21,14 +21,16 @@ from PIL import Image
 from dmlstudy import cli, data
 from dmlstudy.files import PARQUET, check_output
 from dmlstudy.serving import guards, server
-from dmlstudy.serving.embed import Job, embed_into
+from dmlstudy.serving.embed import EmbedJob, embed_into
 from dmlstudy.serving.gallery import build
 
-Refused = Callable[..., str]
+RefusedRequest = Callable[..., str]
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> RefusedRequest:
     """Calls the command, checks that it refuses, and changes nothing below ``tmp_path``; returns what it says."""
 
     def call(*arguments: object) -> str:
@@ -65,7 +67,7 @@ def half(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["pictures", "paths", "vectors"])
 def test_a_half_written_parquet_file_as_input(
-    kind: str, models: dict[str, Path], pictures: Path, tmp_path: Path, refused: Refused
+    kind: str, models: dict[str, Path], pictures: Path, tmp_path: Path, refused: RefusedRequest
 ) -> None:
     files = sorted(pictures.rglob("*.png"))
     tables = {
@@ -83,7 +85,7 @@ def test_a_half_written_parquet_file_as_input(
 
 
 def test_inputs_that_cannot_be_used(
-    models: dict[str, Path], pictures: Path, tmp_path: Path, refused: Refused
+    models: dict[str, Path], pictures: Path, tmp_path: Path, refused: RefusedRequest
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
@@ -105,12 +107,12 @@ def test_inputs_that_cannot_be_used(
 
 
 def test_an_output_that_is_something_else_is_kept(
-    models: dict[str, Path], pictures: Path, tmp_path: Path, refused: Refused
+    models: dict[str, Path], pictures: Path, tmp_path: Path, refused: RefusedRequest
 ) -> None:
     thesis = tmp_path / "thesis.tex"
     thesis.write_text("years of work")
     z, gallery = tmp_path / "z.parquet", tmp_path / "gallery"
-    embed_into(Job(str(models["plain"]), str(pictures), str(z), device="cpu"))
+    embed_into(EmbedJob(str(models["plain"]), str(pictures), str(z), device="cpu"))
     build(z, gallery)
     for arguments in (
         ("embed", models["plain"], pictures, "-o", thesis),
@@ -129,11 +131,13 @@ def test_an_output_that_is_something_else_is_kept(
 def test_earlier_results_are_replaced(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
     z = tmp_path / "z.parquet"
     data.write_embeddings(z, ["old"], None, np.ones((1, 2), np.float32))
-    embed_into(Job(str(models["plain"]), str(pictures), str(z), device="cpu"))
+    embed_into(EmbedJob(str(models["plain"]), str(pictures), str(z), device="cpu"))
     assert len(data.read_embeddings(z)[0]) == 30
 
 
-def test_a_place_that_cannot_be_written(models: dict[str, Path], pictures: Path, refused: Refused) -> None:
+def test_a_place_that_cannot_be_written(
+    models: dict[str, Path], pictures: Path, refused: RefusedRequest
+) -> None:
     said = refused("embed", models["plain"], pictures, "-o", "/proc/z.parquet")
     assert re.search(r"/proc/.*; see that it is there, may be used and has room", said), said
     said = refused("export", models["plain"], "--format", "torch_export", "-o", "/proc/z.pt2")
@@ -148,10 +152,10 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_another_model_than_the_gallery_s(
-    models: dict[str, Path], pictures: Path, vectors: Path, tmp_path: Path, refused: Refused
+    models: dict[str, Path], pictures: Path, vectors: Path, tmp_path: Path, refused: RefusedRequest
 ) -> None:
     z, gallery = tmp_path / "z.parquet", tmp_path / "gallery"
-    embed_into(Job(str(models["plain"]), str(pictures), str(z), device="cpu"))
+    embed_into(EmbedJob(str(models["plain"]), str(pictures), str(z), device="cpu"))
     build(z, gallery)
     for model, inputs in (("structure", pictures), ("learner", vectors)):  # of as many numbers, and of others
         said = refused("retrieve", models[model], gallery, inputs)
@@ -181,7 +185,11 @@ def test_another_model_than_the_gallery_s(
     ids=lambda arguments: arguments[0],
 )
 def test_a_tracking_server_that_is_away(
-    arguments: list[str], closed_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+    arguments: list[str],
+    closed_port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: RefusedRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gallery").mkdir()
@@ -190,7 +198,7 @@ def test_a_tracking_server_that_is_away(
     assert f"no MLflow server at {address}: Connection refused" in said
 
 
-def test_token_files_that_hold_none(models: dict[str, Path], tmp_path: Path, refused: Refused) -> None:
+def test_token_files_that_hold_none(models: dict[str, Path], tmp_path: Path, refused: RefusedRequest) -> None:
     for name, content, message in (
         ("empty", b"", "empty: has no token in its first line; write one of 16 characters or more there"),
         ("blank", b" \n0123456789abcdef\n", "blank: has no token in its first line"),
@@ -207,7 +215,7 @@ def test_token_files_that_hold_none(models: dict[str, Path], tmp_path: Path, ref
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded(
-    models: dict[str, Path], tmp_path: Path, refused: Refused
+    models: dict[str, Path], tmp_path: Path, refused: RefusedRequest
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -229,12 +237,16 @@ def test_a_place_that_is_bound_is_served(models: dict[str, Path]) -> None:
 
 
 def test_a_full_disk_is_one_line(
-    models: dict[str, Path], pictures: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Path],
+    pictures: Path,
+    tmp_path: Path,
+    refused: RefusedRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As full as a test can have it: a limit on the size of files, and a disk that is full as they are closed."""
     folder = tmp_path.parent / f"{tmp_path.name}-full"
     folder.mkdir()
-    own = Job(str(models["plain"]), str(pictures), str(folder / "z.parquet"), device="cpu")
+    own = EmbedJob(str(models["plain"]), str(pictures), str(folder / "z.parquet"), device="cpu")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (10, 500):  # of the note beside the parts, and of a part
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
@@ -256,7 +268,7 @@ def test_a_full_disk_is_one_line(
 
 
 def test_what_cannot_be_embedded_is_one_line(
-    models: dict[str, Path], tmp_path: Path, refused: Refused
+    models: dict[str, Path], tmp_path: Path, refused: RefusedRequest
 ) -> None:
     (tmp_path / "t.csv").write_text("path\n/dev/zero\n")
     os.mkfifo(tmp_path / "pipe.png")

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from dmlstudy.serving.batching import Batches, Gone, Outputs
+from dmlstudy.serving.batching import Batcher, Gone, Outputs
 
 
 class Slow:
@@ -38,8 +38,8 @@ def slow() -> Slow:
 
 
 @pytest.fixture
-def batches(slow: Slow) -> Iterator[Batches]:
-    made = Batches(slow, most=8)
+def batches(slow: Slow) -> Iterator[Batcher]:
+    made = Batcher(slow, most=8)
     yield made
     slow.allow(100)
     made.close()
@@ -52,7 +52,7 @@ def result(future: Future[Outputs]) -> list[float]:
     return doubled.tolist()
 
 
-def test_what_waits_is_computed_together(slow: Slow, batches: Batches) -> None:
+def test_what_waits_is_computed_together(slow: Slow, batches: Batcher) -> None:
     first = batches.submit(np.array([1.0]))
     assert slow.begun.acquire(timeout=120)
     others = [batches.submit(np.arange(n, dtype=float)) for n in (2, 3, 1)]
@@ -62,7 +62,7 @@ def test_what_waits_is_computed_together(slow: Slow, batches: Batches) -> None:
     assert slow.sizes == [1, 6]
 
 
-def test_a_large_call_lets_others_have_their_turn(slow: Slow, batches: Batches) -> None:
+def test_a_large_call_lets_others_have_their_turn(slow: Slow, batches: Batcher) -> None:
     first = batches.submit(np.zeros(1))
     assert slow.begun.acquire(timeout=120)
     large = batches.submit(np.arange(20.0))
@@ -76,7 +76,7 @@ def test_a_large_call_lets_others_have_their_turn(slow: Slow, batches: Batches) 
     result(first)
 
 
-def test_only_whose_items_are_bad_is_told(slow: Slow, batches: Batches) -> None:
+def test_only_whose_items_are_bad_is_told(slow: Slow, batches: Batcher) -> None:
     slow.allow(10)
     first = batches.submit(np.zeros(1))
     good, bad = batches.submit(np.array([1.0])), batches.submit(np.array([-1.0]))
@@ -87,7 +87,7 @@ def test_only_whose_items_are_bad_is_told(slow: Slow, batches: Batches) -> None:
     assert result(batches.submit(np.array([3.0]))) == [6]
 
 
-def test_what_nobody_waits_for_is_left_out(slow: Slow, batches: Batches) -> None:
+def test_what_nobody_waits_for_is_left_out(slow: Slow, batches: Batcher) -> None:
     is_gone = threading.Event()
     first = batches.submit(np.zeros(1))
     assert slow.begun.acquire(timeout=120)
@@ -102,7 +102,7 @@ def test_what_nobody_waits_for_is_left_out(slow: Slow, batches: Batches) -> None
     result(first)
 
 
-def test_items_of_another_shape_wait_for_their_own_batch(slow: Slow, batches: Batches) -> None:
+def test_items_of_another_shape_wait_for_their_own_batch(slow: Slow, batches: Batcher) -> None:
     first = batches.submit(np.zeros(1))
     assert slow.begun.acquire(timeout=120)
     flat, square = batches.submit(np.ones(2)), batches.submit(np.ones((1, 2)))
@@ -114,7 +114,7 @@ def test_items_of_another_shape_wait_for_their_own_batch(slow: Slow, batches: Ba
 
 
 def test_the_end_answers_nobody_more(slow: Slow) -> None:
-    batches = Batches(slow)
+    batches = Batcher(slow)
     slow.allow(1)
     assert result(batches.submit(np.ones(1))) == [2]
     batches.close()

@@ -23,7 +23,7 @@ from dmlstudy.data.decoding import ORIENTATION_TAG
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
 from dmlstudy.serving import embed, retrieve
-from dmlstudy.serving.embed import Job, embed_into, one_by_one, told
+from dmlstudy.serving.embed import EmbedJob, embed_into, one_by_one, told
 from dmlstudy.serving.gallery import build
 from dmlstudy.serving.retriever import Searcher
 
@@ -33,8 +33,8 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embed, "PART", 7)
 
 
-def job(model: Path, inputs: Path, output: Path, batch_size: int = 4) -> Job:
-    return Job(str(model), str(inputs), str(output), batch_size, "cpu")
+def job(model: Path, inputs: Path, output: Path, batch_size: int = 4) -> EmbedJob:
+    return EmbedJob(str(model), str(inputs), str(output), batch_size, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["plain", "structure", "depth", "codes", "learner"])
@@ -72,7 +72,7 @@ def test_broken_off_it_goes_on_from_its_parts(
 ) -> None:
     own = job(models["plain"], pictures, tmp_path / "z.parquet")
 
-    def breaking(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+    def breaking(own: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
         yield from own.make(numbers[:3])
         raise KeyboardInterrupt
 
@@ -81,7 +81,7 @@ def test_broken_off_it_goes_on_from_its_parts(
     assert not (tmp_path / "z.parquet").exists()
     made: list[int] = []
 
-    def noting(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+    def noting(own: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
         made.extend(numbers)
         return one_by_one(own, numbers)
 
@@ -94,7 +94,7 @@ def test_broken_off_it_goes_on_from_its_parts(
 
 
 def test_parts_of_something_else_are_refused(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
-    def breaking(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+    def breaking(own: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
         yield own.make(numbers[0])
         raise KeyboardInterrupt
 
@@ -144,7 +144,7 @@ def own_pictures(pictures: Path, tmp_path: Path) -> Path:
 def noted(made: list[int]) -> Any:
     """A runner that notes which parts are made."""
 
-    def run(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+    def run(own: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
         made.extend(numbers)
         return one_by_one(own, numbers)
 
@@ -208,8 +208,8 @@ def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
     (own_pictures / "class0" / "notes.txt").write_text("?")
     output = tmp_path / "z.parquet"
 
-    def skipping() -> Job:
-        return Job(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip")
+    def skipping() -> EmbedJob:
+        return EmbedJob(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip")
 
     made = embed_into(skipping())
     assert (made.num_items, [each for each, _ in made.left_out]) == (28, ["class0/00.png", "class0/03.png"])
@@ -230,7 +230,7 @@ def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
     for path in broken:  # and broken off: without skip, a part that has left something out is made again
         path.write_bytes(b"no picture")
 
-    def breaking(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+    def breaking(own: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
         yield from own.make(numbers[:1])
         raise KeyboardInterrupt
 
@@ -245,7 +245,7 @@ def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
 
 
 def test_many_skipped_pictures_are_not_all_told(models: dict[str, Path], tmp_path: Path) -> None:
-    made = embed.Embedded(1, 6, [(str(number), f"{number}: not a readable image") for number in range(13)])
+    made = embed.EmbedResult(1, 6, [(str(number), f"{number}: not a readable image") for number in range(13)])
     (tmp_path / "a.png").touch()
     lines = told(job(models["plain"], tmp_path, tmp_path / "z.parquet"), made)
     assert len(lines) == 11
@@ -255,7 +255,7 @@ def test_many_skipped_pictures_are_not_all_told(models: dict[str, Path], tmp_pat
 def test_of_pictures_that_are_all_none_nothing_is_written(models: dict[str, Path], tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"no picture")
-    own = Job(str(models["plain"]), str(tmp_path), str(tmp_path / "z.parquet"), 4, "cpu", "skip")
+    own = EmbedJob(str(models["plain"]), str(tmp_path), str(tmp_path / "z.parquet"), 4, "cpu", "skip")
     with pytest.raises(ValueError, match=r"a\.png: not a readable.*; none of the 2 pictures can be decoded"):
         embed_into(own)
     assert not (tmp_path / "z.parquet").exists()
@@ -356,7 +356,7 @@ def test_a_second_call_of_one_output_is_refused_while_the_first_lives(
     started, own = tmp_path / "started", job(models["plain"], pictures, tmp_path / "z.parquet")
     if (first := os.fork()) == 0:
 
-        def stopped(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+        def stopped(own: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
             started.touch()
             while True:
                 signal.pause()
@@ -407,7 +407,7 @@ def test_items_that_change_meanwhile_are_told(
 ) -> None:
     own = job(models["plain"], own_pictures, tmp_path / "z.parquet")
 
-    def changing(own: Job, numbers: Sequence[int]) -> Iterator[int]:
+    def changing(own: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
         """As by processes that find another picture than this one has found, and fewer parts."""
         (own_pictures / "class0" / "00.png").rename(own_pictures / "class0" / "000.png")
         changed = job(models["plain"], own_pictures, tmp_path / "z.parquet")
@@ -426,7 +426,7 @@ def test_a_gallery_without_the_skipped_pictures_still_has_a_sheet(
 ) -> None:
     (own_pictures / "class0" / "00.png").write_bytes(b"no picture")
     output = tmp_path / "z.parquet"
-    embed_into(Job(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip"))
+    embed_into(EmbedJob(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip"))
     searcher = Searcher(Model.open(models["plain"]), build(output, tmp_path / "gallery"))
     queries = of_files(Model.open(models["plain"]), own_pictures / "class1")
     hits = retrieve.retrieve(searcher, queries, 1)

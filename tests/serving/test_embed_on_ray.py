@@ -13,7 +13,7 @@ from dmlstudy.records import ResourcesConfig
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
 from dmlstudy.serving import embed
-from dmlstudy.serving.embed import Job, embed_into
+from dmlstudy.serving.embed import EmbedJob, embed_into
 
 on_ray = [
     pytest.mark.long,
@@ -80,7 +80,7 @@ def test_parts_by_two_processes_are_those_of_one(models: dict[str, Path], tmp_pa
     x_NF = np.random.default_rng(0).normal(size=(num, 10)).astype(np.float32)
     np.savez(tmp_path / "x.npz", x=x_NF, y=np.arange(num) % 7)
     output = tmp_path / "z.parquet"
-    job = Job(str(models["codes"]), str(tmp_path / "x.npz"), str(output), device="cpu")
+    job = EmbedJob(str(models["codes"]), str(tmp_path / "x.npz"), str(output), device="cpu")
     told: list[int] = []
 
     def follow(parts: object, number: int) -> list[int]:
@@ -109,7 +109,9 @@ def test_what_a_process_refuses_is_told_and_the_parts_that_are_there_stay(
 
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(b"no picture")
-    job = Job(str(models["plain"]), str(tmp_path / "pictures"), str(tmp_path / "z.parquet"), device="cpu")
+    job = EmbedJob(
+        str(models["plain"]), str(tmp_path / "pictures"), str(tmp_path / "z.parquet"), device="cpu"
+    )
     with pytest.raises(ValueError, match=r"a\.png: not a readable image") as caught:
         embed_into(job, on_cluster(None, ResourcesConfig(workers=1, cpus_per_worker=0.5)))
     assert "\n" not in str(caught.value)

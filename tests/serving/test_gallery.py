@@ -20,7 +20,7 @@ from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
 from dmlstudy.serving import gallery as galleries
 from dmlstudy.serving.contact_sheet import Shown, write_sheet
-from dmlstudy.serving.embed import Job, embed_into
+from dmlstudy.serving.embed import EmbedJob, embed_into
 from dmlstudy.serving.gallery import Gallery, build, open_gallery
 from dmlstudy.serving.retrieve import own_items, retrieve, write_contact_sheet
 from dmlstudy.serving.retriever import Layers, Searcher, by_layers
@@ -30,7 +30,7 @@ from .conftest import X
 
 def embedded(model: Path, inputs: Path, folder: Path) -> Path:
     output = folder / "z.parquet"
-    embed_into(Job(str(model), str(inputs), str(output), device="cpu"))
+    embed_into(EmbedJob(str(model), str(inputs), str(output), device="cpu"))
     return output
 
 

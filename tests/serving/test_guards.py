@@ -76,7 +76,7 @@ def test_names_are_added_and_beyond_loopback_any_will_do() -> None:
     Access.of("0.0.0.0", TOKEN).check_host("anything")
     only = Access.of("0.0.0.0", TOKEN, ["models.example"])
     only.check_host("Models.Example")
-    with pytest.raises(guards.Refused, match=r"other\.example"):
+    with pytest.raises(guards.RefusedRequest, match=r"other\.example"):
         only.check_host("other.example")
 
 
@@ -189,7 +189,7 @@ def test_what_requests_hold_together_is_limited() -> None:
         take(60)
         with memory.share() as other:
             other(40)
-            with pytest.raises(guards.Refused, match="holds as much as it may"):
+            with pytest.raises(guards.RefusedRequest, match="holds as much as it may"):
                 take(1)
         take(40)
     with memory.share() as take:

@@ -31,7 +31,7 @@ from dmlstudy import cli
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
 from dmlstudy.serving import guards
-from dmlstudy.serving.embed import Job, embed_into
+from dmlstudy.serving.embed import EmbedJob, embed_into
 from dmlstudy.serving.gallery import build
 from dmlstudy.serving.guards import Access, Limits
 from dmlstudy.serving.retrieve import retrieve
@@ -47,7 +47,7 @@ AS_JSON = {"content-type": "application/json"}
 @pytest.fixture(scope="module")
 def gallery(models: dict[str, Path], pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gallery")
-    embed_into(Job(str(models["structure"]), str(pictures), str(folder / "z.parquet"), device="cpu"))
+    embed_into(EmbedJob(str(models["structure"]), str(pictures), str(folder / "z.parquet"), device="cpu"))
     build(folder / "z.parquet", folder / "gallery")
     return folder / "gallery"
 
@@ -116,7 +116,7 @@ def test_models_of_vectors_retrieve_too(
     kind: str, models: dict[str, Path], vectors: Path, tmp_path: Path
 ) -> None:
     """Also where queries are embedded otherwise than items, as a learner may do."""
-    embed_into(Job(str(models[kind]), str(vectors), str(tmp_path / "z.parquet"), device="cpu"))
+    embed_into(EmbedJob(str(models[kind]), str(vectors), str(tmp_path / "z.parquet"), device="cpu"))
     found = build(tmp_path / "z.parquet", tmp_path / "gallery")
     queries = of_files(Model.open(models[kind]), vectors)
     expected = retrieve(Searcher(Model.open(models[kind]), found), queries, 4)

@@ -11,7 +11,7 @@ from dmlstudy.records import TrialConfig
 from dmlstudy.registry import tracking
 from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import leaderboard
-from dmlstudy.registry.runs import NOTE, Kind, StudyRuns
+from dmlstudy.registry.runs import NOTE, RunKind, StudyRuns
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.history import searched
 from dmlstudy.search.storage import open_storage
@@ -106,7 +106,7 @@ def test_report_and_status_say_the_same(store: Store, search: StudySearch) -> No
 def test_folds_are_shown_of_the_same_trials(runs: StudyRuns, search: StudySearch, store: Store) -> None:
     client = tracking.connect(store)
     publish_folds(client, runs.experiment_id, BEST, "map_at_r")
-    assert {run.family: run.number for run in runs.every(Kind.FOLD)} == BEST
+    assert {run.family: run.number for run in runs.every(RunKind.FOLD)} == BEST
 
 
 def test_a_later_study_begins_with_the_same(store: Store, search: StudySearch) -> None:

@@ -21,7 +21,7 @@ from PIL import Image
 from dmlstudy.data import decoding, parquet
 from dmlstudy.saved.model import Model, Network
 from dmlstudy.serving import embed
-from dmlstudy.serving.embed import Job, embed_into
+from dmlstudy.serving.embed import EmbedJob, embed_into
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
 
@@ -58,7 +58,7 @@ def _before_and_after(work: Callable[..., Any], step: Callable[[], None]) -> Cal
     return stepping
 
 
-def child(job: Job, moment: int | None, folder: Path) -> bool:
+def child(job: EmbedJob, moment: int | None, folder: Path) -> bool:
     """Whether it ended by itself."""
     if (process := os.fork()) == 0:
         armed(moment, folder)
@@ -78,7 +78,7 @@ def main(model: Path, pictures: Path, folder: Path) -> None:
     embed.PART = 18
     Model.loaded = Network(None, lambda x_N: x_N.reshape(len(x_N), -1)[:, :6].astype(np.float32), None)
     output = folder / "z.parquet"
-    job = Job(str(model), str(pictures), str(output), batch_size=4, device="cpu", on_corrupt="skip")
+    job = EmbedJob(str(model), str(pictures), str(output), batch_size=4, device="cpu", on_corrupt="skip")
     assert child(job, None, folder)
     expected = output.read_bytes()
     for moment in itertools.count():

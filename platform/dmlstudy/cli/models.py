@@ -174,7 +174,7 @@ def embed(
     """
     from rich.progress import track
 
-    from dmlstudy.serving.embed import Job, Runner, check_on_corrupt, embed_into, one_by_one, told
+    from dmlstudy.serving.embed import EmbedJob, Runner, check_on_corrupt, embed_into, one_by_one, told
 
     run: Runner = one_by_one
     shown = Console(stderr=True)
@@ -202,7 +202,7 @@ def embed(
         model, store, tracking_uri, device="cpu" if is_shared else device, batch_size=batch_size
     ) as opened:
         corrupt = check_on_corrupt(on_corrupt)
-        job = Job.of(opened, input, output, device=device, on_corrupt=corrupt, max_pixels=max_pixels)
+        job = EmbedJob.of(opened, input, output, device=device, on_corrupt=corrupt, max_pixels=max_pixels)
         with quiet:
             made = embed_into(job, run, follow)
         lines = told(job, made)

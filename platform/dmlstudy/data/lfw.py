@@ -25,7 +25,7 @@ Face = tuple[str, int]
 """A person's name with underscores for spaces, and the number of the picture."""
 
 
-class Pairs(NamedTuple):
+class FacePairs(NamedTuple):
     """Rows of faces two by two, and whether the two are of one person."""
 
     index_P2: Indices
@@ -47,9 +47,9 @@ class LFW:
     labels_N: Labels
     class_names: tuple[str, ...]
     number_N: Indices
-    view1_train: Pairs
-    view1_test: Pairs
-    view2: tuple[Pairs, ...]
+    view1_train: FacePairs
+    view1_test: FacePairs
+    view2: tuple[FacePairs, ...]
     num_left_out: int
 
     @property
@@ -80,7 +80,7 @@ def load_lfw(path: str | Path, *, expected: Mapping[str, int] | None = EXPECTED_
     row_of = {face: row for row, face in enumerate(faces)}
     names = sorted({name for name, _ in faces})
     label_of = {name: label for label, name in enumerate(names)}
-    found: list[Pairs] = []
+    found: list[FacePairs] = []
     num_left_out = 0
     for name in (DEV_TRAIN, DEV_TEST, TEN_FOLDS):
         folds = _folds(folder / name)
@@ -162,11 +162,11 @@ def _folds(path: Path) -> list[list[tuple[Face, Face]]]:
     return [pairs[start : start + 2 * num] for start in range(0, len(pairs), 2 * num)]
 
 
-def _rows(pairs: Sequence[tuple[Face, Face]], row_of: Mapping[Face, int]) -> Pairs:
+def _rows(pairs: Sequence[tuple[Face, Face]], row_of: Mapping[Face, int]) -> FacePairs:
     """The pairs both of whose faces have a row."""
     known = [(a, b) for a, b in pairs if a in row_of and b in row_of]
     index_P2 = np.array([(row_of[a], row_of[b]) for a, b in known], dtype=np.int64).reshape(-1, 2)
-    return Pairs(index_P2, np.array([a[0] == b[0] for a, b in known], dtype=np.bool_))
+    return FacePairs(index_P2, np.array([a[0] == b[0] for a, b in known], dtype=np.bool_))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -19,7 +19,7 @@ from dmlstudy.engine import cluster
 from dmlstudy.engine.cluster import ClusterError, connected
 from dmlstudy.engine.cluster_watch import ClusterWatch, told_at_last
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.serving.embed import Job, Runner
+from dmlstudy.serving.embed import EmbedJob, Runner
 
 AGAIN = "run the same again, which goes on from its parts"
 
@@ -32,7 +32,7 @@ class _Maker:
     What is wrong with an item goes back as text, for Ray would wrap an error in pages of its own.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: EmbedJob) -> None:
         self._job = job
 
     def __call__(self, batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
@@ -74,15 +74,15 @@ def on_cluster(
     model's folder, the items and the output's folder must be on a file system that all nodes see.
 
     Raises ClusterError where no cluster answers, where it cannot hold the processes and where it dies, and ValueError
-    as ``Job.make``. If a dead cluster does not even release this process, ``tell`` reports it and the process ends.
+    as ``EmbedJob.make``. If a dead cluster does not release this process, ``tell`` reports it and the process ends.
     """
 
-    def run(job: Job, numbers: Sequence[int]) -> Iterable[int]:
+    def run(job: EmbedJob, numbers: Sequence[int]) -> Iterable[int]:
         if not numbers:
             return
         yield from _handed_out(job, numbers)
 
-    def _handed_out(job: Job, numbers: Sequence[int]) -> Iterator[int]:
+    def _handed_out(job: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
         import ray.data
 
         with (

@@ -28,7 +28,7 @@ MAX_ROWS = 5000
 BINS_PER_UNIT = 100
 
 
-class Step(NamedTuple):
+class CodesAndLoss(NamedTuple):
     """The outcome of a batch: codes +-1 that carry the method's own gradient estimate, and its loss."""
 
     z_BD: Tensor
@@ -46,7 +46,7 @@ class HashMethod(nn.Module, ABC):
         """h_ND, whose signs are the codes."""
 
     @abstractmethod
-    def step(self, x_BF: Tensor, generator: torch.Generator) -> Step:
+    def step(self, x_BF: Tensor, generator: torch.Generator) -> CodesAndLoss:
         """Codes and loss of a batch; all randomness is ``generator``'s."""
 
 
@@ -100,7 +100,7 @@ class SGH(HashMethod):
     def logits(self, x_NF: Tensor) -> Tensor:
         return x_NF @ self.encoder_FD + self.bias_D
 
-    def step(self, x_BF: Tensor, generator: torch.Generator) -> Step:
+    def step(self, x_BF: Tensor, generator: torch.Generator) -> CodesAndLoss:
         h_BD = self.logits(x_BF)
         b_BD = bernoulli_bits(h_BD)
         rebuilt_BF = (b_BD @ self.decoder_DF) * self.scale_F.abs() + self.shift_F
@@ -108,7 +108,7 @@ class SGH(HashMethod):
         entropy = (functional.softplus(h_BD) - b_BD * h_BD).sum()
         ridge = (self.encoder_FD.square().sum() + self.decoder_DF.square().sum()) / 2
         total = distortion + self.alpha * entropy + self.beta * ridge
-        return Step(2 * b_BD - 1, total / x_BF.numel())
+        return CodesAndLoss(2 * b_BD - 1, total / x_BF.numel())
 
 
 class SSDH(HashMethod):
@@ -160,7 +160,7 @@ class SSDH(HashMethod):
         h_ND: Tensor = self.encoder(x_NF)
         return h_ND
 
-    def step(self, x_BF: Tensor, generator: torch.Generator) -> Step:
+    def step(self, x_BF: Tensor, generator: torch.Generator) -> CodesAndLoss:
         assert not self.mode.isnan(), "prepare comes before the first step"
         distance_BB = cosine_distances(x_BF)
         wanted_BB = (distance_BB < self.near_limit).to(x_BF.dtype) - (distance_BB > self.far_limit).to(
@@ -170,7 +170,7 @@ class SSDH(HashMethod):
         v_BD = h_BD.tanh()
         got_BB = v_BD @ v_BD.T / v_BD.shape[1]
         loss = (wanted_BB.abs() * (got_BB - wanted_BB).square()).mean()
-        return Step(with_slope_of(signs(h_BD), v_BD), loss)
+        return CodesAndLoss(with_slope_of(signs(h_BD), v_BD), loss)
 
 
 class GreedyHash(HashMethod):
@@ -190,7 +190,7 @@ class GreedyHash(HashMethod):
         h_ND: Tensor = self.encoder(x_NF)
         return h_ND
 
-    def step(self, x_BF: Tensor, generator: torch.Generator) -> Step:
+    def step(self, x_BF: Tensor, generator: torch.Generator) -> CodesAndLoss:
         h_BD = self.logits(x_BF)
         z_BD = with_slope_of(signs(h_BD), h_BD)
         half = len(x_BF) // 2
@@ -198,7 +198,7 @@ class GreedyHash(HashMethod):
         got = functional.cosine_similarity(z_BD[first], z_BD[second])
         wanted = functional.cosine_similarity(x_BF[first], x_BF[second])
         disparity = (got - wanted).square().sum() / max(half, 1)
-        return Step(z_BD, disparity + self.penalty * (h_BD.abs() - 1).abs().pow(3).mean())
+        return CodesAndLoss(z_BD, disparity + self.penalty * (h_BD.abs() - 1).abs().pow(3).mean())
 
 
 class TBH(HashMethod):
@@ -245,7 +245,7 @@ class TBH(HashMethod):
         h_ND: Tensor = self.to_bits(self.encoder(x_NF))
         return h_ND
 
-    def step(self, x_BF: Tensor, generator: torch.Generator) -> Step:
+    def step(self, x_BF: Tensor, generator: torch.Generator) -> CodesAndLoss:
         e_BH = self.encoder(x_BF)
         b_BD = bernoulli_bits(self.to_bits(e_BH))
         c_BC = self.to_continuous(e_BH).sigmoid()
@@ -258,7 +258,7 @@ class TBH(HashMethod):
         told_apart = told_apart + _cross_entropy(self.graph_critic, uniform_BC, y_BC)
         weighted = self.adversarial * told_apart
         loss = distortion + weighted - 2 * weighted.detach()
-        return Step(2 * b_BD - 1, loss / x_BF.shape[1])
+        return CodesAndLoss(2 * b_BD - 1, loss / x_BF.shape[1])
 
 
 def smoothing(b_BD: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
     term: tuple[str, Mapping[str, Scalar]] | None
 
 
-class Structure(nn.Module):
+class CodeStructure(nn.Module):
     """The structure head, its ranking loss and that loss's weight lambda."""
 
     def __init__(self, head: StructureHead, ranking: PointRanking, weight: float) -> None:
@@ -62,7 +62,7 @@ class HashingModel(nn.Module):
     mean_F: Tensor
     scale: Tensor
 
-    def __init__(self, method: HashMethod, structure: Structure | None, recipe: Recipe) -> None:
+    def __init__(self, method: HashMethod, structure: CodeStructure | None, recipe: Recipe) -> None:
         super().__init__()
         self.method = method
         self.structure = structure
@@ -150,7 +150,7 @@ def build(
     return HashingModel(method, structure, Recipe(name, num_bits, num_features, params, term))
 
 
-def _structure(kind: str, params: Mapping[str, Scalar], num_features: int, num_bits: int) -> Structure:
+def _structure(kind: str, params: Mapping[str, Scalar], num_features: int, num_bits: int) -> CodeStructure:
     """A head and its loss from the term's plain parameters."""
     choice("term", kind, TERMS)
     rest = {key: value for key, value in params.items() if key not in ("weight", "preset")}
@@ -159,7 +159,7 @@ def _structure(kind: str, params: Mapping[str, Scalar], num_features: int, num_b
         raise ValueError(f"term {kind!r}: weight={weight!r} must be a number")
     ranking = constructed("term", kind, TERMS, rest, {})
     head = StructureHead(num_features, num_bits, str(params.get("preset", "official")))
-    return Structure(head, ranking, weight)
+    return CodeStructure(head, ranking, weight)
 
 
 def check_features(role: str, x_NF: NDArray[np.float32], num_features: int) -> None:

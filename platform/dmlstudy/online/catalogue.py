@@ -14,7 +14,7 @@ from dmlstudy.online.oahu import OAHU
 from dmlstudy.records import Scalar
 
 
-class Euclidean(OnlineLearner):
+class EuclideanLearner(OnlineLearner):
     """The features' own Euclidean distance: learns nothing, and shows what learning is worth."""
 
     arity = 3
@@ -47,7 +47,7 @@ LEARNERS: dict[str, type[OnlineLearner]] = {
     "opml": OPML,
     "pair_hinge": PairHinge,
     "triplet_hinge": TripletHinge,
-    "euclidean": Euclidean,
+    "euclidean": EuclideanLearner,
 }
 
 _GIVEN = ("num_features", "seed", "on_invalid")

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dmlstudy.online.enumeration import (
     Boxes,
-    Choice,
+    ClosedConstraints,
     Excluded,
     Rows,
     classes,
@@ -308,7 +308,7 @@ def _all_drawn(
     """Draw of labels' boxes. Raises ValueError if there are not ``num``."""
     if boxes.total < num:
         raise ValueError(f"these labels allow {boxes.total} {what}; {num} are asked for")
-    index_TC = drawn(Choice(boxes, np.empty(0, np.int64)), num, rng, excluded)
+    index_TC = drawn(ClosedConstraints(boxes, np.empty(0, np.int64)), num, rng, excluded)
     _check_left(len(index_TC), num, what)
     return index_TC
 

@@ -128,7 +128,7 @@ def dissimilar_boxes(groups: Groups, group_E: Rows, far_E: Rows, height_E: Rows)
     return Boxes(groups.row_M, start_E, size_E, far_E, size_E, height_E, has_two=False, has_far=True)
 
 
-class Choice(NamedTuple):
+class ClosedConstraints(NamedTuple):
     """The constraints of some boxes but for those of the ranks taken, which are sorted and each there once."""
 
     boxes: Boxes
@@ -139,7 +139,7 @@ class Choice(NamedTuple):
         return self.boxes.total - len(self.taken_R)
 
 
-def closures(index_TC: Rows, is_similar_T: Flags | None) -> list[Choice]:
+def closures(index_TC: Rows, is_similar_T: Flags | None) -> list[ClosedConstraints]:
     """Constraints that the seeds imply, less the seeds: the triplets, or the similar and the dissimilar pairs."""
     index_TC = np.asarray(index_TC)
     wanted = 3 if is_similar_T is None else 2
@@ -156,7 +156,7 @@ def closures(index_TC: Rows, is_similar_T: Flags | None) -> list[Choice]:
     return _closed_pairs(index_TC, np.asarray(is_similar_T, dtype=np.bool_))
 
 
-def _closed_triplets(index_TC: Rows) -> Choice:
+def _closed_triplets(index_TC: Rows) -> ClosedConstraints:
     row_M, point_TC = _points(index_TC)
     components = _components(row_M, point_TC[:, :2], point_TC[:, ::2])
     groups = components.groups
@@ -169,10 +169,12 @@ def _closed_triplets(index_TC: Rows) -> Choice:
     near_number_T = _ordered(a_T, b_T, groups.size_G[near_T])
     is_one_T = a_T != b_T  # a triplet that repeats its anchor is not among the implied
     box_T = np.searchsorted(key_E, near_T * num + far_T)
-    return Choice(boxes, boxes.ranks(box_T[is_one_T], near_number_T[is_one_T], far_place_T[is_one_T]))
+    return ClosedConstraints(
+        boxes, boxes.ranks(box_T[is_one_T], near_number_T[is_one_T], far_place_T[is_one_T])
+    )
 
 
-def _closed_pairs(index_TC: Rows, is_similar_T: Flags) -> list[Choice]:
+def _closed_pairs(index_TC: Rows, is_similar_T: Flags) -> list[ClosedConstraints]:
     row_M, point_TC = _points(index_TC)
     components = _components(row_M, point_TC[is_similar_T], point_TC[~is_similar_T])
     groups = components.groups
@@ -191,8 +193,8 @@ def _closed_pairs(index_TC: Rows, is_similar_T: Flags) -> list[Choice]:
     dissimilar = dissimilar_boxes(groups, group_E, groups.start_G[other_E], groups.size_G[other_E])
     a_T, b_T = components.place_M[pair_TC].T
     return [
-        Choice(similar, taken_R),
-        Choice(dissimilar, dissimilar.ranks(np.searchsorted(key_E, key_T), a_T, b_T)),
+        ClosedConstraints(similar, taken_R),
+        ClosedConstraints(dissimilar, dissimilar.ranks(np.searchsorted(key_E, key_T), a_T, b_T)),
     ]
 
 
@@ -267,7 +269,7 @@ def pairs_to_avoid(exclude: ArrayLike | None) -> Excluded | None:
     return Excluded(np.sort(pair_K2.astype(np.int64), axis=1) @ np.array([base, 1]), base)
 
 
-def drawn(choice: Choice, num: int, rng: np.random.Generator, excluded: Excluded | None) -> Rows:
+def drawn(choice: ClosedConstraints, num: int, rng: np.random.Generator, excluded: Excluded | None) -> Rows:
     """Draw ``num`` constraints, or as many as there are, uniformly without replacement.
 
     Raises ValueError if after many draws still too few are without an excluded pair.

@@ -25,11 +25,11 @@ def add_program(folder: str | Path) -> None:
     folder = Path(folder)
     learned = load(folder)
     few_ND, several_ND = (vectors(example(folder), num, learned.learner.num_features) for num in (2, 5))
-    write_program(Layers(learned).eval(), few_ND, several_ND, folder / PROGRAM)
+    write_program(LearnedLayers(learned).eval(), few_ND, several_ND, folder / PROGRAM)
     seal(folder)
 
 
-class Layers(nn.Module):
+class LearnedLayers(nn.Module):
     """Points of a gallery, scaled as in training, to the layers side by side, each times the root of its weight."""
 
     shift_D: Tensor

@@ -150,12 +150,12 @@ class Course:
         return self.learner.state() | ({} if self.race is None else self.race.state())
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> StreamProgress:
         score = None if self.race is None else self.race.score
-        return Progress(self.position, tuple(self.drifts), tuple(self.reopened), score)
+        return StreamProgress(self.position, tuple(self.drifts), tuple(self.reopened), score)
 
     def restore(
-        self, state: Mapping[str, NDArray[Any]], progress: Progress, losses: Iterable[Floats] = ()
+        self, state: Mapping[str, NDArray[Any]], progress: StreamProgress, losses: Iterable[Floats] = ()
     ) -> None:
         """Go on as the course whose ``state`` and ``progress`` these are.
 
@@ -192,7 +192,7 @@ class Course:
         return Race(self.learner.anew(len(self.drifts)), self.probation, score)
 
 
-class Progress(NamedTuple):
+class StreamProgress(NamedTuple):
     """The position in a stream, what was heard in it, and the standing of the race that is under way."""
 
     position: int = 0
@@ -249,7 +249,7 @@ class _Kept:
     def restore(self, course: Course) -> None:
         """Set the course to what was kept, if anything was."""
         path = self._folder / STATE
-        progress, state = Progress(), None
+        progress, state = StreamProgress(), None
         if path.exists():
             try:
                 with safetensors.safe_open(path, "np") as file:
@@ -265,7 +265,7 @@ class _Kept:
                 raise ValueError(
                     f"{path}: the state of another learner or stream; give each a folder of its own"
                 )
-            progress = Progress(*(header[name] for name in Progress._fields))
+            progress = StreamProgress(*(header[name] for name in StreamProgress._fields))
         size = self._losses.tell()
         if size < 8 * progress.position:
             raise ValueError(

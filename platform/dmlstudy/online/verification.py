@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dmlstudy.data.lfw import Pairs
+from dmlstudy.data.lfw import FacePairs
 from dmlstudy.online.applications import dissimilarity, roc_auc
 from dmlstudy.online.learner import Flags, Floats, OnlineLearner
 
@@ -43,7 +43,7 @@ def best_threshold(dissimilarity_P: Floats, is_similar_P: Flags) -> float:
     return float(threshold_T[num_right_T.argmax()])
 
 
-def verify(learner: OnlineLearner, x_ND: NDArray[np.floating], folds: Sequence[Pairs]) -> Verified:
+def verify(learner: OnlineLearner, x_ND: NDArray[np.floating], folds: Sequence[FacePairs]) -> Verified:
     """Verification of pairs by the learned metric: each fold with the threshold that is best on all the others.
 
     The standard error is that of the mean over folds, s / sqrt(F). Raises ValueError for fewer than two folds.
@@ -69,7 +69,7 @@ def verify(learner: OnlineLearner, x_ND: NDArray[np.floating], folds: Sequence[P
 
 
 def verify_on(
-    learner: OnlineLearner, x_ND: NDArray[np.floating], train: Pairs, test: Pairs
+    learner: OnlineLearner, x_ND: NDArray[np.floating], train: FacePairs, test: FacePairs
 ) -> tuple[float, float]:
     """Accuracy on ``test`` with the threshold that is best on ``train``, and the AUC there: LFW's View 1."""
     threshold = best_threshold(_apart(learner, x_ND, train), train.is_similar_P)
@@ -77,5 +77,5 @@ def verify_on(
     return float(((apart_P < threshold) == test.is_similar_P).mean()), roc_auc(apart_P, test.is_similar_P)
 
 
-def _apart(learner: OnlineLearner, x_ND: NDArray[np.floating], pairs: Pairs) -> Floats:
+def _apart(learner: OnlineLearner, x_ND: NDArray[np.floating], pairs: FacePairs) -> Floats:
     return dissimilarity(learner, x_ND[pairs.index_P2[:, 0]], x_ND[pairs.index_P2[:, 1]])

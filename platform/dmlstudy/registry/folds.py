@@ -13,7 +13,7 @@ import mlflow
 from mlflow.entities import Metric
 
 from dmlstudy import metric_names
-from dmlstudy.registry.runs import KIND, PARENT, Kind, Run, StudyRuns, begin
+from dmlstudy.registry.runs import KIND, PARENT, Run, RunKind, StudyRuns, begin
 from dmlstudy.trials import Status
 
 TAKEN_OVER = ("study", "family", "seed", "trial_number", "config_fingerprint")
@@ -68,7 +68,7 @@ def _publish(
     num_folds = metric_names.num_folds(trial.metrics, objective)
     if num_folds < 2:
         return
-    there = {run.tags["fold"]: run.id for run in runs.every(Kind.FOLD, parent=trial.id)}
+    there = {run.tags["fold"]: run.id for run in runs.every(RunKind.FOLD, parent=trial.id)}
     means = {step: value for step, value in runs.curve(trial, objective).items() if step}
     curves = fold_curves(means, num_folds)
     of_trial = {name: trial.tags[name] for name in TAKEN_OVER if name in trial.tags}
@@ -76,7 +76,7 @@ def _publish(
         **tags,
         **of_trial,
         PARENT: trial.id,
-        KIND: Kind.FOLD.value,
+        KIND: RunKind.FOLD.value,
         "status": Status.FINISHED.value,
     }
     for fold, curve in enumerate(curves):

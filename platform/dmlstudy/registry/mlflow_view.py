@@ -22,7 +22,7 @@ from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.runs import KIND as KIND_TAG
-from dmlstudy.registry.runs import PARENT, Kind, Run, StudyRuns, begin
+from dmlstudy.registry.runs import PARENT, Run, RunKind, StudyRuns, begin
 from dmlstudy.store import Store
 from dmlstudy.trials import Status
 
@@ -51,7 +51,7 @@ def publish(
     A row's scores are also those of its family's registered version, on MLflow's page of the model.
     """
     runs = StudyRuns(client, experiment_id)
-    known = {run.family: run for run in runs.every(Kind.LEADERBOARD)}
+    known = {run.family: run for run in runs.every(RunKind.LEADERBOARD)}
     for rank, row in enumerate(board.rows, 1):
         tags = {
             "family": row.family,
@@ -157,7 +157,7 @@ def view(board: Leaderboard) -> dict[str, Any]:
         *(f"params.`{name}`" for name in _differing(board)[:MOST_PARAMS]),
     ]
     return {
-        "searchFilter": f"tags.{KIND_TAG} = '{Kind.LEADERBOARD}'",
+        "searchFilter": f"tags.{KIND_TAG} = '{RunKind.LEADERBOARD}'",
         "orderByKey": f"metrics.`{VALIDATION}`",
         "orderByAsc": False,
         "selectedColumns": columns,
@@ -208,7 +208,7 @@ def links(store: Store, port: int) -> dict[str, str]:
 
 
 def _begun(client: mlflow.MlflowClient, experiment_id: str, parent_id: str, study: str, row: Row) -> Run:
-    tags = {PARENT: parent_id, KIND_TAG: Kind.LEADERBOARD.value, "study": study, "family": row.family}
+    tags = {PARENT: parent_id, KIND_TAG: RunKind.LEADERBOARD.value, "study": study, "family": row.family}
     return begin(client, experiment_id, row.family, tags)
 
 

@@ -31,7 +31,7 @@ VALUES = "objective_values"
 PAGE = 1000
 
 
-class Kind(StrEnum):
+class RunKind(StrEnum):
     """The kind of work that a run records."""
 
     STUDY = "study"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     LEADERBOARD = "leaderboard"
 
 
-TRIALS = (Kind.SEARCH, Kind.VERDICT)
+TRIALS = (RunKind.SEARCH, RunKind.VERDICT)
 
 
 class Run(Record):
@@ -53,7 +53,7 @@ class Run(Record):
 
     id: str = ""
     name: str = ""
-    kind: Kind
+    kind: RunKind
     family: str
     number: int | None = None
     seed: int
@@ -97,9 +97,9 @@ class Run(Record):
         )
 
     @property
-    def trial(self) -> tuple[Kind, str, int | str]:
+    def trial(self) -> tuple[RunKind, str, int | str]:
         """A key that tells the run's trial from the study's other trials; old search trials have no number."""
-        if self.kind == Kind.VERDICT:
+        if self.kind == RunKind.VERDICT:
             return self.kind, self.family, self.seed
         return self.kind, self.family, self.id if self.number is None else self.number
 
@@ -157,7 +157,7 @@ class StudyRuns:
 
     def every(
         self,
-        kind: Kind | None = None,
+        kind: RunKind | None = None,
         *,
         status: Status | None = None,
         family: str | None = None,
@@ -178,7 +178,9 @@ class StudyRuns:
         }
         wanted = " and ".join(f"{name} = '{value}'" for name, value in asked.items() if value is not None)
         for raw in raw_runs(self._client, self.experiment_id, wanted):
-            if raw.data.tags.get(KIND) in set(Kind):  # others' runs in the experiment are none of the study's
+            if raw.data.tags.get(KIND) in set(
+                RunKind
+            ):  # others' runs in the experiment are none of the study's
                 yield Run.of(raw)
 
     def get(self, run_id: str) -> Run:
@@ -207,7 +209,7 @@ class StudyRuns:
 
     def first(self) -> Run | None:
         """The run of the study itself, looked for among all; None where it was not begun."""
-        return next(self.every(Kind.STUDY), None)
+        return next(self.every(RunKind.STUDY), None)
 
     @cached_property
     def families(self) -> list[str]:
@@ -220,15 +222,15 @@ class StudyRuns:
         """Counts of a family's search trials by how they ended."""
         if self.study.noted is not None:
             return self.study.noted[family].counts if family in self.study.noted else {}
-        own = [run.status for run in self._trials if run.kind == Kind.SEARCH and run.family == family]
+        own = [run.status for run in self._trials if run.kind == RunKind.SEARCH and run.family == family]
         return {status: own.count(status) for status in Status}
 
     @cached_property
     def finished(self) -> list[Run]:
         """The finished trials of the search."""
         if self.study.noted is None:
-            return [r for r in self._trials if r.kind == Kind.SEARCH and r.status == Status.FINISHED]
-        return newest_of_each(self.every(Kind.SEARCH, status=Status.FINISHED))
+            return [r for r in self._trials if r.kind == RunKind.SEARCH and r.status == Status.FINISHED]
+        return newest_of_each(self.every(RunKind.SEARCH, status=Status.FINISHED))
 
     def best(self, family: str) -> Run | None:
         """The best finished trial of a family's search; None where there is none.
@@ -259,8 +261,8 @@ class StudyRuns:
     def verdicts(self) -> list[Run]:
         """All trials of the verdict."""
         if "_trials" in self.__dict__:
-            return [run for run in self._trials if run.kind == Kind.VERDICT]
-        return newest_of_each(self.every(Kind.VERDICT))
+            return [run for run in self._trials if run.kind == RunKind.VERDICT]
+        return newest_of_each(self.every(RunKind.VERDICT))
 
 
 def begin(client: mlflow.MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str]) -> Run:
@@ -300,7 +302,7 @@ class Kept(NamedTuple):
 def kept(client: mlflow.MlflowClient, experiment_id: str) -> Kept:
     """Every run of an experiment, in whatever state, for its deletion."""
     found = list(raw_runs(client, experiment_id, view=ViewType.ALL))
-    studies = [run.data.tags for run in found if run.data.tags.get(KIND) == Kind.STUDY]
+    studies = [run.data.tags for run in found if run.data.tags.get(KIND) == RunKind.STUDY]
     return Kept([str(run.info.run_id) for run in found], [tags.get(STORE) for tags in studies])
 
 

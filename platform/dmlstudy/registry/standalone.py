@@ -29,7 +29,7 @@ ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 BATCH = 256
 
 
-class Model:
+class StandaloneModel:
     """``predict``: images uint8 (N, H, W, C), or vectors float32 (N, F), to embeddings or codes (N, D)."""
 
     def __init__(self, program: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> None:
@@ -64,7 +64,7 @@ class Model:
         return x_N.astype(np.uint8, copy=False)
 
 
-def _load_pyfunc(path: str) -> Model:
+def _load_pyfunc(path: str) -> StandaloneModel:
     """The model below ``path``. Raises ValueError for a file that is missing, altered, or one too many."""
     found = sorted(Path(path).rglob(MANIFEST))
     if not found:
@@ -74,7 +74,7 @@ def _load_pyfunc(path: str) -> Model:
     (program,) = folder.glob("*.pt2")
     with _only_tensors():
         module = torch.export.load(program).module()
-    return Model(module, _shape(folder))
+    return StandaloneModel(module, _shape(folder))
 
 
 def _verify(folder: Path) -> None:

@@ -25,7 +25,18 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import model_folder
 from dmlstudy.records import RecordedEnd, TrialConfig
-from dmlstudy.registry.runs import KIND, NOTE, PARENT, STORE, STUDY_RUN, VALUES, Kind, Run, StudyRuns, begin
+from dmlstudy.registry.runs import (
+    KIND,
+    NOTE,
+    PARENT,
+    STORE,
+    STUDY_RUN,
+    VALUES,
+    Run,
+    RunKind,
+    StudyRuns,
+    begin,
+)
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
 from dmlstudy.training.tasks import task_of
@@ -281,7 +292,7 @@ class StudyTracker:
             self.client.update_run(self.parent_id, status="RUNNING")
             self._end_leftovers()
         else:
-            known = {KIND: Kind.STUDY.value, "study": study, **own}
+            known = {KIND: RunKind.STUDY.value, "study": study, **own}
             self.parent_id = begin(self.client, self.experiment_id, study, known).id
         session = int(known.get(SITTINGS, 0)) + 1
         if session == 1:
@@ -351,7 +362,7 @@ class StudyTracker:
         """Ends of a search trial's runs, oldest first, without interrupted ones."""
         return [
             RecordedEnd(run.id, run.status, run.reason, run.values)
-            for run in self._runs.every(Kind.SEARCH, number=number)
+            for run in self._runs.every(RunKind.SEARCH, number=number)
             if run.status.has_ended
         ]
 
@@ -384,7 +395,7 @@ class StudyTracker:
     def _run_of(self, number: int) -> str | None:
         """The finished run of a search trial, of this session or an earlier one."""
         if number not in self._run_ids:
-            runs = list(self._runs.every(Kind.SEARCH, status=Status.FINISHED, number=number))
+            runs = list(self._runs.every(RunKind.SEARCH, status=Status.FINISHED, number=number))
             if not runs:
                 return None
             self._run_ids[number] = runs[-1].id
@@ -404,7 +415,7 @@ class StudyTracker:
 
     def finished_verdicts(self) -> set[tuple[str, int]]:
         """(family, seed) of the verdict runs that are done."""
-        return {(run.family, run.seed) for run in self._runs.every(Kind.VERDICT, status=Status.FINISHED)}
+        return {(run.family, run.seed) for run in self._runs.every(RunKind.VERDICT, status=Status.FINISHED)}
 
     def log_model(self, run_id: str, folder: str) -> None:
         """Keep a model's folder with the run that trained it."""
@@ -412,7 +423,7 @@ class StudyTracker:
 
     def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""
-        runs = list(self._runs.every(Kind.VERDICT, status=Status.FINISHED, family=family, seed=seed))
+        runs = list(self._runs.every(RunKind.VERDICT, status=Status.FINISHED, family=family, seed=seed))
         return runs[-1] if runs else None
 
     def fetch_model(self, run_id: str, to: Path) -> Path:

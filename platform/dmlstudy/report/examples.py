@@ -24,7 +24,7 @@ from dmlstudy.registry.history import model_of
 from dmlstudy.registry.leaderboard import Leaderboard
 from dmlstudy.registry.models import fetched
 from dmlstudy.report import figures
-from dmlstudy.report.figures import Pairs
+from dmlstudy.report.figures import PairDistances
 from dmlstudy.report.page import Plot, Section, paragraph, table
 from dmlstudy.saved import Model
 from dmlstudy.search.verdict import SHIPPED_SEED
@@ -317,13 +317,15 @@ def distances(
     positive_P2, negative_P2 = pairs_of(items, np.random.default_rng(SEED))
     if not len(positive_P2) or not len(negative_P2):
         return [paragraph("Not shown: there are no pairs of both kinds among the test items.")]
-    after = Pairs(apart(z_ND, positive_P2), apart(z_ND, negative_P2))
+    after = PairDistances(apart(z_ND, positive_P2), apart(z_ND, negative_P2))
     sides = [("after training", after)]
     parts: list[str | Plot] = []
     if isinstance(before, str):
         parts.append(paragraph(f"Before training is not shown: {before}"))
     else:
-        sides.insert(0, ("before training", Pairs(apart(before, positive_P2), apart(before, negative_P2))))
+        sides.insert(
+            0, ("before training", PairDistances(apart(before, positive_P2), apart(before, negative_P2)))
+        )
     edges = figures.bins([pairs for _, pairs in sides])
     common = ", ".join(f"{figures.overlap(pairs, edges):.1%} {what}" for what, pairs in sides)
     caption = (

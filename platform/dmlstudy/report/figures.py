@@ -471,14 +471,14 @@ def embedding_map(point_N2: NDArray[np.float64], labels: Sequence[str], shown: S
     return figure
 
 
-class Pairs(NamedTuple):
+class PairDistances(NamedTuple):
     """Distances of pairs that belong together, and of pairs that do not."""
 
     positive_P: NDArray[np.float64]
     negative_P: NDArray[np.float64]
 
 
-def histograms(sides: Sequence[tuple[str, Pairs]], unit: str) -> go.Figure:
+def histograms(sides: Sequence[tuple[str, PairDistances]], unit: str) -> go.Figure:
     """Shares of positive and of negative pairs by distance, in equal bins: a panel for each side, on one scale."""
     figure = make_subplots(
         rows=len(sides),
@@ -513,7 +513,7 @@ def histograms(sides: Sequence[tuple[str, Pairs]], unit: str) -> go.Figure:
     return figure
 
 
-def bins(sides: Sequence[Pairs]) -> NDArray[np.float64]:
+def bins(sides: Sequence[PairDistances]) -> NDArray[np.float64]:
     """Edges of equal bins over all sides' distances; of whole numbers, bits, there is none that lies across."""
     every = np.concatenate([distances for pairs in sides for distances in pairs])
     low, high = float(every.min()), float(every.max())
@@ -529,7 +529,7 @@ def shares(distances: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArra
     return np.asarray(counts / max(len(distances), 1))
 
 
-def overlap(pairs: Pairs, edges: NDArray[np.float64]) -> float:
+def overlap(pairs: PairDistances, edges: NDArray[np.float64]) -> float:
     """The overlap of two histograms: the sum over bins of the smaller share."""
     return float(np.minimum(shares(pairs.positive_P, edges), shares(pairs.negative_P, edges)).sum())
 

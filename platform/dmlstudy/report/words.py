@@ -13,7 +13,7 @@ from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry.comparison import Comparison
 from dmlstudy.registry.history import History
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
-from dmlstudy.registry.runs import Kind, Run
+from dmlstudy.registry.runs import Run, RunKind
 from dmlstudy.report.page import facts, paragraph, table
 from dmlstudy.text import duration
 from dmlstudy.training.tasks import task_of_params
@@ -248,8 +248,10 @@ def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Ht
     rows = []
     for row in board.rows:
         own = [run for run in history.runs if run.family == row.family]
-        judged = [run for run in own if run.kind == Kind.VERDICT]
-        times = [_seconds([run for run in own if run.kind == kind]) for kind in (Kind.SEARCH, Kind.VERDICT)]
+        judged = [run for run in own if run.kind == RunKind.VERDICT]
+        times = [
+            _seconds([run for run in own if run.kind == kind]) for kind in (RunKind.SEARCH, RunKind.VERDICT)
+        ]
         rows.append(
             [
                 row.family,
@@ -309,7 +311,7 @@ def reproduction(board: Leaderboard, history: History, state: Mapping[str, Any])
     environments = {name: _json(text) for name, text in texts.items() if name.startswith("environment")}
     first = environments.get("environment.json", {})
     spec = texts.get("study.yaml")
-    seeds = sorted({run.seed for run in history.runs if run.kind == Kind.VERDICT})
+    seeds = sorted({run.seed for run in history.runs if run.kind == RunKind.VERDICT})
     search = sorted({run.seed for run in history.runs if run.kind == "search"})
     data = state.get("spec", {}).get("data", {})
     known = [

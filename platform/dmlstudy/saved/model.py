@@ -51,7 +51,7 @@ class Takes(NamedTuple):
     num_features: int
 
 
-class Kind(NamedTuple):
+class ModelKind(NamedTuple):
     """A kind of model: its name, how its network is loaded, and how its folder gets a program for torch alone.
 
     The flags are those of ``Model``.
@@ -78,7 +78,7 @@ class Model:
     device: str
     batch_size: int
     name: str
-    _kind: Kind
+    _kind: ModelKind
     _described: Mapping[str, Any]
 
     @classmethod
@@ -199,7 +199,7 @@ def is_model(folder: str | Path) -> bool:
     return any((Path(folder) / description).is_file() for description in KINDS)
 
 
-def kind_of(folder: str | Path) -> Kind:
+def kind_of(folder: str | Path) -> ModelKind:
     """The kind of model in a folder, which is not verified. Raises ValueError for a folder of none."""
     return KINDS[_description(folder)]
 
@@ -297,9 +297,9 @@ def _add_learner(folder: Path) -> None:
     add_program(folder)
 
 
-KINDS: Mapping[str, Kind] = {
-    "embedder.json": Kind("embedder", _load_embedder, _add_embedder, gives_unit_vectors=True),
-    "hashing.json": Kind("hashing model", _load_codes, _add_codes),
-    "online.json": Kind("online learner", _load_learner, _add_learner, is_symmetric=False),
+KINDS: Mapping[str, ModelKind] = {
+    "embedder.json": ModelKind("embedder", _load_embedder, _add_embedder, gives_unit_vectors=True),
+    "hashing.json": ModelKind("hashing model", _load_codes, _add_codes),
+    "online.json": ModelKind("online learner", _load_learner, _add_learner, is_symmetric=False),
 }
 """By the name of their description."""

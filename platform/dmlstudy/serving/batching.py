@@ -36,7 +36,7 @@ class _Job:
     parts: list[Outputs] = field(default_factory=list)
 
 
-class Batches:
+class Batcher:
     """A function of items, called by one thread for all callers.
 
     While it computes, what others ask for gathers, and is computed together next: a caller that is alone never

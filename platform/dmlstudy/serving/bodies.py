@@ -23,7 +23,7 @@ JSON_FORMS = '{"images": ["<base64>", ...]} or {"image": "<base64>"}'
 VECTOR_FORMS = '{"vectors": [[...], ...]} or {"vector": [...]}'
 
 
-class Refused(HTTPException):
+class RefusedRequest(HTTPException):
     """A request that is answered with an error."""
 
     def __init__(self, status_code: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -31,30 +31,32 @@ class Refused(HTTPException):
 
 
 def vectors(content_type: str, body: bytes, num_features: int, max_items: int) -> NDArray[np.float32]:
-    """The vectors in a body of JSON. Raises Refused naming what is wrong."""
+    """The vectors in a body of JSON. Raises RefusedRequest naming what is wrong."""
     if not _is_json(content_type, body):
-        raise Refused(415, f"the model takes vectors; send {VECTOR_FORMS} as application/json")
+        raise RefusedRequest(415, f"the model takes vectors; send {VECTOR_FORMS} as application/json")
     rows = _listed(body, "vectors", "vector", VECTOR_FORMS, max_items)
     try:
         with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
             x_NF = np.array(rows, dtype=np.float64).astype(np.float32)
     except (TypeError, ValueError, OverflowError):
-        raise Refused(422, "vectors must be numbers, equally many in each") from None
+        raise RefusedRequest(422, "vectors must be numbers, equally many in each") from None
     if x_NF.ndim != 2 or x_NF.shape[1] != num_features or not np.isfinite(x_NF).all():
-        raise Refused(422, f"vectors of shape {x_NF.shape}; send finite ones of {num_features} numbers")
+        raise RefusedRequest(
+            422, f"vectors of shape {x_NF.shape}; send finite ones of {num_features} numbers"
+        )
     return x_NF
 
 
 def pictures(content_type: str, body: bytes, max_items: int) -> list[bytes]:
     """The files of the pictures in a body: JSON, a form with files, or the one picture itself.
 
-    Raises Refused naming what is wrong.
+    Raises RefusedRequest naming what is wrong.
     """
     if _kind(content_type) == "multipart/form-data":
         return _of_form(content_type, body, max_items)
     if not _is_json(content_type, body):
         if not body:
-            raise Refused(
+            raise RefusedRequest(
                 400, f"the body is empty; send a picture's bytes, a form with files, or {JSON_FORMS}"
             )
         return [body]
@@ -76,14 +78,14 @@ def _listed(body: bytes, many: str, one: str, forms: str, max_items: int) -> lis
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(400, "the body is not valid JSON") from None
+        raise RefusedRequest(400, "the body is not valid JSON") from None
     if not isinstance(content, dict) or (many in content) == (one in content):
-        raise Refused(400, f"expected {forms}")
+        raise RefusedRequest(400, f"expected {forms}")
     rows = [content[one]] if one in content else content[many]
     if not isinstance(rows, list) or not rows:
-        raise Refused(400, f"expected {forms}, with one item at least")
+        raise RefusedRequest(400, f"expected {forms}, with one item at least")
     if len(rows) > max_items:
-        raise Refused(413, f"{len(rows)} items; at most {max_items} in one request")
+        raise RefusedRequest(413, f"{len(rows)} items; at most {max_items} in one request")
     return rows
 
 
@@ -92,11 +94,11 @@ def _decoded(text: Any) -> bytes:
     if isinstance(text, str) and text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            raise Refused(400, "images: a data URI must be data:image/...;base64,...")
+            raise RefusedRequest(400, "images: a data URI must be data:image/...;base64,...")
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise Refused(400, "images must be base64 strings") from None
+        raise RefusedRequest(400, "images must be base64 strings") from None
 
 
 @dataclass
@@ -125,7 +127,7 @@ class _Form:
 
     def begin(self) -> None:
         if len(self.files) == self.max_items:
-            raise Refused(413, f"more than {self.max_items} items in one request; send fewer")
+            raise RefusedRequest(413, f"more than {self.max_items} items in one request; send fewer")
         self.headers, self.content = {}, bytearray()
 
     def add_name(self, data: bytes, start: int, end: int) -> None:
@@ -142,7 +144,7 @@ class _Form:
         given = self.headers.get(b"content-disposition", b"")
         if not re.search(rb";\s*filename\*?\s*=", given, re.IGNORECASE):
             name = parse_options_header(given)[1].get(b"name", b"").decode("utf-8", "replace")[:40]
-            raise Refused(
+            raise RefusedRequest(
                 400, f"the form's field {name!r} is no file; send pictures as in curl -F image=@x.jpg"
             )
 
@@ -160,16 +162,16 @@ def _of_form(content_type: str, body: bytes, max_items: int) -> list[bytes]:
     """The files of a form, which is in memory already: nothing is written to a disk."""
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise Refused(400, "the form's content type has no boundary; let the client make it")
+        raise RefusedRequest(400, "the form's content type has no boundary; let the client make it")
     form = _Form(max_items)
     try:
         parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise Refused(400, f"the form is not understood ({error})") from None
+        raise RefusedRequest(400, f"the form is not understood ({error})") from None
     if not form.is_whole:
-        raise Refused(400, "the form has no end: its last boundary is missing")
+        raise RefusedRequest(400, "the form has no end: its last boundary is missing")
     if not form.files:
-        raise Refused(400, "the form has no file; send pictures as in curl -F image=@x.jpg")
+        raise RefusedRequest(400, "the form has no file; send pictures as in curl -F image=@x.jpg")
     return form.files

@@ -42,7 +42,7 @@ LOCK = "lock"
 
 OnCorrupt: TypeAlias = Literal["error", "skip"]
 
-Runner = Callable[["Job", Sequence[int]], Iterable[int]]
+Runner = Callable[["EmbedJob", Sequence[int]], Iterable[int]]
 """Makes the parts of these numbers, in any order, and tells of each that is there."""
 
 
@@ -53,7 +53,7 @@ class Part(NamedTuple):
     name: str
 
 
-class Embedded(NamedTuple):
+class EmbedResult(NamedTuple):
     """The output: its rows, the size of an embedding, and items left out with the reason for each."""
 
     num_items: int
@@ -62,7 +62,7 @@ class Embedded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class EmbedJob:
     """A model's folder, what it is to embed, and where to; each process opens the model once for itself.
 
     ``on_corrupt`` 'skip' leaves out pictures that cannot be decoded. A picture may have ``max_pixels``, None for the
@@ -80,7 +80,7 @@ class Job:
     @classmethod
     def of(
         cls, model: Model, inputs: Path, output: Path, *, device: str | None = None, **options: Any
-    ) -> Job:
+    ) -> EmbedJob:
         """A job of a model that this process has opened; others, on ``device``, open it for themselves."""
         job = cls(
             str(model.folder),
@@ -205,16 +205,16 @@ class _Reader:
         return np.stack(found) if found else np.empty((0, *self._items.shape), np.uint8)
 
 
-def one_by_one(job: Job, numbers: Sequence[int]) -> Iterator[int]:
+def one_by_one(job: EmbedJob, numbers: Sequence[int]) -> Iterator[int]:
     """In this process."""
     return job.make(numbers)
 
 
 def embed_into(
-    job: Job,
+    job: EmbedJob,
     run: Runner = one_by_one,
     follow: Callable[[Iterable[int], int], Iterable[int]] = lambda each, _: each,
-) -> Embedded:
+) -> EmbedResult:
     """Embed all items into ``job.output``.
 
     Parts that an earlier call of the same model has left are not made again where their items are still the same.
@@ -231,12 +231,12 @@ def embed_into(
 
 
 def _embed(
-    job: Job,
+    job: EmbedJob,
     run: Runner,
     follow: Callable[[Iterable[int], int], Iterable[int]],
     numbers: range,
     output: Path,
-) -> Embedded:
+) -> EmbedResult:
     _claim(job)
     missing = [number for number in numbers if not job.is_made(number)]
     for _ in follow(run(job, missing), len(missing)):
@@ -253,11 +253,11 @@ def _embed(
     origin = {"model": job.opened.fingerprint, "source": job.inputs}
     dim = data.join_embeddings(files, output, origin)
     _clear(job.folder)
-    return Embedded(num_items, dim, left_out)
+    return EmbedResult(num_items, dim, left_out)
 
 
 @contextmanager
-def _sole_writer(job: Job) -> Iterator[None]:
+def _sole_writer(job: EmbedJob) -> Iterator[None]:
     """Hold the folder of the parts, made if missing. Raises ValueError where another call holds it.
 
     Processes to which a runner hands parts do not ask: they work for the call that holds it.
@@ -289,7 +289,7 @@ def _clear(folder: Path) -> None:
         folder.rmdir()
 
 
-def told(job: Job, embedded: Embedded) -> list[str]:
+def told(job: EmbedJob, embedded: EmbedResult) -> list[str]:
     """Lines on what was left out: files of other kinds, and pictures that could not be decoded."""
     lines = [f"left out: {job.items.left_out}"] if job.items.left_out else []
     lines += [f"left out: {reason}" for _, reason in embedded.left_out[:MOST_TOLD]]
@@ -306,7 +306,7 @@ def check_on_corrupt(text: str) -> OnCorrupt:
     return known[text]
 
 
-def _claim(job: Job) -> None:
+def _claim(job: EmbedJob) -> None:
     """Make the folder of the parts, or take over what a broken-off call of the same job has left there."""
     about = {"model": job.opened.fingerprint, "inputs": job.inputs}
     noted = job.folder / NOTED

@@ -35,7 +35,7 @@ from dmlstudy import embedders, online, saved
 from dmlstudy.data import preprocessing
 from dmlstudy.files import ZIP, check_output, written_whole
 from dmlstudy.hashing.program import Codes
-from dmlstudy.online.program import Layers
+from dmlstudy.online.program import LearnedLayers
 from dmlstudy.saved import Model
 from dmlstudy.text import first_line
 
@@ -132,7 +132,7 @@ class _Learned(nn.Module):
 
     def __init__(self, learned: online.Learned) -> None:
         super().__init__()
-        self.layers = Layers(learned)
+        self.layers = LearnedLayers(learned)
 
     def forward(self, x_ND: Tensor) -> dict[str, Tensor]:
         return {"embedding": self.layers(x_ND)}

@@ -33,7 +33,7 @@ INDEX, VECTORS, ITEMS, ABOUT = "index.faiss", "vectors.npy", "items.parquet", "g
 FILES = (INDEX, VECTORS, ITEMS)
 """The files that have a digest."""
 
-Kind: TypeAlias = Literal["flat", "ivf", "ivf_pq", "hnsw"]
+IndexKind: TypeAlias = Literal["flat", "ivf", "ivf_pq", "hnsw"]
 
 
 class About(BaseModel):
@@ -88,7 +88,7 @@ class Gallery:
 
 
 def build(
-    embeddings: str | Path, folder: str | Path, kind: Kind = "flat", tuning: Tuning | None = None
+    embeddings: str | Path, folder: str | Path, kind: IndexKind = "flat", tuning: Tuning | None = None
 ) -> Gallery:
     """Make a gallery of a file of embeddings; ``folder`` is new, and there whole or not at all.
 
@@ -211,7 +211,7 @@ def _about(path: Path) -> About:
     )
 
 
-def _index(kind: Kind, z_MD: NDArray[Any], model: str, tuning: Tuning | None) -> Index:
+def _index(kind: IndexKind, z_MD: NDArray[Any], model: str, tuning: Tuning | None) -> Index:
     place_M = np.arange(len(z_MD))
     if z_MD.dtype == np.int8:
         if kind == "ivf_pq":

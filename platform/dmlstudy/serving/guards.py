@@ -16,7 +16,7 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from dmlstudy.serving.batching import Gone
-from dmlstudy.serving.bodies import Refused
+from dmlstudy.serving.bodies import RefusedRequest
 
 LEAST_TOKEN = 16
 """Characters of a token beyond loopback."""
@@ -77,21 +77,21 @@ class Access:
         return cls(token, hosts or None, tuple(origins))
 
     def check_host(self, host: str) -> None:
-        """Raise Refused for a request under another name."""
+        """Raise RefusedRequest for a request under another name."""
         if self.hosts is not None and host and _bare(host) not in self.hosts:
-            raise Refused(
+            raise RefusedRequest(
                 421,
                 f"Host {host[:80]!r} is no name of this server; start it with --allowed-host NAME to add one",
             )
 
     def check_asker(self, request: Request) -> None:
-        """Raise Refused without the token; where there is none, for a web page of another origin than these."""
+        """Raise RefusedRequest without the token; where there is none, for a web page of another origin than these."""
         if self.token is not None:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(
                 given.strip().encode(), self.token.encode()
             ):
-                raise Refused(
+                raise RefusedRequest(
                     401,
                     "this server wants Authorization: Bearer TOKEN",
                     headers={"WWW-Authenticate": "Bearer"},
@@ -101,7 +101,7 @@ class Access:
         if origin is None or "*" in self.origins or origin in self.origins:
             return
         if origin.partition("://")[2] != request.headers.get("host"):
-            raise Refused(
+            raise RefusedRequest(
                 403,
                 f"a page of {origin[:80]!r} may not ask here; start the server with --cors-origin to allow it",
             )
@@ -156,7 +156,7 @@ class Memory:
     def share(self) -> Iterator[Callable[[int], None]]:
         """A function that takes bytes for one request, which gives them all back at the end.
 
-        It raises Refused where there are not so many left.
+        It raises RefusedRequest where there are not so many left.
         """
         own = 0
 
@@ -175,16 +175,16 @@ class Memory:
                 self._held -= own
 
 
-def busy(why: str) -> Refused:
+def busy(why: str) -> RefusedRequest:
     """The refusal of what may be asked again."""
-    return Refused(503, f"{why}; try again", headers={"Retry-After": "1"})
+    return RefusedRequest(503, f"{why}; try again", headers={"Retry-After": "1"})
 
 
 async def read_body(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
-    """The request's body, never more than may be held. Raises Refused, and Gone where the client goes away."""
+    """The request's body, never more than may be held. Raises RefusedRequest, and Gone where the client goes away."""
     length = request.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limits.max_bytes):
-        raise Refused(413, f"a body of {length[:18]} bytes; at most {limits.max_bytes}")
+        raise RefusedRequest(413, f"a body of {length[:18]} bytes; at most {limits.max_bytes}")
     chunks, size, started = [], 0, time.monotonic()
     try:
         with anyio.fail_after(limits.body_seconds) as scope:
@@ -192,14 +192,14 @@ async def read_body(request: Request, limits: Limits, take: Callable[[int], None
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limits.max_bytes:
-                    raise Refused(413, f"a body of more than {limits.max_bytes} bytes")
+                    raise RefusedRequest(413, f"a body of more than {limits.max_bytes} bytes")
                 take(len(chunk))
                 chunks.append(chunk)
                 allowed = limits.body_seconds + size / limits.body_rate
                 scope.deadline = begun + min(allowed, limits.max_body_seconds)
     except TimeoutError:
         spent = time.monotonic() - started
-        raise Refused(408, f"{size} bytes of the body in {spent:.0f} s, which is too slow") from None
+        raise RefusedRequest(408, f"{size} bytes of the body in {spent:.0f} s, which is too slow") from None
     except ClientDisconnect:
         raise Gone from None
     return b"".join(chunks)

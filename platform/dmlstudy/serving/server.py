@@ -44,8 +44,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dmlstudy import data, html
 from dmlstudy.saved import Model
 from dmlstudy.serving import bodies, openapi, traffic
-from dmlstudy.serving.batching import Batches, Gone, Outputs
-from dmlstudy.serving.bodies import Refused
+from dmlstudy.serving.batching import Batcher, Gone, Outputs
+from dmlstudy.serving.bodies import RefusedRequest
 from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
 from dmlstudy.serving.gallery import open_gallery
 from dmlstudy.serving.guards import Access, Limits, Memory, busy, check_token, read_body
@@ -89,10 +89,10 @@ class Service:
             opened = open_gallery(gallery, device=model.device)
             self.note = opened.note
             self._search = Searcher(model, opened, rerank=rerank, among=among)
-            self._queries = self._items = Batches(model.query)
+            self._queries = self._items = Batcher(model.query)
         if self._search is None or not model.is_symmetric:
             compute = model.compute
-            self._items = Batches(lambda x_N: (compute(x_N), None))
+            self._items = Batcher(lambda x_N: (compute(x_N), None))
         if model.example is not None:
             for wanted in {self._items, *([self._queries] if self._search else [])}:
                 wanted.submit(model.example[0][:1]).result()
@@ -108,16 +108,16 @@ class Service:
             self._queries.close()
 
     def check_gallery(self) -> None:
-        """Raise Refused without a gallery."""
+        """Raise RefusedRequest without a gallery."""
         if self._search is None:
-            raise Refused(404, "this server has no gallery; start it with --gallery")
+            raise RefusedRequest(404, "this server has no gallery; start it with --gallery")
 
     def items(
         self, content_type: str, body: bytes, take: Callable[[int], None], is_gone: Callable[[], bool]
     ) -> NDArray[Any]:
         """The content of a request as the model takes it; ``take`` receives the number of bytes needed.
 
-        Raises Refused naming what is wrong, and Gone once ``is_gone``.
+        Raises RefusedRequest naming what is wrong, and Gone once ``is_gone``.
         """
         takes, limits = self.takes, self.limits
         if takes.image_size is None:
@@ -140,7 +140,7 @@ class Service:
                 before_each=go_on,
             )
         except ValueError as error:
-            raise Refused(422, str(error)) from None
+            raise RefusedRequest(422, str(error)) from None
 
     def submit(
         self, items_N: NDArray[Any], is_query: bool, is_gone: Callable[[], bool] = lambda: False
@@ -239,7 +239,7 @@ class Front:
         asked = request.query_params.get("k", "10")
         is_number = asked.isascii() and asked.isdigit() and len(asked) <= 9
         if not is_number or not 1 <= int(asked) <= self.limits.max_k:
-            raise Refused(400, f"k={asked[:20]!r}: a number from 1 to {self.limits.max_k}")
+            raise RefusedRequest(400, f"k={asked[:20]!r}: a number from 1 to {self.limits.max_k}")
         return await self._answered(request, int(asked))
 
     async def health(self, _: Request) -> Response:
@@ -330,7 +330,7 @@ class _OwnHost:
             host = next((value for name, value in scope["headers"] if name == b"host"), b"")
             try:
                 self._access.check_host(host.decode("latin-1"))
-            except Refused as error:
+            except RefusedRequest as error:
                 await JSONResponse({"error": error.detail}, error.status_code)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

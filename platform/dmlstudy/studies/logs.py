@@ -119,12 +119,12 @@ def _curve_lines(trial: Any, runs: list[tuple[Run, Any]]) -> list[str]:
 def _runs_of_trial(store: Store, name: str, number: int) -> list[tuple[Run, dict[str, dict[int, float]]]]:
     """MLflow's runs of a trial, oldest first, each with its curves of loss and speed."""
     from dmlstudy.registry import tracking
-    from dmlstudy.registry.runs import Kind
+    from dmlstudy.registry.runs import RunKind
 
     runs = tracking.runs_of(store, name)
     return [
         (run, {key: runs.curve(run, key) for key in (TRAIN_LOSS, IMAGES_PER_SECOND) if key in run.metrics})
-        for run in runs.every(Kind.SEARCH, number=number)
+        for run in runs.every(RunKind.SEARCH, number=number)
     ]
 
 

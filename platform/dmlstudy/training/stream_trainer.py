@@ -21,7 +21,7 @@ from dmlstudy.data.images import Indices, Labels
 from dmlstudy.online import constraints
 from dmlstudy.online.drift import Score
 from dmlstudy.online.learner import Floats as Floats64
-from dmlstudy.online.stream import BLOCK, Course, Progress
+from dmlstudy.online.stream import BLOCK, Course, StreamProgress
 from dmlstudy.records import DataConfig, OnlineConfig, TrialConfig
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.interface import Share, Trainer, derived_seed
@@ -154,7 +154,7 @@ class StreamTrainer(Trainer):
     def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
         arrays = {name: value.numpy() for name, value in state.items()}
         race = arrays["race"].tolist()
-        progress = Progress(
+        progress = StreamProgress(
             int(arrays["position"]),
             tuple(arrays["drifts"].tolist()),
             tuple(arrays["reopened"].tolist()),
