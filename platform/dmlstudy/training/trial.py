@@ -136,7 +136,7 @@ class _Trial:
 
     def _search(self) -> TrialResult:
         for number in range(self.begun.fold, len(self.shares)):
-            _, scores = self._train(number)
+            scores = self._train(number)[1]  # its trainer goes before the next one takes memory
             self.finished.append(scores)
             self._keep(number + 1, 0)
         metrics = mean(self.finished) | spread(self.finished, self.config.objective)
@@ -147,8 +147,7 @@ class _Trial:
         """The trainer of all development items, and the scores on the test items."""
         *of_folds, whole = range(len(self.shares))
         for number in of_folds[self.begun.fold :]:
-            trainer, _ = self._train(number)
-            own = trainer.outputs()
+            own = self._train(number)[0].outputs()
             self.outputs |= {f"{OUTPUTS}{name}.{number}": tensor for name, tensor in own.items()}
             self._keep(number + 1, 0)
         metrics: dict[str, float] = {}
