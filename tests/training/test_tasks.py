@@ -14,8 +14,8 @@ import torch
 from support.ranks import config as embedder_config
 
 from dmlstudy import data, distributed, model_folder
-from dmlstudy.models import saved
 from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.saved import Model
 from dmlstudy.spec.study_file import SECTIONS, ProtocolConfig
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.interface import Share
@@ -169,7 +169,7 @@ def test_the_race_is_under_way_at_a_report_of_its_trial() -> None:
 def test_what_is_saved_says_which_data_it_is_of(name: str, tmp_path: Path) -> None:
     config = given(name, "verdict")
     run_trial(config, lambda report: None, save_to=tmp_path / "model")
-    noted = saved.extra(tmp_path / "model")
+    noted = Model.open(tmp_path / "model").notes
     dataset = TASKS[name].dataset(config.data)
     assert noted["trained_on"] == "digits"
     assert noted["development_fingerprint"] == dataset.development_fingerprint
