@@ -25,7 +25,7 @@ from dmlstudy.saved.items import of_files
 from dmlstudy.serving import embed, retrieve
 from dmlstudy.serving.embed import EmbedJob, embed_into, one_by_one, told
 from dmlstudy.serving.gallery import build
-from dmlstudy.serving.retriever import Searcher
+from dmlstudy.serving.retriever import Retriever
 
 
 @pytest.fixture(autouse=True)
@@ -427,14 +427,14 @@ def test_a_gallery_without_the_skipped_pictures_still_has_a_sheet(
     (own_pictures / "class0" / "00.png").write_bytes(b"no picture")
     output = tmp_path / "z.parquet"
     embed_into(EmbedJob(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip"))
-    searcher = Searcher(Model.open(models["plain"]), build(output, tmp_path / "gallery"))
+    retriever = Retriever(Model.open(models["plain"]), build(output, tmp_path / "gallery"))
     queries = of_files(Model.open(models["plain"]), own_pictures / "class1")
-    hits = retrieve.retrieve(searcher, queries, 1)
+    hits = retrieve.retrieve(retriever, queries, 1)
     drawn: list[Any] = []
     monkeypatch.setattr(retrieve, "write_sheet", lambda path, title, rows: drawn.extend(rows))
-    retrieve.write_contact_sheet(tmp_path / "s.html", searcher, queries, hits)
+    retrieve.write_contact_sheet(tmp_path / "s.html", retriever, queries, hits)
     for query, (found,) in drawn:  # each finds itself, which is another row of the gallery than of the folder
         np.testing.assert_array_equal(found.image_HWC, query.image_HWC)
     (own_pictures / "class1" / "01.png").unlink()
     with pytest.raises(ValueError, match="holds other items than the gallery was made of"):
-        retrieve.write_contact_sheet(tmp_path / "s.html", searcher, queries, hits)
+        retrieve.write_contact_sheet(tmp_path / "s.html", retriever, queries, hits)

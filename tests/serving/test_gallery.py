@@ -23,7 +23,7 @@ from dmlstudy.serving.contact_sheet import Shown, write_sheet
 from dmlstudy.serving.embed import EmbedJob, embed_into
 from dmlstudy.serving.gallery import Gallery, build, open_gallery
 from dmlstudy.serving.retrieve import own_items, retrieve, write_contact_sheet
-from dmlstudy.serving.retriever import Layers, Searcher, by_layers
+from dmlstudy.serving.retriever import Layers, Retriever, by_layers
 
 from .conftest import X
 
@@ -46,7 +46,7 @@ def test_search_is_the_loop_over_items(
     gallery = made(models[kind], inputs, tmp_path)
     queries = of_files(Model.open(models[kind]), inputs)
     z_ND = Model.open(models[kind]).compute(queries.read(range(len(queries)))).astype(np.float64)
-    hits = retrieve(Searcher(Model.open(models[kind]), gallery, rerank="none"), queries, 5)
+    hits = retrieve(Retriever(Model.open(models[kind]), gallery, rerank="none"), queries, 5)
     for query, own in enumerate(hits):
         difference = ((z_ND - z_ND[query]) ** 2).sum(axis=1)
         expected = np.sort(difference / 4 if kind == "codes" else np.sqrt(difference))[:5]
@@ -63,9 +63,9 @@ def test_structure_puts_them_in_the_querys_order(
 ) -> None:
     gallery = made(models["structure"], pictures, tmp_path)
     queries = of_files(Model.open(models["structure"]), pictures)
-    searcher = Searcher(Model.open(models["structure"]), gallery, among=12)
-    assert searcher.rerank == "structure"
-    hits = retrieve(searcher, queries, 4)
+    retriever = Retriever(Model.open(models["structure"]), gallery, among=12)
+    assert retriever.rerank == "structure"
+    hits = retrieve(retriever, queries, 4)
     z_ND, omega_ND = embedders.embed_with_structure(
         embedders.load(models["structure"]), queries.read(range(30))
     )
@@ -83,7 +83,7 @@ def test_codes_are_put_in_order_by_weighted_bits(
 ) -> None:
     gallery = made(models["codes"], vectors, tmp_path)
     queries = of_files(Model.open(models["codes"]), vectors)
-    hits = retrieve(Searcher(Model.open(models["codes"]), gallery, rerank="structure"), queries, 30)
+    hits = retrieve(Retriever(Model.open(models["codes"]), gallery, rerank="structure"), queries, 30)
     model = hashing.load(models["codes"])
     x_NF = queries.read(range(30))
     z_ND, omega_ND = model.codes(x_NF), model.omega(x_NF)
@@ -100,9 +100,9 @@ def test_layers_put_them_in_the_order_of_their_similarities(
 ) -> None:
     gallery = made(models["learner"], vectors, tmp_path)
     queries = of_files(Model.open(models["learner"]), vectors)
-    searcher = Searcher(Model.open(models["learner"]), gallery, among=30)
-    assert searcher.rerank == "layers"
-    hits = retrieve(searcher, queries, 30)
+    retriever = Retriever(Model.open(models["learner"]), gallery, among=30)
+    assert retriever.rerank == "layers"
+    hits = retrieve(retriever, queries, 30)
     learned = online.load(models["learner"])
     layers = learned.learner.embed(learned.preparation(queries.read(range(30))))
     for query, own in enumerate(hits):
@@ -124,7 +124,7 @@ def test_a_similarity_that_is_no_distance_is_searched_by(vectors: Path, tmp_path
     online.save(learned, tmp_path / "model", {}, X[:2])
     gallery = made(tmp_path / "model", vectors, tmp_path)
     hits = retrieve(
-        Searcher(Model.open(tmp_path / "model"), gallery),
+        Retriever(Model.open(tmp_path / "model"), gallery),
         of_files(Model.open(tmp_path / "model"), vectors),
         30,
     )
@@ -152,7 +152,7 @@ def test_other_indexes_find_the_item_itself(
 ) -> None:
     gallery = made(models["plain"], pictures, tmp_path, kind)
     queries = of_files(Model.open(models["plain"]), pictures)
-    hits = retrieve(Searcher(Model.open(models["plain"]), gallery), queries, 1)
+    hits = retrieve(Retriever(Model.open(models["plain"]), gallery), queries, 1)
     assert [own[0].place for own in hits] == list(range(30))
 
 
@@ -161,9 +161,9 @@ def test_a_contact_sheet_shows_what_was_found(
 ) -> None:
     gallery = made(models["plain"], pictures, tmp_path)
     queries = of_files(Model.open(models["plain"]), pictures / "class0")
-    searcher = Searcher(Model.open(models["plain"]), gallery)
-    hits = retrieve(searcher, queries, 3)
-    write_contact_sheet(tmp_path / "sheet.html", searcher, queries, hits)
+    retriever = Retriever(Model.open(models["plain"]), gallery)
+    hits = retrieve(retriever, queries, 3)
+    write_contact_sheet(tmp_path / "sheet.html", retriever, queries, hits)
     page = (tmp_path / "sheet.html").read_text()
     assert page.count("<section>") == 10
     assert page.count("<img") == 40
@@ -171,7 +171,7 @@ def test_a_contact_sheet_shows_what_was_found(
     assert "http:" not in page
     assert "https:" not in page
     with pytest.raises(ValueError, match="no such folder; make it or name another output"):
-        write_contact_sheet(tmp_path / "none" / "s.html", searcher, queries, hits)
+        write_contact_sheet(tmp_path / "none" / "s.html", retriever, queries, hits)
 
 
 def test_what_is_refused(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_what_is_refused(models: dict[str, Path], pictures: Path, tmp_path: Path
     with pytest.raises(ValueError, match="exists already"):
         build(z, tmp_path / "gallery")
     with pytest.raises(ValueError, match="the gallery was made by another model"):
-        Searcher(Model.open(models["structure"]), gallery)
+        Retriever(Model.open(models["structure"]), gallery)
     with pytest.raises(ValueError, match="the model has no head for it"):
-        Searcher(Model.open(models["plain"]), gallery, rerank="structure")
+        Retriever(Model.open(models["plain"]), gallery, rerank="structure")
     with pytest.raises(ValueError, match="queries of size 3, the gallery's are of 6"):
         gallery.search(np.zeros((1, 3), np.float32), 1)
     data.write_embeddings(tmp_path / "bare.parquet", ["a"], None, np.ones((1, 6), np.float32))
@@ -366,22 +366,22 @@ def test_the_index_is_put_where_the_gallery_is_asked_to_be(
 
 def test_the_querys_own_item_is_left_out(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
     gallery = made(models["plain"], pictures, tmp_path)
-    searcher = Searcher(Model.open(models["plain"]), gallery)
+    retriever = Retriever(Model.open(models["plain"]), gallery)
     queries = of_files(Model.open(models["plain"]), pictures)
-    with_own = retrieve(searcher, queries, 6)
-    without = retrieve(searcher, queries, 5, is_own=own_items(gallery, pictures, queries))
+    with_own = retrieve(retriever, queries, 6)
+    without = retrieve(retriever, queries, 5, is_own=own_items(gallery, pictures, queries))
     for query, (all_of, others) in enumerate(zip(with_own, without, strict=True)):
         assert [hit.rank for hit in others] == [1, 2, 3, 4, 5]
         expected = [hit.place for hit in all_of if hit.place != query]
         assert [hit.place for hit in others] == expected[:5]
     single = sorted((pictures / "class1").iterdir())[2]
     query = of_files(Model.open(models["plain"]), single)
-    (own,) = retrieve(searcher, query, 1, is_own=own_items(gallery, single, query))
+    (own,) = retrieve(retriever, query, 1, is_own=own_items(gallery, single, query))
     assert own[0].id != f"class1/{single.name}"
     below = of_files(Model.open(models["plain"]), pictures / "class1")
     for name, own in zip(
         below.ids,
-        retrieve(searcher, below, 30, is_own=own_items(gallery, pictures / "class1", below)),
+        retrieve(retriever, below, 30, is_own=own_items(gallery, pictures / "class1", below)),
         strict=True,
     ):
         assert len(own) == 29
@@ -394,7 +394,7 @@ def test_items_of_a_table_are_known_by_their_ids(
     gallery = made(models["codes"], vectors, tmp_path)
     queries = of_files(Model.open(models["codes"]), vectors)
     hits = retrieve(
-        Searcher(Model.open(models["codes"]), gallery),
+        Retriever(Model.open(models["codes"]), gallery),
         queries,
         30,
         is_own=own_items(gallery, vectors, queries),
@@ -414,7 +414,7 @@ def test_scores_are_larger_for_what_is_nearer(
         queries = of_files(Model.open(models[kind]), inputs)
         z_ND = Model.open(models[kind]).compute(queries.read(range(30))).astype(np.float64)
         for query, own in enumerate(
-            retrieve(Searcher(Model.open(models[kind]), gallery, rerank="none"), queries, 30)
+            retrieve(Retriever(Model.open(models[kind]), gallery, rerank="none"), queries, 30)
         ):
             scores = [hit.score for hit in own]
             assert scores == sorted(scores, reverse=True)

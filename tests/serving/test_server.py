@@ -35,7 +35,7 @@ from dmlstudy.serving.embed import EmbedJob, embed_into
 from dmlstudy.serving.gallery import build
 from dmlstudy.serving.guards import Access, Limits
 from dmlstudy.serving.retrieve import retrieve
-from dmlstudy.serving.retriever import Searcher
+from dmlstudy.serving.retriever import Retriever
 from dmlstudy.serving.server import Service, app
 
 TOKEN = "0123456789abcdef-a-token"
@@ -90,7 +90,7 @@ def test_retrieve_is_what_the_searcher_finds(
     from dmlstudy.serving.gallery import open_gallery
 
     queries = of_files(Model.open(models["structure"]), pictures)
-    expected = retrieve(Searcher(Model.open(models["structure"]), open_gallery(gallery)), queries, 7)
+    expected = retrieve(Retriever(Model.open(models["structure"]), open_gallery(gallery)), queries, 7)
     file = sorted(pictures.rglob("*.png"))[4]
     answer = client.post("/retrieve?k=7", content=file.read_bytes(), headers=AS_PNG).json()
     (found,) = answer["results"]
@@ -119,7 +119,7 @@ def test_models_of_vectors_retrieve_too(
     embed_into(EmbedJob(str(models[kind]), str(vectors), str(tmp_path / "z.parquet"), device="cpu"))
     found = build(tmp_path / "z.parquet", tmp_path / "gallery")
     queries = of_files(Model.open(models[kind]), vectors)
-    expected = retrieve(Searcher(Model.open(models[kind]), found), queries, 4)
+    expected = retrieve(Retriever(Model.open(models[kind]), found), queries, 4)
     x = queries.read(range(3))
     with TestClient(app(Service(Model.open(models[kind]), tmp_path / "gallery", Limits()))) as client:
         answer = client.post("/retrieve?k=4", json={"vectors": x.tolist()}).json()

@@ -307,7 +307,7 @@ def retrieve(
     from dmlstudy.serving.gallery import open_gallery
     from dmlstudy.serving.retrieve import own_items, write_contact_sheet
     from dmlstudy.serving.retrieve import retrieve as find
-    from dmlstudy.serving.retriever import Searcher
+    from dmlstudy.serving.retriever import Retriever
 
     if sheet is not None:
         check_page(sheet)
@@ -315,11 +315,11 @@ def retrieve(
         items = open_gallery(gallery, device=device)
         if items.note:
             print(f"note: {items.note}", file=sys.stderr)
-        searcher = Searcher(opened, items, rerank=rerank, among=among)
+        retriever = Retriever(opened, items, rerank=rerank, among=among)
         queries = of_files(opened, query)
-        hits = find(searcher, queries, k, is_own=own_items(items, query, queries) if exclude_self else None)
+        hits = find(retriever, queries, k, is_own=own_items(items, query, queries) if exclude_self else None)
         if sheet is not None:
-            write_contact_sheet(sheet, searcher, queries, hits)
+            write_contact_sheet(sheet, retriever, queries, hits)
     if json:
         for hit in (hit for own in hits for hit in own):
             print(hit.model_dump_json())

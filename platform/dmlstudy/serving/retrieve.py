@@ -12,7 +12,7 @@ from dmlstudy.records import Record
 from dmlstudy.saved.items import of_files
 from dmlstudy.serving.contact_sheet import Shown, write_sheet
 from dmlstudy.serving.gallery import Gallery
-from dmlstudy.serving.retriever import Found, Searcher
+from dmlstudy.serving.retriever import Found, Retriever
 from dmlstudy.text import counted
 
 BATCH = 256
@@ -35,18 +35,18 @@ class Hit(Record):
 
 
 def retrieve(
-    searcher: Searcher, queries: Inputs, k: int, *, is_own: Callable[[int, int], bool] | None = None
+    retriever: Retriever, queries: Inputs, k: int, *, is_own: Callable[[int, int], bool] | None = None
 ) -> list[list[Hit]]:
     """The k best items of each query, without those that ``is_own`` (of the query's number and the item's place).
 
-    Raises ValueError as the searcher and the queries' files do.
+    Raises ValueError as the retriever and the queries' files do.
     """
     parts = [range(start, min(start + BATCH, len(queries))) for start in range(0, len(queries), BATCH)]
     more = 0 if is_own is None else 1
-    found = [each for part in parts for each in searcher(queries.read(part), k + more)]
+    found = [each for part in parts for each in retriever(queries.read(part), k + more)]
     if is_own is not None:
         found = [_others(each, functools.partial(is_own, query), k) for query, each in enumerate(found)]
-    return [_hits(searcher, name, each) for name, each in zip(queries.ids, found, strict=True)]
+    return [_hits(retriever, name, each) for name, each in zip(queries.ids, found, strict=True)]
 
 
 def _others(found: Found, is_own: Callable[[int], bool], k: int) -> Found:
@@ -71,17 +71,17 @@ def _folder(source: Path) -> Path | None:
 
 
 def write_contact_sheet(
-    path: str | Path, searcher: Searcher, queries: Inputs, hits: Sequence[Sequence[Hit]]
+    path: str | Path, retriever: Retriever, queries: Inputs, hits: Sequence[Sequence[Hit]]
 ) -> None:
     """Write the hits of each query as pictures, seen as the model sees them.
 
     A hit is marked right or wrong where labels of both are known. Raises ValueError for a model of vectors, and where
     what the gallery was made of is not there any more.
     """
-    if searcher.model.takes.image_size is None:
+    if retriever.model.takes.image_size is None:
         raise ValueError("the model takes vectors, of which there are no pictures; leave --sheet out")
-    gallery = searcher.gallery
-    items = of_files(searcher.model, gallery.source)
+    gallery = retriever.gallery
+    items = of_files(retriever.model, gallery.source)
     row_of = _rows(items.ids, gallery.ids)
     if row_of is None:
         raise ValueError(
@@ -112,9 +112,9 @@ def _rows(there: Sequence[str], gallery: Sequence[str]) -> Sequence[int] | None:
     return [row_of[name] for name in gallery]
 
 
-def _hits(searcher: Searcher, query: str, found: Found) -> list[Hit]:
-    gallery = searcher.gallery
-    scores = searcher.measure.score_of(found.distance_K).tolist()
+def _hits(retriever: Retriever, query: str, found: Found) -> list[Hit]:
+    gallery = retriever.gallery
+    scores = retriever.measure.score_of(found.distance_K).tolist()
     ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), scores, strict=True)
     return [
         Hit(

@@ -57,7 +57,7 @@ def _measure(is_unit: bool, num_bits: int | None) -> Measure:
     return Measure("euclidean", "1 / (1 + distance)", lambda d_K: 1 / (1 + d_K.astype(np.float64)))
 
 
-class Searcher:
+class Retriever:
     """A model with a gallery that it made.
 
     ``rerank`` puts the first ``among`` of the index in another order: 'structure' by the query's structure

@@ -49,7 +49,7 @@ from dmlstudy.serving.bodies import RefusedRequest
 from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
 from dmlstudy.serving.gallery import open_gallery
 from dmlstudy.serving.guards import Access, Limits, Memory, busy, check_token, read_body
-from dmlstudy.serving.retriever import Found, Searcher
+from dmlstudy.serving.retriever import Found, Retriever
 
 MOST_PORT = 65535
 
@@ -66,7 +66,7 @@ class Service:
     """The model and the gallery; what waits is computed together, on all threads torch has.
 
     ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. Raises
-    ValueError as ``Model.loaded`` and ``Searcher``.
+    ValueError as ``Model.loaded`` and ``Retriever``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Service:
         if gallery is not None:
             opened = open_gallery(gallery, device=model.device)
             self.note = opened.note
-            self._search = Searcher(model, opened, rerank=rerank, among=among)
+            self._search = Retriever(model, opened, rerank=rerank, among=among)
             self._queries = self._items = Batcher(model.query)
         if self._search is None or not model.is_symmetric:
             compute = model.compute
@@ -179,7 +179,7 @@ class Service:
         }
 
 
-def _ranked(search: Searcher, found: Found) -> list[dict[str, Any]]:
+def _ranked(search: Retriever, found: Found) -> list[dict[str, Any]]:
     gallery = search.gallery
     scores = search.measure.score_of(found.distance_K).tolist()
     ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), scores, strict=True)
