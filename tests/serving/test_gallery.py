@@ -313,7 +313,6 @@ def test_faiss_opens_a_gallerys_index(models: dict[str, Path], pictures: Path, t
 
 KILLED = """
 import os, sys
-from pathlib import Path
 from dmlstudy import data
 from dmlstudy.serving import gallery
 left = int(sys.argv[3])
@@ -330,7 +329,7 @@ def counted(real):
 gallery.data.write_items = counted(data.write_items)
 gallery.np.save = counted(gallery.np.save)
 gallery.sha256 = counted(gallery.sha256)
-Path.rename = counted(Path.rename)
+gallery.put_in_place = counted(gallery.put_in_place)
 gallery.build(sys.argv[1], sys.argv[2])
 """
 

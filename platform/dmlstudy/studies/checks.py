@@ -119,8 +119,10 @@ def check_storage(spec: StudySpec) -> None:
             copy.read_bytes()
         probe.remove()
     except OSError as error:
-        reason = first_line(error.strerror or error)
-        reason = reason.partition(" (Request ID")[0]  # a cloud's, of a hundred characters
+        said, _, _ = str(error.strerror or error).partition(
+            " (Request ID"
+        )  # a cloud's, of a hundred characters
+        reason = first_line(said.strip() or error)
         raise SpecError(
             f"resources.storage_path: {root} cannot be written and read ({reason}); make the folder or bucket, give"
             " this machine and all nodes the right to it, or name another"

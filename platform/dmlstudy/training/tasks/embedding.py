@@ -79,7 +79,7 @@ class Embedding(Task):
     def score_fold_models(
         self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, float]:
-        """'separate_' of each model alone, the mean over them; 'concatenated_' of their embeddings as one."""
+        """Metrics of each model alone, the mean over them, and of their concatenated embeddings."""
         from dmlstudy import metric_names
         from dmlstudy.training.retrieval_scores import Embedded, concatenated, retrieval_scores
         from dmlstudy.training.scores import mean
