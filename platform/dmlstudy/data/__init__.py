@@ -25,7 +25,7 @@ from dmlstudy.data.pictures import LazyImages
 from dmlstudy.data.remarks import check_hits, remarks
 from dmlstudy.data.same_files import files_digest
 from dmlstudy.data.seen_classes import CLOSED, ClosedSet, as_features, load_closed
-from dmlstudy.data.source import Source, reading
+from dmlstudy.data.source import Source
 from dmlstudy.data.tables import Features, load_features
 
 __all__ = [
@@ -73,7 +73,6 @@ __all__ = [
     "open_vectors",
     "read_embeddings",
     "read_items",
-    "reading",
     "remarks",
     "row_folds",
     "write_embeddings",

@@ -37,8 +37,7 @@ def closed(config: DataConfig) -> ClosedSet:
 
 def fit_of(config: DataConfig) -> Fit:
     """The conversion of a data set's pictures to its images."""
-    how = data.reading(config.orientation, config.background, config.max_pixels)
-    return Fit(config.image_size, config.resize_to, config.keep_aspect, how)
+    return data.Source(**config.model_dump()).fit
 
 
 def features_of(
