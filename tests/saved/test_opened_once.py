@@ -170,3 +170,5 @@ def test_a_model_for_python_is_there_once_and_outlives_its_copy(place: Path, cou
     assert model.embed(place / "pictures").shape == (12, 6)
     assert model.embed(images_of(place / "pictures" / "00.png")).shape == (1, 6)
     assert len(counts.networks) == 1
+    assert model.example is not None
+    assert model.notes == {}  # none were saved with it

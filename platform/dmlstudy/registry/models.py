@@ -285,6 +285,7 @@ def _fetched(
             folder, device=device, batch_size=batch_size, name=reference, fingerprint=version.sha256
         )
         deviation = model_folder.largest_deviation(folder, model.loaded.compute) or 0.0
+        _ = model.example  # from now on in memory, as the network is
     except ValueError as error:
         raise StoreError(f"{reference}: {error}") from None
     if not deviation <= TOLERANCE:

@@ -178,9 +178,8 @@ class StudyRuns:
         }
         wanted = " and ".join(f"{name} = '{value}'" for name, value in asked.items() if value is not None)
         for raw in raw_runs(self._client, self.experiment_id, wanted):
-            if raw.data.tags.get(KIND) in set(
-                RunKind
-            ):  # others' runs in the experiment are none of the study's
+            # Others' runs in the experiment are none of the study's.
+            if raw.data.tags.get(KIND) in set(RunKind):
                 yield Run.of(raw)
 
     def get(self, run_id: str) -> Run:

@@ -162,7 +162,8 @@ class Model:
     @functools.cached_property
     def notes(self) -> dict[str, Any]:
         """The notes saved with the model: its family, configuration and origin. Raises ValueError for other forms."""
-        return model_folder.checked_extra(self._described, self.folder / _description(self.folder))
+        file = next(name for name, kind in KINDS.items() if kind is self._kind)
+        return model_folder.checked_extra(self._described, self.folder / file)
 
     @functools.cached_property
     def preprocessing(self) -> dict[str, Any]:
