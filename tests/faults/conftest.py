@@ -67,6 +67,14 @@ def marked(mark: str, name: str = "") -> list[psutil.Process]:
     return found
 
 
+def left(mark: str, within: float = 30) -> list[psutil.Process]:
+    """The processes that still carry the mark after so many seconds; a study's end does not wait for Ray's last."""
+    end = time.monotonic() + within
+    while (found := marked(mark)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return found
+
+
 def trials_of(store: Path, study: str) -> list[optuna.trial.FrozenTrial]:
     """The study's trials as Optuna's storage has them."""
     return optuna.load_study(study_name=study, storage=f"sqlite:///{store / 'optuna.db'}").trials

@@ -31,7 +31,7 @@ from dmlstudy.engine.recorder import Vault
 from dmlstudy.engine.tune_run import engine_settings
 from dmlstudy.records import ResourcesConfig, TrialConfig
 
-from .conftest import DMLSTUDY, Record, marked, runs_left_open, seconds_until_training, trials_of
+from .conftest import DMLSTUDY, Record, left, marked, runs_left_open, seconds_until_training, trials_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -111,7 +111,7 @@ def test_a_study_survives_a_killed_worker_a_killed_actor_and_a_hang(
             study.kill()
             study.wait()
 
-    assert marked(mark) == [], "a process outlived its study"
+    assert left(mark) == [], "a process outlived its study"
     trials = trials_of(store, "gang-faults")
     states = [trial.state.name for trial in trials]
     assert states == ["COMPLETE"] * 4 + ["FAIL", "COMPLETE"]

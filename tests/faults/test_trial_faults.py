@@ -21,7 +21,7 @@ from .conftest import (
     DMLSTUDY,
     Record,
     board_of,
-    marked,
+    left,
     runs_left_open,
     seconds_until_training,
     trials_of,
@@ -109,7 +109,7 @@ def test_a_study_survives_trials_that_diverge_run_out_of_memory_or_meet_a_torn_i
             study.kill()
             study.wait()
 
-    assert marked(mark) == [], "a process outlived its study"
+    assert left(mark) == [], "a process outlived its study"
     trials = trials_of(store, "faults")
     states = [trial.state.name for trial in trials]
     assert states == ["FAIL", "COMPLETE", "FAIL", "COMPLETE", "FAIL", "COMPLETE", "FAIL", "FAIL"]
