@@ -31,7 +31,7 @@ DOCUMENTS = [
 ABOVE = [document for document in DOCUMENTS if (ROOT / "platform") not in document.parents]
 """What a user reads before anything of the package's own."""
 
-TOP_LINES = 180
+TOP_LINES = 155
 PARAGRAPH_WORDS = 60
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)

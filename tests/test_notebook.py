@@ -15,7 +15,7 @@ from support.made_study import Maker
 from dmlstudy.store import Store
 
 ENGINE = """
-import os, time
+import logging, os, sys, threading, time
 from pathlib import Path
 
 import dmlstudy
@@ -24,13 +24,23 @@ from dmlstudy.engine.progress import engine_noise_to
 from dmlstudy.studies import run
 
 num_told = 0
+logger = logging.getLogger("engine")
+logger.addHandler(logging.StreamHandler())
+
+def noise():
+    os.write(1, b"noise of the engine\\n")
+    thread = threading.Thread(target=lambda: print("noise of a thread", file=sys.stderr))
+    thread.start()
+    thread.join()
+    logger.warning("noise of a logger")
+    print("noise that is printed")
 
 def run_study(spec, store, *, address, tell):
     global num_told
     with engine_noise_to(Path("engine.log")), Interruption():
         try:
             while num_told < 3:
-                os.write(1, b"noise of the engine\\n")
+                noise()
                 num_told += 1
                 tell(f"{num_told}/3 of {spec.name}")
                 while num_told == 2 and not Path("again").exists():
@@ -111,7 +121,8 @@ def test_a_cell_is_interrupted_and_run_again(
     assert "<table" in shown["text/html"]
     assert "triplet" in shown["text/plain"]
     noise = (tmp_path / "engine.log").read_text().splitlines()
-    assert noise.count("noise of the engine") == 3
+    for source in ("of the engine", "of a thread", "of a logger", "that is printed"):
+        assert noise.count(f"noise {source}") == 3
     assert "1/3 of made" not in noise
     echoed = list(told(client, "print('as before')"))
     assert {"name": "stdout", "text": "as before\n"} in [content for kind, content in echoed]

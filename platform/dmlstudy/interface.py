@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import os
 import sys
 import threading
@@ -205,13 +204,10 @@ def _seen(stream: TextIO) -> AbstractContextManager[TextIO]:
 
     A notebook's streams lead elsewhere, and are taken as they are.
     """
-    from dmlstudy.engine.progress import terminal
+    from dmlstudy.engine.progress import standard_descriptor, terminal
 
-    try:
-        descriptor = stream.fileno()
-    except (AttributeError, OSError, io.UnsupportedOperation):
-        descriptor = -1
-    if descriptor not in (1, 2):
+    descriptor = standard_descriptor(stream)
+    if descriptor is None:
         return nullcontext(stream)
     stream.flush()
     return terminal(descriptor)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -26,7 +28,8 @@ def engine_noise_to(path: Path) -> Iterator[None]:
     """Send everything this process and its libraries print to a file, for the length of the block.
 
     File descriptors 1 and 2 themselves are redirected, so that output of Ray's C++ parts goes there too.
-    ``terminal`` made before the block still reaches the terminal.
+    ``terminal`` made before the block still reaches the terminal. A notebook's ``sys.stdout`` and ``sys.stderr`` write
+    to neither descriptor: they are replaced, also where a logger holds them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -36,7 +39,8 @@ def engine_noise_to(path: Path) -> Iterator[None]:
         os.dup2(noise.fileno(), 1)
         os.dup2(noise.fileno(), 2)
         try:
-            yield
+            with _streams_elsewhere_to(noise.fileno()):
+                yield
         except Exception:
             with suppress(OSError):  # as of a full disk, of which the error may tell
                 noise.write(traceback.format_exc().encode())
@@ -47,6 +51,36 @@ def engine_noise_to(path: Path) -> Iterator[None]:
             for descriptor, original in zip((1, 2), saved, strict=True):
                 os.dup2(original, descriptor)
                 os.close(original)
+
+
+def standard_descriptor(stream: TextIO) -> int | None:
+    """1 or 2 where the stream writes to this file descriptor; None of any other, such as a notebook's."""
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError, io.UnsupportedOperation):
+        return None
+    return descriptor if descriptor in (1, 2) else None
+
+
+@contextmanager
+def _streams_elsewhere_to(descriptor: int) -> Iterator[None]:
+    """Lead ``sys.stdout`` and ``sys.stderr`` to the descriptor where they write to neither 1 nor 2."""
+    with ExitStack() as stack:
+        for stream, redirected in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+            if standard_descriptor(stream) is None:
+                noise = stack.enter_context(terminal(descriptor))
+                stack.enter_context(redirected(noise))
+                for handler in _handlers_of(stream):
+                    handler.setStream(noise)
+                    stack.callback(handler.setStream, stream)
+        yield
+
+
+def _handlers_of(stream: TextIO) -> list[logging.StreamHandler[TextIO]]:
+    """The handlers of all loggers that write to a stream."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {each for logger in loggers for each in getattr(logger, "handlers", ())}
+    return [each for each in handlers if isinstance(each, logging.StreamHandler) and each.stream is stream]
 
 
 def _flush_or_drop(stream: TextIO, descriptor: int) -> None:
