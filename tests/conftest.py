@@ -34,15 +34,42 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+def has_gpu() -> bool:
+    import faiss
+
+    return bool(faiss.get_num_gpus())
+
+
+def may_mount() -> bool:
+    """True if a file system can be mounted; tried on a folder of its own, and undone."""
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True, check=False)
+        if mounted.returncode == 0:
+            subprocess.run(["umount", folder], check=True)
+    return mounted.returncode == 0
+
+
+HAS = {"gpu": has_gpu, "mount": may_mount, "data": lambda: "DMLSTUDY_TEST_DATA" in os.environ}
+"""Of what tests may need, whether this machine has it."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where processes share the tests, the longest piece begins first."""
+    """Tests that need what the machine lacks are left out; where processes share them, the longest begin first."""
+    needed = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("needs"))}
+    lacking = {what for what in needed.values() if not HAS[what]()}
+    left_out = [item for item, what in needed.items() if what in lacking]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(WITH_RAYS))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The fault table: what each fault cost, as the reports tell it, which also come from other processes."""
+    """What the machine lacks, and the fault table: what each fault cost, as reports tell it of all processes."""
+    if lacking := [what for what, is_here in HAS.items() if not is_here()]:
+        terminalreporter.write_line(f"left out: tests that need what is not here ({', '.join(lacking)})")
     reports = [report for found in terminalreporter.stats.values() for report in found]
     rows = [
         value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,10 +19,6 @@ from dmlstudy.data import PartSize, pictures
 from dmlstudy.data.datasets import TORCHVISION
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, Expected
 
-SHARED = next(
-    (p for p in (Path(__file__).resolve().parents[3] / "shared", Path("/work/shared")) if p.is_dir()),
-    Path("-"),
-)
 COUNTS: Mapping[str, Expected] = {
     "cub200": {"development": PartSize(2, 4), "test": PartSize(2, 5)},
     "cars196": {"development": PartSize(2, 4), "test": PartSize(2, 5)},
@@ -287,11 +284,11 @@ def test_both_cuts_of_a_set_have_the_same_images() -> None:
         assert sum(part.classes for part in zero_shot.values()) == closed["training"].classes, name
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not here")
+@pytest.mark.needs("data")
 @pytest.mark.parametrize("name", ["omniglot", "cifar10"])
 def test_real_data_have_the_published_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "IN_MEMORY_BYTES", 0)  # so that 60,000 pictures need not be decoded
-    found = data.load(name, str(SHARED / "data" / name), 8)
+    found = data.load(name, str(Path(os.environ["DMLSTUDY_TEST_DATA"]) / name), 8)
     for images, counts in zip((found.development, found.test), EXPECTED[name].values(), strict=True):
         assert (len(images.class_names), len(images)) == counts
         assert images.read(np.arange(3)).std() > 10

@@ -405,7 +405,8 @@ def test_timm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timm_by_name(tmp_path: Path) -> None:
-    timm = pytest.importorskip("timm")
+    import timm
+
     torch.manual_seed(1)
     model = timm.create_model("resnet10t", num_classes=10)
     torch.save(model.state_dict(), tmp_path / "t.pth")

@@ -469,7 +469,7 @@ def test_code_books_are_of_the_seed_and_need_their_words() -> None:
     assert short.train(items[:256]).is_trained
 
 
-@pytest.mark.skipif(faiss.get_num_gpus() == 0, reason="no GPU")
+@pytest.mark.needs("gpu")
 @pytest.mark.parametrize("kind", ["flat", "ivf", "ivf_pq"])
 def test_a_gpu_answers_as_the_cpu_does(kind: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     items, queries, found = vectors(NUM, 0), vectors(20, 1), []
