@@ -98,6 +98,8 @@ def run_trials(
             storage_path=ray_folder,
             callbacks=[recorder],
             verbose=0,
+            # The one for notebooks, which is silent too, would clear the lines that a cell shows.
+            progress_reporter=tune.CLIReporter(),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False, checkpoint_frequency=0),
         ),
     )
