@@ -17,7 +17,6 @@ from dmlstudy import data
 from dmlstudy.data import ClosedSet
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
-from dmlstudy.studies.checks import StudyData
 from dmlstudy.studies.wall_time import (
     Machine,
     Seconds,
@@ -28,6 +27,7 @@ from dmlstudy.studies.wall_time import (
     total_seconds,
 )
 from dmlstudy.text import first_line
+from dmlstudy.training.interface import TrialData
 from dmlstudy.training.trial import TrialStopped, run_trial
 
 NO_POSITIVE = "a batch holds no two images of one class"
@@ -38,7 +38,7 @@ START_S = 20.0
 
 
 def describe(
-    spec: StudySpec, dataset: StudyData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+    spec: StudySpec, dataset: TrialData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
 ) -> list[str]:
     """Lines for people: trials, data, and the duration if ``measure`` may train a few batches.
 
@@ -95,7 +95,7 @@ def _noting() -> Iterator[list[str]]:
 
 
 def facts(
-    spec: StudySpec, dataset: StudyData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+    spec: StudySpec, dataset: TrialData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
 ) -> dict[str, Any]:
     """The same for programs, as JSON takes it: numbers of trials, images and classes, spaces, and seconds."""
     machine = this_machine()
@@ -120,7 +120,7 @@ def facts(
 
 
 def _all_measured(
-    spec: StudySpec, dataset: StudyData, machine: Machine, tell: Callable[[str], object]
+    spec: StudySpec, dataset: TrialData, machine: Machine, tell: Callable[[str], object]
 ) -> dict[str, Seconds]:
     """Each family's trials, one family after another."""
     seconds = {}
@@ -136,7 +136,7 @@ SMALL = 64
 """Pixels of a side up to which small_conv is meant to be used."""
 
 
-def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
+def _notes(spec: StudySpec, dataset: TrialData) -> list[str]:
     """Notes on settings that are allowed and may surprise."""
     notes = list(spec.notes)
     first, *_ = configs = [
@@ -155,7 +155,7 @@ def _notes(spec: StudySpec, dataset: StudyData) -> list[str]:
     return notes
 
 
-def _measured(spec: StudySpec, dataset: StudyData, name: str, machine: Machine) -> Seconds:
+def _measured(spec: StudySpec, dataset: TrialData, name: str, machine: Machine) -> Seconds:
     """Seconds of a family's trials, measured with as many threads as the workers of one trial have."""
     resources = spec.file.resources
     _check_memory(spec, dataset, name)
@@ -169,7 +169,7 @@ def _measured(spec: StudySpec, dataset: StudyData, name: str, machine: Machine) 
         torch.set_num_threads(before)
 
 
-def _check_memory(spec: StudySpec, dataset: StudyData, name: str) -> None:
+def _check_memory(spec: StudySpec, dataset: TrialData, name: str) -> None:
     """Raises SpecError where a batch alone fills this machine, on which the system would end the process unasked."""
     if isinstance(dataset, ClosedSet):
         return
@@ -198,7 +198,7 @@ def _why(error: Exception) -> str:
     return f"a few batches could not be trained: {first_line(error)}"
 
 
-def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
+def _of_data(spec: StudySpec, dataset: TrialData) -> list[str]:
     """Lines on the data and how they are split."""
     development, test, num_folds = dataset.development, dataset.test, spec.file.protocol.num_folds
     num_classes, num_test_classes = (len(set(side.labels_N.tolist())) for side in (development, test))
@@ -218,7 +218,7 @@ def _of_data(spec: StudySpec, dataset: StudyData) -> list[str]:
     return lines + spec.task.notes(config, len(development) + len(test))
 
 
-def _seconds(spec: StudySpec, dataset: StudyData, name: str) -> Seconds:
+def _seconds(spec: StudySpec, dataset: TrialData, name: str) -> Seconds:
     """Seconds of a family's trials, from a little training at its default point."""
     family = spec.families[name]
     config = spec.trial_config(family, default_values(family))

@@ -17,9 +17,9 @@ from dmlstudy.data.pictures import Listing
 from dmlstudy.files import written_whole
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import SpecError, parse
-from dmlstudy.studies.checks import check_class_counts
 from dmlstudy.studies.wall_time import Machine
 from dmlstudy.text import nearest, shown
+from dmlstudy.training.tasks.class_checks import check_class_counts
 
 
 class Amounts(NamedTuple):

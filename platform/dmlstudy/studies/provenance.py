@@ -14,8 +14,8 @@ from dmlstudy.registry.environment import commit, environment, source_sha256
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import StoreError
-from dmlstudy.studies.checks import StudyData
 from dmlstudy.training.dataset_cache import GREY, PIXELS
+from dmlstudy.training.interface import TrialData
 
 SIDES = {
     "development_sha256": "development data",
@@ -24,7 +24,7 @@ SIDES = {
 }
 
 
-def origin(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
+def origin(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
     """Facts that must be the same in every session of a study, or its numbers would not belong together."""
     search = spec.file.search
     return {
@@ -55,7 +55,7 @@ def _features(spec: StudySpec) -> dict[str, str]:
     return {"features_sha256": hashlib.sha256(manifests).hexdigest()} if folders else {}
 
 
-def _damaged(dataset: StudyData) -> dict[str, str]:
+def _damaged(dataset: TrialData) -> dict[str, str]:
     if isinstance(dataset, ClosedSet) or not dataset.num_damaged:
         return {}
     return {"num_damaged_images": str(dataset.num_damaged)}
@@ -72,7 +72,7 @@ def check_data(name: str, known: Mapping[str, str], own: Mapping[str, str]) -> N
         )
 
 
-def description(spec: StudySpec, dataset: StudyData) -> dict[str, str]:
+def description(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
     """Texts kept once with the study's run: its file, the resolved spaces, the classes of its folds."""
     tree = {name: family.tree() for name, family in spec.families.items()}
     return {

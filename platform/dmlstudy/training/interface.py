@@ -151,6 +151,13 @@ class Task(Protocol):
     def check(self, config: TrialConfig, key: str) -> None:
         """Raise ValueError, beginning with the ``key`` of the family, for what no trial could be built of."""
 
+    def check_data(self, configs: Sequence[tuple[str, TrialConfig]], dataset: TrialData) -> None:
+        """Raise ValueError for data that are too few for the folds of these configurations, the same for all.
+
+        Each stands with the key of its family, with which the error begins where it is that family's.
+        """
+        self.folds(configs[0][1])
+
     def dataset(self, config: DataConfig) -> TrialData:
         """The data, read once by a process that runs many trials."""
 

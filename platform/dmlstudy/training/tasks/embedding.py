@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dmlstudy.records import DataConfig, MetricsConfig, TrialConfig
-from dmlstudy.training.interface import FirstReports, Share, Task
+from dmlstudy.training.interface import FirstReports, Share, Task, TrialData
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,13 @@ class Embedding(Task):
         from dmlstudy.training.tasks import embedding_checks
 
         embedding_checks.check(config, key)
+
+    def check_data(self, configs: Sequence[tuple[str, TrialConfig]], dataset: TrialData) -> None:
+        from dmlstudy.data import ZeroShotData
+        from dmlstudy.training.tasks import class_checks
+
+        assert isinstance(dataset, ZeroShotData)
+        class_checks.check_data(configs, dataset)
 
     def dataset(self, config: DataConfig) -> ZeroShotData:
         from dmlstudy.training import dataset_cache

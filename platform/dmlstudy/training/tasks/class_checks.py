@@ -1,0 +1,62 @@
+"""Checks of embedders' configurations against their data: enough classes and images for every fold and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmlstudy import data, embedders
+from dmlstudy.records import TrialConfig
+
+LEAST_CLASSES = 4
+"""Classes that development needs: two are trained on, two held out."""
+
+
+def check_data(configs: Sequence[tuple[str, TrialConfig]], dataset: data.ZeroShotData) -> None:
+    """Raise ValueError where folds of classes leave too little to learn from, or to be judged by.
+
+    The configurations, each with its family's key, have the same folds.
+    """
+    _, first = configs[0]
+    development = dataset.development
+    own, test = (len(set(side.labels_N.tolist())) for side in (development, dataset.test))
+    counts = check_class_counts(own, test, first.num_folds)
+    folds = data.class_disjoint_folds(development.labels_N, first.num_folds, first.seed)
+    data.check_hits(dataset, folds)
+    num_classes = min(len(fold.train_classes) for fold in folds)
+    num_images = min(len(fold.train_indices) for fold in folds)
+    counts += f", of which a fold holds {max(len(fold.validation_classes) for fold in folds)} out"
+    for key, config in configs:
+        _check_batch(config, num_classes, num_images, key, counts)
+        embedders.check_input(config.embedder.backbone, takes_vectors=len(development.image_shape) == 1)
+
+
+def check_class_counts(own: int, test: int, num_folds: int) -> str:
+    """The division of ``own + test`` classes in words; raises ValueError if they are too few for so many folds."""
+    counts = f"of {own + test} classes {test} are kept for the test and {own} are to learn from"
+    if own < LEAST_CLASSES or test < 2:
+        raise ValueError(
+            f"data.path: {counts}, which must be at least 2 and {LEAST_CLASSES}, as scores are of classes that are held"
+            f" out; add classes, {2 * LEAST_CLASSES - 1} in all where half are kept for the test"
+        )
+    if num_folds > own // 2:
+        raise ValueError(
+            f"protocol.num_folds: {num_folds} folds need {2 * num_folds} classes, two to be held out by each, and"
+            f" {counts}; set protocol.num_folds to at most {own // 2}, or add classes"
+        )
+    return counts
+
+
+def _check_batch(config: TrialConfig, num_classes: int, num_images: int, key: str, counts: str) -> None:
+    batch = config.batch
+    classes = num_classes if batch.classes == "all" else batch.classes
+    if batch.draw == "random":
+        if classes * batch.images_per_class > num_images:
+            raise ValueError(
+                f"{key}.batch: up to {classes} x {batch.images_per_class} images per batch, but a fold trains on"
+                f" {num_images}; set batch.classes or batch.images_per_class lower"
+            )
+    elif classes > num_classes:
+        raise ValueError(
+            f"{key}.batch.classes: up to {classes} classes per batch, but a fold trains on {num_classes} ({counts});"
+            f" set batch.classes to at most {num_classes} or to all"
+        )
