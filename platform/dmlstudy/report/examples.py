@@ -39,8 +39,10 @@ Ints = NDArray[np.int64]
 
 MOST_ITEMS = 20_000
 """Test items that are embedded; of more, whole classes are drawn."""
-MOST_POINTS = 2_000
+MOST_POINTS = 1_000
 """Points of the map."""
+NUM_STEPS = 750
+"""Steps of t-SNE; from principal components on, a thousand or two keep no more neighbours together."""
 MOST_PAIRS = 50_000
 """Pairs of each kind whose distances are shown."""
 MOST_SHOWN = 10
@@ -288,9 +290,8 @@ def map_of(name: str, items: Items, z_ND: Vectors) -> list[str | Plot]:
     if len(chosen) < 4:
         return [paragraph("Not shown: it takes four test items.")]
     perplexity = min(30.0, (len(chosen) - 1) / 3)
-    plane = TSNE(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(
-        z_ND[chosen].astype(np.float32)
-    )
+    project = TSNE(perplexity=perplexity, init="pca", max_iter=NUM_STEPS, random_state=SEED)
+    plane = project.fit_transform(z_ND[chosen].astype(np.float32))
     classes = sorted(set(names))
     shown = classes
     if len(classes) > MOST_SHOWN:
