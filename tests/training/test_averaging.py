@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dmlstudy import data, embedders, hashing
 from dmlstudy.records import HashingConfig, LossConfig, TrainingConfig, TrialConfig
+from dmlstudy.spec import study_file
 from dmlstudy.training.embedder_trainer import EmbedderTrainer, HeldOut
 from dmlstudy.training.tasks import embedding_checks
 
@@ -194,6 +195,26 @@ def test_shares_that_mean_nothing_are_refused(changes: dict[str, Any], message: 
         embedding_checks.check(given, "families.x")
     with pytest.raises(ValueError, match=f"^{message}$"):
         learner(**changes)
+
+
+def test_a_study_file_searches_both() -> None:
+    domains = {
+        "training.ema_decay": {"choice": [0.0, 0.999], "default": 0.999},
+        "training.wise_ft": {"float": [0, 1], "default": 0.5},
+    }
+    found = study_file.parse(
+        {
+            "name": "averages",
+            "data": {"name": "digits"},
+            "embedder": {"weights": "default", "backbone": "resnet18"},
+            "families": {"a": {"space": "contrastive", "override": domains}},
+        }
+    )
+    family = found.families["a"]
+    given = found.trial_config(family, study_file.default_values(family))
+    assert (given.training.ema_decay, given.training.wise_ft) == (0.999, 0.5)
+    logged = found.task.logged_params(given)
+    assert (logged["training.ema_decay"], logged["training.wise_ft"]) == (0.999, 0.5)
 
 
 @pytest.mark.parametrize("training", [{"ema_decay": 0.9}, {"wise_ft": 0.5}])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dmlstudy import data, distributed, heartbeat
 from dmlstudy.losses.interface import Embeddings
 from dmlstudy.records import BatchConfig, TrialConfig
+from dmlstudy.spec import study_file
 from dmlstudy.training import exactness
 from dmlstudy.training.embedder_trainer import EmbedderTrainer, Step
 from dmlstudy.training.gradients import InChunks, gradients_of
@@ -151,6 +152,26 @@ def test_gradients_of_fp16_carry_the_scale_once() -> None:
         assert torch.equal(before, one.embedder.head.get_parameter("weight"))
         assert one.scaler.get_scale() == 2.0**125
     assert (found[0] - found[1]).norm() < 5e-3 * found[0].norm()
+
+
+def test_a_study_file_gives_or_searches_the_key() -> None:
+    raw: dict[str, Any] = {
+        "name": "chunks",
+        "data": {"name": "digits"},
+        "batch": {"chunk": 16},
+        "families": {
+            "a": {"space": "contrastive"},
+            "b": {"space": "contrastive", "override": {"batch.chunk": {"int": [8, 64], "default": 32}}},
+        },
+    }
+    found = study_file.parse(raw)
+    for name, chunk in (("a", 16), ("b", 32)):
+        family = found.families[name]
+        given = found.trial_config(family, study_file.default_values(family))
+        assert given.batch.chunk == chunk
+        assert found.task.logged_params(given)["batch.chunk"] == chunk
+    with pytest.raises(study_file.SpecError, match=r"chunk: input should be greater than 0"):
+        study_file.parse(raw | {"batch": {"chunk": 0}})
 
 
 def test_batch_statistics_are_refused_before_a_trial_begins() -> None:

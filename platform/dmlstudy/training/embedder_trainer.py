@@ -32,7 +32,7 @@ from dmlstudy.training.averaging import MovingAverage, StartWeights
 from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
-from dmlstudy.training.tasks.embedding_checks import check_recipe
+from dmlstudy.training.tasks.embedding_checks import check_chunk_and_share
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -179,7 +179,7 @@ class EmbedderTrainer(Trainer):
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
-        check_recipe(config)
+        check_chunk_and_share(config)
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,

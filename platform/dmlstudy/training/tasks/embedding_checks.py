@@ -16,12 +16,12 @@ def check(config: TrialConfig, key: str) -> None:
     _check_augmentation(config, key)
     _check_retrieval(config, key)
     try:
-        check_recipe(config)
+        check_chunk_and_share(config)
     except ValueError as error:
         raise ValueError(f"{key}.{error}") from None
 
 
-def check_recipe(config: TrialConfig) -> None:
+def check_chunk_and_share(config: TrialConfig) -> None:
     """Raise ValueError, beginning with the key, for settings of training that do not go together."""
     chunk, share, embedder = config.batch.chunk, config.training.wise_ft, config.embedder
     if chunk is not None and not embedder.freeze_bn:
