@@ -88,7 +88,7 @@ class Embedder(nn.Module):
         return self.embed_features(self.features(images_NHWC))
 
     def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
-        """z_ND and omega_ND, as from ``embed_with_structure``, of what the backbone makes of the images."""
+        """z_ND and omega_ND, as from ``embed_with_structure``, of images with these ``features``."""
         omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
         return self._on_the_sphere(features_NF), omega_ND
 
@@ -117,7 +117,7 @@ class Embedder(nn.Module):
         self.head.weigh(alpha_L)
 
     def features(self, images_NHWC: Tensor) -> Tensor:
-        """What the backbone makes of the images. Raises ValueError for images of another shape."""
+        """The backbone's output, features_NF. Raises ValueError for images of another shape."""
         expected = (*self.architecture.image_size, self.architecture.in_channels)
         if tuple(images_NHWC.shape[1:]) != expected:
             raise ValueError(

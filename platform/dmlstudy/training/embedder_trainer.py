@@ -101,12 +101,12 @@ class Step(nn.Module):
             return self.embed(images_NHWC)
 
     def features(self, images_NHWC: Tensor) -> Tensor:
-        """What the backbone makes of images."""
+        """The backbone's features of images, in the step's precision."""
         with self._precision(images_NHWC):
             return self.find_features(images_NHWC)
 
     def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What ``encode`` gives, of the backbone's features."""
+        """The output of ``encode``, from the backbone's features."""
         with self._precision(features_NF):
             return self.embedder.embed_features(features_NF)
 

@@ -4,7 +4,9 @@ A study may run its trials on 1, 2 or 64 workers and must find the same optimum.
 
 So every loss that can be named, with regularisers and memory, is taken through one training step by all ranks
 together, on equal and on ragged shares of a global batch, at once and in chunks, and through the same step by one
-process alone; then value and gradients are compared, of the encoder and of the loss's own parameters, in float64.
+process alone.
+
+Then value and gradients are compared, of the encoder and of the loss's own parameters, in float64.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _leaf(parts: list[Tensor]) -> Tensor:
 
 
 def _gradient(leaf: Tensor | None, rows: slice) -> Tensor | None:
-    """What the loss says about some rows; None where it says nothing."""
+    """The gradient of the loss to some rows; None where there is none."""
     return None if leaf is None or leaf.grad is None else leaf.grad[rows]
 
 
