@@ -7,7 +7,7 @@ W ranks (the world size).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +20,9 @@ from dmlstudy.losses.batch_loss import BatchLoss
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, check_embeddings
 
 Result = TypeVar("Result")
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that are averaged in one call, as data parallel has it."""
 
 
 def rank() -> int:
@@ -137,6 +140,37 @@ def data_parallel(module: nn.Module) -> nn.Module:
     )
 
 
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Put the mean over ranks of each trained parameter's gradient in its place, as data parallel does by itself.
+
+    Every rank must call this with the same parameters. A rank that has no gradient counts as one of zeros, and where
+    no rank has one none is made.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if world_size() == 1 or not trained:
+        return
+    num_ranks_P = sum_over_ranks(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
+    gradients = []
+    for parameter, num_ranks in zip(trained, num_ranks_P.tolist(), strict=True):
+        if num_ranks:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+
+    def average(flat: Tensor) -> None:
+        dist.all_reduce(flat)
+        flat /= world_size()
+
+    _in_buckets(gradients, average)
+
+
+def take_over_rank_0(module: nn.Module) -> None:
+    """Put rank 0's parameters and buffers in the place of each rank's, as data parallel does when it wraps a module."""
+    if world_size() > 1:
+        tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
+        _in_buckets(tensors, lambda flat: dist.broadcast(flat, src=0))
+
+
 def across_ranks(loss: BatchLoss) -> nn.Module:
     """The loss, comparing this rank's rows with those of all ranks, for encoders under data parallel training.
 
@@ -211,6 +245,27 @@ class _Gather(torch.autograd.Function):
         own = torch.empty_like(shards[0])
         dist.reduce_scatter_tensor(own, torch.cat(shards))
         return own[: sizes[rank()]], None
+
+
+def _in_buckets(tensors: Sequence[Tensor], collective: Callable[[Tensor], object]) -> None:
+    """Let a collective change the tensors in place, many of one type in each call."""
+    for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+        bucket: list[Tensor] = []
+        for tensor in (each for each in tensors if each.dtype == dtype):
+            if bucket and sum(each.nbytes for each in bucket) + tensor.nbytes > BUCKET_BYTES:
+                _as_one(bucket, collective)
+                bucket = []
+            bucket.append(tensor)
+        _as_one(bucket, collective)
+
+
+def _as_one(tensors: Sequence[Tensor], collective: Callable[[Tensor], object]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat = flat.to(_device(flat))
+    collective(flat)
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view(tensor.shape))
 
 
 def _sizes(n: int) -> list[int]:

@@ -215,8 +215,10 @@ class EmbedderConfig(Record):
     ] = "none"
 
 
-class BatchConfig(Record):
+class BatchConfig(Grown):
     """Batches, drawn globally and sliced by rank: P classes with K images each, or P*K images of any class."""
+
+    LATER = ("chunk",)
 
     draw: Annotated[
         Literal["pk", "two_draws", "random"],
@@ -242,6 +244,14 @@ class BatchConfig(Record):
         ),
     ] = 0
     memory_warmup: Annotated[int, Field(ge=0, le=MANY, description="batches before the memory is used")] = 0
+    chunk: Annotated[
+        PositiveInt | None,
+        Field(
+            le=MANY,
+            description="images of a worker's share that are embedded at once, each twice: the same gradient in the"
+            " memory of so many images; default: all",
+        ),
+    ] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -273,7 +283,7 @@ def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | N
 class TrainingConfig(Grown):
     """Optimiser and schedule."""
 
-    LATER = ("deterministic",)
+    LATER = ("deterministic", "ema_decay", "wise_ft")
 
     epochs: Annotated[
         int,
@@ -314,6 +324,23 @@ class TrainingConfig(Grown):
             " needs another fails, or the fastest; CPUs repeat anyway"
         ),
     ] = "where_possible"
+    ema_decay: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="of a moving average of the embedder's weights, scored and kept in their place; 0: none",
+        ),
+    ] = 0.0
+    wise_ft: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="share of the trained weights in what is scored and kept, the rest being the start's; of"
+            " weights that came from a file; 1: the trained ones",
+        ),
+    ] = 1.0
 
 
 class RetrievalConfig(Record):

@@ -2,7 +2,7 @@
 
 Every catalogue entry, regulariser and the memory, on 2, 3 and 4 gloo processes, with equal and ragged local
 batches (also one row, also none), float64, encoder and loss wrapped together: encoder and loss parameters
-to 1e-9 relative. The step here is the test's own; ``law.check`` is what users run.
+to 1e-9 relative. The step here is the test's own; ``law.check`` is what users run. In chunks it is a trial's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,25 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum
 from dmlstudy.training import exactness
 from dmlstudy.training.embedder_trainer import Step
+from dmlstudy.training.gradients import gradients_of
 
 Gather = Callable[[Embeddings], Embeddings]
 Result = tuple[float, dict[str, NDArray[np.float64]]]
 
 BATCH = 12
 SPLITS = [(6, 6), (11, 1), (4, 4, 4), (7, 4, 1), (8, 4, 0), (3, 3, 3, 3), (5, 0, 1, 6)]
+CHUNKED = [
+    ((12,), 1),
+    ((12,), 5),
+    ((12,), 12),
+    ((12,), 50),
+    ((6, 6), 3),
+    ((11, 1), 4),
+    ((8, 4, 0), 4),
+    ((3, 3, 3, 3), 2),
+    ((5, 0, 1, 6), 2),
+]
+"""Rows of each rank, and rows of a chunk: one, so many that they divide the shares or do not, all, and more."""
 SEES_NO_REFERENCES = {"proxy_nca", "proxy_nca_pp", "proxy_anchor", "soft_triple", "arcface", "cosface"}
 
 
@@ -48,7 +61,7 @@ def run_step(step: Step, module: torch.nn.Module, rows: slice) -> LossSum:
     return LossSum(*module(*(part[rows] for part in global_batch())))
 
 
-def gradients_of(step: Step) -> dict[str, NDArray[np.float64]]:
+def own_gradients(step: Step) -> dict[str, NDArray[np.float64]]:
     return {name: p.grad.numpy() for name, p in step.named_parameters() if p.grad is not None}
 
 
@@ -60,7 +73,7 @@ def local_step(name: str, split: tuple[int, ...], gather: Gather) -> Result:
     parallel = distributed.data_parallel(step)
     objective, mean = distributed.scaled_for_mean(run_step(step, parallel, rows))
     objective.backward()
-    return mean, gradients_of(step)
+    return mean, own_gradients(step)
 
 
 def exact_step(name: str, split: tuple[int, ...]) -> Result:
@@ -86,7 +99,7 @@ def one_process(name: str) -> Result:
     assert count > 0
     mean = total / count
     mean.backward()
-    return mean.item(), gradients_of(step)
+    return mean.item(), own_gradients(step)
 
 
 def flat(gradients: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -114,6 +127,37 @@ def test_gradient_equals_one_process(pool: GlooPool, name: str, split: tuple[int
             assert size > 1e-6, f"{parameter} has no gradient: the case proves nothing"
             error = np.linalg.norm(gradient - truth[parameter]) / size
             assert error < 1e-9, f"{parameter}: relative error {error:.1e}"
+
+
+def chunked_steps(split: tuple[int, ...], chunk: int) -> dict[str, Result]:
+    """What one rank ends up with in every case, where the very step that trains takes chunks of so many images."""
+    start = sum(split[: distributed.rank()])
+    rows = slice(start, start + split[distributed.rank()])
+    found: dict[str, Result] = {}
+    for name, case in exactness.CASES.items():
+        step = exactness.step_of(case).double()
+        if step.memory[0] is not None:
+            with torch.no_grad():
+                step(*(part[rows] for part in global_batch(1)))
+        x, y, ids = (part[rows] for part in global_batch())
+        found[name] = gradients_of(step, chunk)(x, y, ids), own_gradients(step)
+    return found
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("split", "chunk"), CHUNKED, ids=lambda value: str(value).replace(", ", "-"))
+def test_gradient_in_chunks_equals_one_process(pool: GlooPool, split: tuple[int, ...], chunk: int) -> None:
+    assert sum(split) == BATCH
+    results = pool.run(len(split), chunked_steps, split, chunk)
+    for name in exactness.CASES:
+        mean, truth = one_process(name)
+        for found in results:
+            rank_mean, gradients = found[name]
+            assert rank_mean == pytest.approx(mean, rel=1e-12), name
+            assert gradients.keys() == truth.keys(), name
+            for parameter, gradient in gradients.items():
+                error = np.linalg.norm(gradient - truth[parameter]) / np.linalg.norm(truth[parameter])
+                assert error < 1e-9, f"{name}, {parameter}: relative error {error:.1e}"
 
 
 @pytest.mark.timeout(180)

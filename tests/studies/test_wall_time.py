@@ -151,6 +151,16 @@ def test_a_batch_that_fills_this_machine_is_not_tried(monkeypatch: pytest.Monkey
             estimate._check_memory(found, dataset, "a")
 
 
+def test_a_batch_in_chunks_needs_less_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 250 images of 64 pixels the distances are 250 kB, the numbers 64 kB; a chunk of 5 and the pixels 17 kB."""
+    monkeypatch.setattr(estimate.os, "sysconf", lambda name: 768)  # half of it are 288 KiB
+    batch = {"classes": "all", "images_per_class": 50}
+    whole, in_chunks = study(batch=batch), study(batch=batch | {"chunk": 5})
+    estimate._check_memory(in_chunks, checks.check_parts(in_chunks), "a")
+    with pytest.raises(SpecError, match="a batch of 250 items"):
+        estimate._check_memory(whole, checks.check_parts(whole), "a")
+
+
 def test_each_family_is_named_while_it_is_measured() -> None:
     told: list[str] = []
     found = study()

@@ -78,14 +78,17 @@ class Embedder(nn.Module):
         self.train()  # so that freeze_bn holds from the start
 
     def forward(self, images_NHWC: Tensor) -> Tensor:
-        return self._on_the_sphere(self._features(images_NHWC))
+        return self._on_the_sphere(self.features(images_NHWC))
 
     def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
         """z_ND as from ``forward``, and the structure embeddings omega_ND of the same features.
 
         omega is None without a structure head.
         """
-        features_NF = self._features(images_NHWC)
+        return self.embed_features(self.features(images_NHWC))
+
+    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z_ND and omega_ND, as from ``embed_with_structure``, of images with these ``features``."""
         omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
         return self._on_the_sphere(features_NF), omega_ND
 
@@ -113,7 +116,8 @@ class Embedder(nn.Module):
             )
         self.head.weigh(alpha_L)
 
-    def _features(self, images_NHWC: Tensor) -> Tensor:
+    def features(self, images_NHWC: Tensor) -> Tensor:
+        """The backbone's output, features_NF. Raises ValueError for images of another shape."""
         expected = (*self.architecture.image_size, self.architecture.in_channels)
         if tuple(images_NHWC.shape[1:]) != expected:
             raise ValueError(

@@ -105,6 +105,11 @@ def _optimizer(training: TrainingConfig, model: HashingModel) -> torch.optim.Opt
         raise ValueError(
             "training.freeze_backbone_epochs and training.loss_lr_mult mean nothing on frozen features; leave them out"
         )
+    if training.ema_decay or training.wise_ft < 1:
+        raise ValueError(
+            "training.ema_decay and training.wise_ft are of an embedder's weights and mean nothing on frozen features;"
+            " leave them out"
+        )
     groups = [{"params": list(model.method.parameters()), "lr": training.lr}]
     if model.structure is not None:
         head = list(model.structure.parameters())

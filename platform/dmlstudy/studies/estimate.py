@@ -177,7 +177,9 @@ def _check_memory(spec: StudySpec, dataset: TrialData, name: str) -> None:
     classes = len(set(dataset.development.labels_N.tolist()))
     num = (classes if config.batch.classes == "all" else config.batch.classes) * config.batch.images_per_class
     shape = dataset.development.image_shape
-    needed = FLOAT32_BYTES * num * (math.prod(shape) + num)  # the batch, and the distances of all its pairs
+    # The batch, and the distances of all its pairs; of a batch in chunks the pixels, and a chunk as numbers.
+    pixels, at_once = math.prod(shape), min(num, config.batch.chunk or num)
+    needed = FLOAT32_BYTES * (at_once * pixels + num * num) + (num - at_once) * pixels
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there / 2:
         raise SpecError(

@@ -6,7 +6,6 @@ Shapes: N images, H height, W width, C channels, D embedding size.
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from dmlstudy import data, distributed, embedders
 from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
 from dmlstudy.data.images import Indices, Inputs, Labels
+from dmlstudy.embedders import Embedder
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
@@ -28,8 +28,11 @@ from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
 from dmlstudy.training import dataset_cache, trainer_state
+from dmlstudy.training.averaging import MovingAverage, StartWeights
+from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
+from dmlstudy.training.tasks.embedding_checks import check_chunk_and_share
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -42,10 +45,16 @@ PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 class Encoder(Protocol):
     """The model that a step trains: unit embeddings of images and, from a structure head, weights of dimensions."""
 
+    backbone: nn.Module
+
     @property
     def has_layers(self) -> bool: ...
 
     def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]: ...
+
+    def features(self, images_NHWC: Tensor) -> Tensor: ...
+
+    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]: ...
 
     def weigh_layers(self, alpha_L: Tensor) -> None: ...
 
@@ -73,35 +82,62 @@ class Step(nn.Module):
         self.gather, self.world = gather, world
         self.loss = loss
         self.dtype = PRECISIONS[precision]
-        self.embed = (
-            _compiled(embedder.embed_with_structure) if is_compiled else embedder.embed_with_structure
-        )
+        self.embed: Embed = embedder.embed_with_structure
+        self.find_features: Callable[[Tensor], Tensor] = embedder.features
+        if is_compiled:
+            self.embed, self.find_features = _compiled(self.embed, self.find_features)
         # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
         self.memory = (memory,)
 
     def forward(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(images_NHWC.device.type, self.dtype, enabled=self.dtype is not torch.float32):
-            z_ND, structure_ND = self.embed(images_NHWC)
-        anchors = Embeddings(z_ND, y_N, id_N, structure_ND)
+        z_ND, structure_ND = self.encode(images_NHWC)
+        total, count = self.compare(Embeddings(z_ND, y_N, id_N, structure_ND))
+        self.weigh_layers()
+        return total, count
+
+    def encode(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Embeddings of images and, from a structure head, their structure embeddings."""
+        with self._precision(images_NHWC):
+            return self.embed(images_NHWC)
+
+    def features(self, images_NHWC: Tensor) -> Tensor:
+        """The backbone's features of images, in the step's precision."""
+        with self._precision(images_NHWC):
+            return self.find_features(images_NHWC)
+
+    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output of ``encode``, from the backbone's features."""
+        with self._precision(features_NF):
+            return self.embedder.embed_features(features_NF)
+
+    def compare(self, anchors: Embeddings) -> LossSum:
+        """The loss of this rank's embeddings beside those of all ranks, and of the memory, which takes them in."""
         references = (self.gather or distributed.gather)(anchors)
         (memory,) = self.memory
         if memory is not None:
             references = memory.references(references)
-        total, count = self.loss(anchors, references, self.world or distributed.world())
+        return self.loss(anchors, references, self.world or distributed.world())
+
+    def weigh_layers(self) -> None:
+        """Hand the weights of layers that the loss has found on to the embedder, for the next batch."""
         layer_weights = self.loss.layer_weights
         if layer_weights is not None and self.embedder.has_layers:
             self.embedder.weigh_layers(layer_weights)
-        return total, count
+
+    def _precision(self, x: Tensor) -> torch.autocast:
+        return torch.autocast(x.device.type, self.dtype, enabled=self.dtype is not torch.float32)
 
 
-def _compiled(embed: Embed) -> Embed:
-    """The function, to be compiled at its first batch.
+def _compiled(
+    embed: Embed, find_features: Callable[[Tensor], Tensor]
+) -> tuple[Embed, Callable[[Tensor], Tensor]]:
+    """The functions, each to be compiled at its first batch.
 
     PyTorch compiles one function for 8 architectures in a process and runs it as it is for all further ones. So what
     it compiled before, which this process needs no more, is forgotten; its cache on disk is not.
     """
     torch.compiler.reset()
-    return torch.compile(embed)
+    return torch.compile(embed), torch.compile(find_features)
 
 
 class HeldOut(NamedTuple):
@@ -143,6 +179,7 @@ class EmbedderTrainer(Trainer):
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
+        check_chunk_and_share(config)
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,
@@ -186,14 +223,18 @@ class EmbedderTrainer(Trainer):
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
         self.is_frozen = training.freeze_backbone_epochs > 0
         self._wrap()
+        # After wrapping, which makes all ranks begin with the same weights.
+        self.average = MovingAverage(self.embedder, training.ema_decay) if training.ema_decay else None
+        self.parts |= {"average": self.average} if self.average else {}
+        self.start = StartWeights(self.embedder, training.wise_ft) if training.wise_ft < 1 else None
         self.num_epochs = 0
 
     def _wrap(self) -> None:
-        """Data parallel over what is trained now: it wants a gradient of every parameter it has seen to want one."""
-        self.step: nn.Module | None = None  # the one before lets go of the parameters first
+        """Gradients of what is trained now: data parallel wants one of every parameter it has seen to want one."""
+        self.gradients: Gradients | None = None  # the one before lets go of the parameters first
         for parameter in self.embedder.backbone.parameters():
             parameter.requires_grad_(not self.is_frozen)
-        self.step = distributed.data_parallel(self.module)
+        self.gradients = gradients_of(self.module, self.config.batch.chunk)
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
         """One pass of PK batches; the mean loss and the images per second over all ranks."""
@@ -207,27 +248,24 @@ class EmbedderTrainer(Trainer):
             self._wrap()
         if is_frozen:
             self.embedder.backbone.eval()
-        assert self.step is not None
+        assert self.gradients is not None
         losses: list[float] = []
         num_images = 0
         started = time.perf_counter()
         for number, batch, local, read_NHWC in self._read_batches(epoch):
-            images_NHWC = torch.from_numpy(read_NHWC).to(self.device)
             y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
             id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
+            self.optimizer.zero_grad(set_to_none=True)
             try:
-                total, count = self.step(images_NHWC, y_N, id_N)
+                mean = self.gradients(torch.from_numpy(read_NHWC), y_N, id_N, self.scaler.scale)
             except ValueError as error:
                 if distributed.world_size() > 1 and not isinstance(error, distributed.Refused):
                     raise  # other ranks may know nothing of it, and wait for this one
                 raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
-            objective, mean = distributed.scaled_for_mean(LossSum(total, count))
-            if not math.isfinite(mean):
-                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: the loss is {mean}")
-            self.optimizer.zero_grad(set_to_none=True)
-            self.scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            if self.average is not None:
+                self.average.update(self.embedder)
             losses.append(mean)
             num_images += len(batch)
             beat()
@@ -264,11 +302,12 @@ class EmbedderTrainer(Trainer):
         With ``structure``, which needs a structure head, structure embeddings too.
         """
         self._agree_on_statistics()
+        embedder = self.kept()
         share = distributed.own_slice(len(images.labels_N))
         if isinstance(images, ImageSet | Features):
-            local_NE = self._columns(images.read(np.arange(len(images))[share]), structure)
+            local_NE = self._columns(embedder, images.read(np.arange(len(images))[share]), structure)
         else:
-            local_NE = self._read_and_embed(images, np.arange(len(images))[share], structure)
+            local_NE = self._read_and_embed(embedder, images, np.arange(len(images))[share], structure)
         both_NE: NDArray[np.float32] = (
             distributed.gather_rows(torch.from_numpy(local_NE).to(self.device)).cpu().numpy()
         )
@@ -278,8 +317,13 @@ class EmbedderTrainer(Trainer):
         z_ND = np.ascontiguousarray(both_NE[:, :dim])
         return Embedded(z_ND, np.ascontiguousarray(both_NE[:, dim:]) if structure else None)
 
+    def kept(self) -> Embedder:
+        """The embedder that is scored and saved: the trained one, or an average in its place."""
+        embedder = self.embedder if self.average is None else self.average.embedder
+        return embedder if self.start is None else self.start.mixed(embedder)
+
     def _read_and_embed(
-        self, images: LabelledImages, indices: Indices, structure: bool
+        self, embedder: Embedder, images: LabelledImages, indices: Indices, structure: bool
     ) -> NDArray[np.float32]:
         pieces = [indices[start : start + EMBEDDED] for start in range(0, len(indices), EMBEDDED)]
         read = Loader(images).epoch(pieces)
@@ -290,14 +334,14 @@ class EmbedderTrainer(Trainer):
             if error is not None:
                 indices = piece
                 break
-            parts.append(self._columns(read_NHWC, structure))
+            parts.append(self._columns(embedder, read_NHWC, structure))
         if distributed.any_rank(error is not None):
             raise _unreadable(images, indices, error, self.num_epochs - 1)
         return np.concatenate(parts)
 
-    def _columns(self, images_NHWC: Inputs, structure: bool) -> NDArray[np.float32]:
+    def _columns(self, embedder: Embedder, images_NHWC: Inputs, structure: bool) -> NDArray[np.float32]:
         """z_ND and, if wished for, omega_ND to its right."""
-        z_ND, omega_ND = embedders.embed_with_structure(self.embedder, images_NHWC, device=self.device)
+        z_ND, omega_ND = embedders.embed_with_structure(embedder, images_NHWC, device=self.device)
         if not structure:
             return z_ND
         assert omega_ND is not None
@@ -323,7 +367,7 @@ class EmbedderTrainer(Trainer):
         images = self.held_out.images
         example_NHWC = images.read(np.arange(min(dataset_cache.NUM_EXAMPLES, len(images))))
         fit = dataset_cache.fit_of(self.config.data)
-        embedders.save(self.embedder, folder, dict(provenance), example_NHWC, fit=fit)
+        embedders.save(self.kept(), folder, dict(provenance), example_NHWC, fit=fit)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training has changed, by name; the tensors themselves, not copies."""
@@ -350,6 +394,8 @@ class EmbedderTrainer(Trainer):
             for buffer in self.embedder.buffers():
                 own = buffer if distributed.rank() == 0 else torch.zeros_like(buffer)
                 buffer.copy_(distributed.sum_over_ranks(own))
+        if self.average is not None:
+            self.average.take_over_buffers(self.embedder)
 
 
 def _next(read: Iterator[Inputs]) -> tuple[Inputs, ValueError | None]:

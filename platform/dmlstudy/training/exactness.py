@@ -3,8 +3,10 @@
 A study may run its trials on 1, 2 or 64 workers and must find the same optimum.
 
 So every loss that can be named, with regularisers and memory, is taken through one training step by all ranks
-together, on equal and on ragged shares of a global batch, and through the same step by one process alone; then
-value and gradients are compared, of the encoder and of the loss's own parameters, in float64.
+together, on equal and on ragged shares of a global batch, at once and in chunks, and through the same step by one
+process alone.
+
+Then value and gradients are compared, of the encoder and of the loss's own parameters, in float64.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import Scalar
 from dmlstudy.training.embedder_trainer import Step
+from dmlstudy.training.gradients import gradients_of
 
 NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
+CHUNK = 5
+"""Images embedded at once in the step by chunks; it divides no share of 1, 2 or 4 ranks."""
 TOLERANCE = 1e-9
 """Largest relative error, of the value and of each gradient, that counts as equal in float64."""
 
@@ -123,15 +128,23 @@ class SmallEncoder(nn.Module):
     def __init__(self, *, has_structure: bool) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, DIM))
-        self.structure = nn.Linear(6, DIM) if has_structure else None
+        self.backbone: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        self.head = nn.Linear(8, DIM)
+        self.structure = nn.Linear(8, DIM) if has_structure else None
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
     def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
-        omega_ND = None if self.structure is None else 0.5 + torch.sigmoid(self.structure(images_NHWC))
-        return functional.normalize(self.encoder(images_NHWC)), omega_ND
+        return self.embed_features(self.features(images_NHWC))
+
+    def features(self, images_NHWC: Tensor) -> Tensor:
+        features_NF: Tensor = self.backbone(images_NHWC)
+        return features_NF
+
+    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+        omega_ND = None if self.structure is None else 0.5 + torch.sigmoid(self.structure(features_NF))
+        return functional.normalize(self.head(features_NF)), omega_ND
 
     def weigh_layers(self, alpha_L: Tensor) -> None:
         raise AssertionError("it has no layers to weigh")
@@ -157,35 +170,53 @@ def step_of(
 
 
 def check(case: Case, device: torch.device | str = "cpu") -> Finding:
-    """Compare the ranks' step with one process's; every rank must call this, and gets the same answer."""
-    truth = _step(case, [slice(None)], step_of(case, lambda batch: batch, ALONE), device, alone=True)
+    """Compare the ranks' step, at once and in chunks, with one process's; every rank must call this, and gets the same
+    answer."""
+    truth = _alone(case, step_of(case, lambda batch: batch, ALONE), device)
     worst = Finding(case.name, truth.value, 0.0, 1.0, 1.0, 0.0)
     for share in (_equal_share(), _ragged_share()):
-        step = step_of(case)
-        worst = _worse(worst, _step(case, [share], step, device, alone=False), truth)
+        for chunk in (None, CHUNK):
+            worst = _worse(worst, ranks_step(case, step_of(case), share, chunk, device), truth)
     return worst
 
 
-def _step(case: Case, shares: list[slice], step: Step, device: torch.device | str, *, alone: bool) -> Outcome:
-    """One training step, after another batch that fills the memory where there is one."""
+def ranks_step(
+    case: Case, step: Step, share: slice, chunk: int | None = None, device: torch.device | str = "cpu"
+) -> Outcome:
+    """One training step of all ranks, each with its share of the global batch, as a trial makes it."""
+    step = _prepared(case, step, share, device)
+    value = gradients_of(step, chunk)(*_batch(0, share, device))
+    return Outcome(value, _gradients(step))
+
+
+def _alone(case: Case, step: Step, device: torch.device | str) -> Outcome:
+    """The same step of one process on the whole batch."""
+    step = _prepared(case, step, slice(None), device)
+    loss = LossSum(*step(*_batch(0, slice(None), device)))
+    objective = loss.total / loss.count.clamp(min=1)
+    objective.backward()  # type: ignore[no-untyped-call]
+    return Outcome(objective.item(), _gradients(step))
+
+
+def _prepared(case: Case, step: Step, share: slice, device: torch.device | str) -> Step:
+    """The step in float64, after another batch that fills the memory where there is one."""
     step = step.double().to(device)
-    module = step if alone else distributed.data_parallel(step)
-    (share,) = shares
     if case.memory_size:
         with torch.no_grad():
-            step(*(part[share].to(device) for part in global_batch(1)))
-    loss: LossSum = LossSum(*module(*(part[share].to(device) for part in global_batch(0))))
-    if alone:
-        objective = loss.total / loss.count.clamp(min=1)
-        value = objective.item()
-    else:
-        objective, value = distributed.scaled_for_mean(loss)
-    objective.backward()  # type: ignore[no-untyped-call]
-    gradients = {
+            step(*_batch(1, share, device))
+    return step
+
+
+def _batch(number: int, share: slice, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
+    x, y, ids = (part[share].to(device) for part in global_batch(number))
+    return x, y, ids
+
+
+def _gradients(step: Step) -> dict[str, Tensor]:
+    return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in step.named_parameters()
     }
-    return Outcome(value, gradients)
 
 
 def _worse(worst: Finding, found: Outcome, truth: Outcome) -> Finding:

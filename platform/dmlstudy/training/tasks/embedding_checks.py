@@ -15,6 +15,30 @@ def check(config: TrialConfig, key: str) -> None:
     _check_loss(config, key)
     _check_augmentation(config, key)
     _check_retrieval(config, key)
+    try:
+        check_chunk_and_share(config)
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from None
+
+
+def check_chunk_and_share(config: TrialConfig) -> None:
+    """Raise ValueError, beginning with the key, for settings of training that do not go together."""
+    chunk, share, embedder = config.batch.chunk, config.training.wise_ft, config.embedder
+    if chunk is not None and not embedder.freeze_bn:
+        raise ValueError(
+            f"batch.chunk: {chunk} cannot give the batch statistics of a whole batch; set embedder.freeze_bn: true, or"
+            " leave batch.chunk out"
+        )
+    if share < 1 and not embedder.freeze_bn:
+        raise ValueError(
+            f"training.wise_ft: {share:g} would mix weights of different batch statistics; set embedder.freeze_bn:"
+            " true, or leave training.wise_ft out"
+        )
+    if share < 1 and embedder.weights is None:
+        raise ValueError(
+            f"training.wise_ft: {share:g} mixes the trained weights with those they began as, and these are random; set"
+            " embedder.weights, or leave training.wise_ft out"
+        )
 
 
 def _check_loss(config: TrialConfig, key: str) -> None:

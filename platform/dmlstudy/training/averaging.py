@@ -1,0 +1,61 @@
+"""The weights that are scored and kept where these are not the trained ones: averages over steps, or with the start."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from dmlstudy.embedders import Embedder
+
+
+class MovingAverage(nn.Module):
+    """The moving average e of an embedder's weights w: e <- d_t e + (1 - d_t) w after step t = 1, 2, ...
+
+    d_t = min(decay, (1 + t) / (10 + t)), so that the start, which e is before, is soon forgotten. Buffers are copied.
+    Both tensors and t are the state of training. The loss's own parameters have no average: they are not kept.
+    """
+
+    num_steps: Tensor
+
+    def __init__(self, embedder: Embedder, decay: float) -> None:
+        super().__init__()
+        assert 0 < decay < 1
+        self.decay = decay
+        self.embedder = copy.deepcopy(embedder).requires_grad_(False)
+        self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, embedder: Embedder) -> None:
+        """Take in the weights after a further step."""
+        self.num_steps += 1
+        step = int(self.num_steps)
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for average, weight in zip(self.embedder.parameters(), embedder.parameters(), strict=True):
+            average.lerp_(weight, 1 - decay)
+        self.take_over_buffers(embedder)
+
+    def take_over_buffers(self, embedder: Embedder) -> None:
+        """Copy what is not trained, such as batch statistics."""
+        for average, buffer in zip(self.embedder.buffers(), embedder.buffers(), strict=True):
+            average.copy_(buffer)
+
+
+class StartWeights:
+    """A backbone's weights w0 from a file, and their mean with the trained ones: (1 - share) w0 + share w.
+
+    What did not come from the file, the heads, keeps w. Make it before training. Source: WiSE-FT, Wortsman et al. 2022.
+    """
+
+    def __init__(self, embedder: Embedder, share: float) -> None:
+        self.share = share
+        self.weights = [weight.detach().clone() for weight in embedder.backbone.parameters()]
+
+    @torch.no_grad()
+    def mixed(self, embedder: Embedder) -> Embedder:
+        """A copy of the embedder with the mean in the place of its backbone's weights."""
+        mixed = copy.deepcopy(embedder)
+        for start, weight in zip(self.weights, mixed.backbone.parameters(), strict=True):
+            weight.copy_(torch.lerp(start, weight, self.share))
+        return mixed

@@ -1,0 +1,213 @@
+"""The gradient of a training step on every rank: of the whole batch at once, or exactly the same one in chunks.
+
+In chunks a batch may be larger than memory (Gao et al. 2021, gradient cache): a loss of pairs needs the embeddings of
+all images, but the activations of only those that are being backpropagated.
+
+Shapes: N images of this rank, c images of a chunk, H height, W width, C channels, F features, D embedding size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dmlstudy import distributed
+from dmlstudy.heartbeat import beat
+from dmlstudy.losses.interface import Embeddings, LossSum
+
+if TYPE_CHECKING:
+    from dmlstudy.training.embedder_trainer import Step
+
+Scale = Callable[[Tensor], Tensor]
+"""Makes the objective the number that is backpropagated, larger in fp16 (``GradScaler.scale``)."""
+
+
+def as_it_is(objective: Tensor) -> Tensor:
+    """The objective itself."""
+    return objective
+
+
+class Gradients(Protocol):
+    """The gradient of the mean loss of a batch."""
+
+    def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
+        """Give every trained parameter the gradient of the global batch's mean loss, scaled; the mean loss.
+
+        Parameters must have no gradient yet. Each rank gives its own share, which may be empty; the images may lie on
+        the CPU. Raises Refused, on every rank alike, for a loss or embeddings that are not finite.
+        """
+        ...
+
+
+def gradients_of(step: Step, chunk: int | None = None) -> Gradients:
+    """The gradient of a step: in chunks of so many images, or at once where none is given.
+
+    Every rank must call this. Which parameters are trained is seen now: change ``requires_grad`` before, and keep no
+    earlier one of the same step.
+    """
+    return AtOnce(step) if chunk is None else InChunks(step, chunk)
+
+
+class AtOnce(Gradients):
+    """One forward and one backward of the whole share, averaged by data parallel."""
+
+    def __init__(self, step: Step) -> None:
+        self.parallel = distributed.data_parallel(step)
+
+    def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
+        return _backpropagated(LossSum(*self.parallel(images_NHWC.to(y_N.device), y_N, id_N)), scale)
+
+
+class InChunks(Gradients):
+    """The same gradient with the activations of ``size`` images in memory, for a second forward pass.
+
+    1. Each chunk is embedded, and its activations are dropped. 2. The loss of all embeddings gives g = dL/dz, and the
+    gradient of its own parameters. 3. Each chunk is embedded again, from the same state of random numbers, and g is
+    backpropagated through it. Then gradients are averaged over ranks.
+
+    Both passes run the same kernels in the same mode, with gradients, so that z is the same number in both. Dropout
+    draws its masks chunk by chunk, as one forward of each chunk would.
+
+    Where no parameter of the backbone is trained, features are found once, and only the head is backpropagated through.
+
+    Nothing is wrapped for data parallel, which wants one backward of every rank: here ranks have different numbers
+    of chunks, or none.
+    """
+
+    def __init__(self, step: Step, size: int) -> None:
+        assert size >= 1
+        self.step, self.size = step, size
+        self.has_frozen_backbone = not any(
+            parameter.requires_grad for parameter in step.embedder.backbone.parameters()
+        )
+        self.is_checked = False
+        distributed.take_over_rank_0(step)
+
+    def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
+        of_batch = self._through_the_head if self.has_frozen_backbone else self._twice
+        mean = of_batch(images_NHWC, y_N, id_N, scale)
+        self.step.weigh_layers()  # not before the second pass, which must find the weights of the first
+        distributed.average_gradients(self.step.parameters())
+        return mean
+
+    def _through_the_head(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale) -> float:
+        """The mean loss, after a backward from it to the features."""
+        with self._unchanged_buffers():
+            features_NF = torch.cat(
+                [self.step.features(images) for images in self._chunks(images_NHWC, y_N.device)]
+            )
+        z_ND, omega_ND = self.step.embed_features(features_NF)
+        return _backpropagated(self.step.compare(Embeddings(z_ND, y_N, id_N, omega_ND)), scale)
+
+    def _twice(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale) -> float:
+        """The mean loss, after a backward from it to the embeddings and another from these to the images."""
+        device = y_N.device
+        states: list[_Randomness] = []
+        found: list[tuple[Tensor, Tensor | None]] = []
+        with self._unchanged_buffers():
+            for images in self._chunks(images_NHWC, device):
+                states.append(_Randomness.of(device))
+                found.append(_detached(*self.step.encode(images)))
+        batch = Embeddings(_leaf([z for z, _ in found]), y_N, id_N)
+        if found[0][1] is not None:
+            batch = batch._replace(structure_ND=_leaf([omega for _, omega in found if omega is not None]))
+        mean = _backpropagated(self.step.compare(batch), scale)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for number, images in enumerate(self._chunks(images_NHWC, device)):
+                states[number].restore()
+                rows = slice(number * self.size, (number + 1) * self.size)
+                self._backpropagate(images, _gradient(batch.z_ND, rows), _gradient(batch.structure_ND, rows))
+        return mean
+
+    def _backpropagate(self, images: Tensor, of_z_ND: Tensor | None, of_omega_ND: Tensor | None) -> None:
+        """Embed a chunk again and take the gradient of its embeddings to the parameters."""
+        if not len(images):
+            return
+        z_ND, omega_ND = self.step.encode(images)
+        known = [
+            (output, gradient)
+            for output, gradient in ((z_ND, of_z_ND), (omega_ND, of_omega_ND))
+            if output is not None and gradient is not None
+        ]
+        if known:
+            torch.autograd.backward([output for output, _ in known], [gradient for _, gradient in known])
+
+    def _chunks(self, images_NHWC: Tensor, device: torch.device) -> Iterator[Tensor]:
+        """The chunks, on the device one at a time; one empty chunk of an empty share."""
+        for images in torch.split(images_NHWC, self.size):
+            yield images.to(device)
+            beat()
+
+    @contextmanager
+    def _unchanged_buffers(self) -> Iterator[None]:
+        """Raise Refused, on every rank alike, where the first forward of the block changes a buffer.
+
+        Such a module, as batch norm that trains, would see each image twice, and a chunk for the batch.
+        """
+        if self.is_checked:
+            yield
+            return
+        before = {name: buffer.clone() for name, buffer in self.step.named_buffers()}
+        yield
+        now = dict(self.step.named_buffers())
+        is_changed_B = torch.tensor([int(not _are_same(now[name], old)) for name, old in before.items()])
+        num_ranks_B = distributed.sum_over_ranks(is_changed_B).tolist()
+        changed = [name for name, number in zip(before, num_ranks_B, strict=True) if number]
+        if changed:
+            raise distributed.Refused(
+                f"batch.chunk: {self.size} needs an embedder that training images change by their gradient alone, and"
+                f" they change {changed[0].removeprefix('embedder.')}; set embedder.freeze_bn: true, or leave"
+                " batch.chunk out"
+            )
+        self.is_checked = True
+
+
+def _backpropagated(loss: LossSum, scale: Scale) -> float:
+    """The global mean loss, after a backward from it. Raises Refused where it is not finite."""
+    objective, mean = distributed.scaled_for_mean(loss)
+    if not math.isfinite(mean):
+        raise distributed.Refused(f"the loss is {mean}")
+    scale(objective).backward()  # type: ignore[no-untyped-call]
+    return mean
+
+
+def _detached(z_ND: Tensor, omega_ND: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The numbers alone; what they were computed from is let go of before the next chunk."""
+    return z_ND.detach(), None if omega_ND is None else omega_ND.detach()
+
+
+def _leaf(parts: list[Tensor]) -> Tensor:
+    """The parts as one tensor that backward stops at."""
+    return torch.cat(parts).requires_grad_()
+
+
+def _gradient(leaf: Tensor | None, rows: slice) -> Tensor | None:
+    """The gradient of the loss to some rows; None where there is none."""
+    return None if leaf is None or leaf.grad is None else leaf.grad[rows]
+
+
+def _are_same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+class _Randomness(NamedTuple):
+    """States of the global generators that dropout draws from."""
+
+    device: torch.device
+    of_cpu: Tensor
+    of_device: Tensor | None
+
+    @classmethod
+    def of(cls, device: torch.device) -> _Randomness:
+        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(device, torch.get_rng_state(), own)
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.of_cpu)
+        if self.of_device is not None:
+            torch.cuda.set_rng_state(self.of_device, self.device)
