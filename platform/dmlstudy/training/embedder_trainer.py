@@ -21,14 +21,17 @@ from torch import Tensor, nn
 from dmlstudy import data, distributed, embedders
 from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
 from dmlstudy.data.images import Indices, Inputs, Labels
+from dmlstudy.embedders.recomputation import recompute_blocks
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
-from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
+from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
 from dmlstudy.training import dataset_cache, trainer_state
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
+from dmlstudy.training.optimization import Optimization
+from dmlstudy.training.recipe import check_draw, check_recipe
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
 
 EMBEDDED = 256
@@ -143,6 +146,7 @@ class EmbedderTrainer(Trainer):
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
+        check_recipe(config.training)
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,
@@ -163,6 +167,8 @@ class EmbedderTrainer(Trainer):
         training = config.training
         if training.channels_last:
             self.embedder.backbone.to(memory_format=torch.channels_last)
+        if training.checkpointing:
+            recompute_blocks(self.embedder.backbone)
         batch = config.batch
         loss = catalogue.build(
             config.loss.name,
@@ -174,6 +180,7 @@ class EmbedderTrainer(Trainer):
             num_layers=config.embedder.head_depth + 1,
             seed=self.seed,
         ).to(device)
+        check_draw(batch, has_classes=catalogue.has_class_vectors(loss))
         self.batches = _batches(batch, self.labels_N, len(present), self.seed)
         memory = (
             CrossBatchMemory(batch.memory_size, config.embedder.dim, batch.memory_warmup).to(device)
@@ -182,7 +189,8 @@ class EmbedderTrainer(Trainer):
         )
         self.parts = {"embedder": self.embedder, "loss": loss} | ({"memory": memory} if memory else {})
         self.module = Step(self.embedder, loss, memory, training.precision, training.compile)
-        self.optimizer = _optimizer(training, self.embedder, loss)
+        self.optimization = Optimization(training, self.embedder, loss, len(self.batches), device)
+        self.optimizer = self.optimization.optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
         self.is_frozen = training.freeze_backbone_epochs > 0
         self._wrap()
@@ -191,8 +199,7 @@ class EmbedderTrainer(Trainer):
     def _wrap(self) -> None:
         """Data parallel over what is trained now: it wants a gradient of every parameter it has seen to want one."""
         self.step: nn.Module | None = None  # the one before lets go of the parameters first
-        for parameter in self.embedder.backbone.parameters():
-            parameter.requires_grad_(not self.is_frozen)
+        self.optimization.unfrozen.require(is_frozen=self.is_frozen)
         self.step = distributed.data_parallel(self.module)
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
@@ -205,6 +212,7 @@ class EmbedderTrainer(Trainer):
         if is_frozen != self.is_frozen:
             self.is_frozen = is_frozen
             self._wrap()
+        self.optimization.unfrozen.rest()
         if is_frozen:
             self.embedder.backbone.eval()
         assert self.step is not None
@@ -213,6 +221,7 @@ class EmbedderTrainer(Trainer):
         started = time.perf_counter()
         for number, batch, local, read_NHWC in self._read_batches(epoch):
             images_NHWC = torch.from_numpy(read_NHWC).to(self.device)
+            self.optimization.start_step(epoch * len(self.batches) + number)
             y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
             id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
             try:
@@ -226,8 +235,10 @@ class EmbedderTrainer(Trainer):
                 raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: the loss is {mean}")
             self.optimizer.zero_grad(set_to_none=True)
             self.scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+            try:
+                self.optimization.step(self.scaler)
+            except TrialFailed as error:
+                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
             losses.append(mean)
             num_images += len(batch)
             beat()
@@ -392,23 +403,3 @@ def _structure_head(regularizer: LossConfig | None) -> str:
     if regularizer is None or regularizer.name != "structure":
         return "none"
     return str((catalogue.parameters_of("structure") | regularizer.params)["preset"])
-
-
-def _optimizer(training: TrainingConfig, embedder: embedders.Embedder, loss: Loss) -> torch.optim.Optimizer:
-    heads = list(embedder.head.parameters())
-    if embedder.structure_head is not None:
-        heads += embedder.structure_head.parameters()
-    groups = [
-        {"params": list(embedder.backbone.parameters()), "lr": training.lr},
-        {"params": heads, "lr": training.lr * training.head_lr_mult},
-        {
-            "params": list(loss.parameters()),
-            "lr": training.lr * training.loss_lr_mult,
-            "weight_decay": 0.0,
-        },
-    ]
-    groups = [group for group in groups if group["params"]]
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=training.lr, momentum=0.9, weight_decay=training.weight_decay)
-    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=training.lr, weight_decay=training.weight_decay)

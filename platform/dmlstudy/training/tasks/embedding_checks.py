@@ -5,6 +5,7 @@ from __future__ import annotations
 from dmlstudy import data, embedders
 from dmlstudy.losses import catalogue
 from dmlstudy.records import AugmentationConfig, TrialConfig
+from dmlstudy.training.recipe import check_draw, check_recipe
 from dmlstudy.training.tasks.checked import TOO_LARGE, said
 
 
@@ -20,7 +21,7 @@ def check(config: TrialConfig, key: str) -> None:
 def _check_loss(config: TrialConfig, key: str) -> None:
     regularizer = config.regularizer
     try:
-        catalogue.build(
+        loss = catalogue.build(
             config.loss.name,
             config.loss.params,
             regularizer=(regularizer.name, regularizer.params) if regularizer else None,
@@ -31,6 +32,11 @@ def _check_loss(config: TrialConfig, key: str) -> None:
     except (ValueError, *TOO_LARGE) as error:
         section = "regularizer" if str(error).startswith("regularizer") else "loss"
         raise ValueError(f"{key}.{section}: {said(error)}") from None
+    try:
+        check_recipe(config.training)
+        check_draw(config.batch, has_classes=catalogue.has_class_vectors(loss))
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from None
 
 
 def _check_augmentation(config: TrialConfig, key: str) -> None:
