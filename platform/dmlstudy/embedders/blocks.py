@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+
+from dmlstudy.embedders.backbones import PROBED_SIDE, TAKE_VECTORS, build_backbone
 
 BLOCK_CLASSES = frozenset(
     {
@@ -79,6 +83,21 @@ def blocks_of(backbone: nn.Module) -> Blocks:
         return _in_order(names, [_path_of(name, paths) for name in names])
     paths = list(_outermost(backbone, lambda module: isinstance(module, LAYER_CLASSES)))
     return _in_order(names, [_path_of(name, paths) for name in names], is_plain=True)
+
+
+@lru_cache(maxsize=64)
+def num_blocks(name: str, fusion: str, side: int = PROBED_SIDE) -> int | None:
+    """The number of blocks of a backbone by its name, found without data.
+
+    None where it cannot be built so: for other images, or as RegNet, whose builder reads values.
+    """
+    size = () if name in TAKE_VECTORS else (side, side)
+    try:
+        with torch.device("meta"):
+            network = build_backbone(name, 3, 8, None, size, fusion)
+    except (ValueError, NotImplementedError, RuntimeError):
+        return None
+    return blocks_of(network.network).num
 
 
 def block_modules(backbone: nn.Module, blocks: Blocks) -> list[tuple[str, nn.Module]]:

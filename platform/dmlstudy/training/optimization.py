@@ -18,6 +18,7 @@ from dmlstudy.embedders.blocks import blocks_of, not_decayed, rest
 from dmlstudy.records import TrainingConfig
 from dmlstudy.training import schedule
 from dmlstudy.training.interface import TrialFailed
+from dmlstudy.training.recipe import check_unfrozen
 
 
 class Group(NamedTuple):
@@ -44,11 +45,8 @@ class Unfrozen:
         if self.is_all:
             return
         blocks = blocks_of(backbone) if last else None
-        if blocks is not None and int(last) > blocks.num:
-            raise ValueError(
-                f"training.unfreeze_last: {last} blocks, but the backbone has {blocks.num}; set it to at most"
-                f" {blocks.num}, or to all"
-            )
+        if blocks is not None:
+            check_unfrozen(last, blocks.num)
         first = math.inf if blocks is None else blocks.after - int(last)
         layers = {} if blocks is None else blocks.layers
         self.names = {name for name, layer in layers.items() if layer >= first}

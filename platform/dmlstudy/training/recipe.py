@@ -48,3 +48,12 @@ def check_draw(batch: BatchConfig, *, has_classes: bool) -> None:
         "batch.images_per_class: 1 leaves this loss without a pair of one class; set it to 2 or more, set"
         " batch.memory_size, or choose a loss with class vectors (cosface, proxy_anchor)"
     )
+
+
+def check_unfrozen(last: int | str, num_blocks: int) -> None:
+    """Raise ValueError where more of the last blocks are to be trained than there are."""
+    if last != "all" and int(last) > num_blocks:
+        raise ValueError(
+            f"training.unfreeze_last: {last} blocks, but the backbone has {num_blocks}; set it to at most {num_blocks},"
+            " or to all"
+        )

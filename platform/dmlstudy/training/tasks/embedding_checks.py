@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dmlstudy import data, embedders
+from dmlstudy.embedders.blocks import num_blocks
 from dmlstudy.losses import catalogue
 from dmlstudy.records import AugmentationConfig, TrialConfig
-from dmlstudy.training.recipe import check_draw, check_recipe
+from dmlstudy.training.recipe import check_draw, check_recipe, check_unfrozen
 from dmlstudy.training.tasks.checked import TOO_LARGE, said
 
 
@@ -33,10 +34,20 @@ def _check_loss(config: TrialConfig, key: str) -> None:
         section = "regularizer" if str(error).startswith("regularizer") else "loss"
         raise ValueError(f"{key}.{section}: {said(error)}") from None
     try:
-        check_recipe(config.training)
-        check_draw(config.batch, has_classes=catalogue.has_class_vectors(loss))
+        _check_recipe(config, has_classes=catalogue.has_class_vectors(loss))
     except ValueError as error:
         raise ValueError(f"{key}.{error}") from None
+
+
+def _check_recipe(config: TrialConfig, *, has_classes: bool) -> None:
+    check_recipe(config.training)
+    check_draw(config.batch, has_classes=has_classes)
+    if last := config.training.unfreeze_last:  # 0 and all are of any backbone
+        embedder = config.embedder
+        side = {} if config.data.image_size is None else {"side": config.data.image_size}
+        num = None if last == "all" else num_blocks(embedder.backbone, embedder.fusion, **side)
+        if num is not None:
+            check_unfrozen(last, num)
 
 
 def _check_augmentation(config: TrialConfig, key: str) -> None:
