@@ -173,7 +173,7 @@ def _named_in(groups: Mapping[str, int], group: int) -> Iterator[str]:
 
 
 def _kinds(matcher: Any) -> tuple[Callable[[str], bool], Callable[[str], bool]]:
-    """Whether a parameter is, by its name, of the stem, and whether it is of a block, by timm's patterns or function.
+    """Tests of a parameter's name, by timm's patterns or function: is it of the stem, is it of a block?
 
     Patterns of blocks hold their numbers; the others put a last norm into the last block. The function numbers groups.
     """
