@@ -37,7 +37,7 @@ def recompute_blocks(backbone: nn.Module) -> None:
             " leave it out"
         )
     for _, module in modules:
-        module.forward = _recomputed(module.forward)  # type: ignore[method-assign]
+        module.forward = _recomputed(module.forward)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -165,10 +165,10 @@ def _optimizer(
         others = [value for name, value in group.named.items() if name in group.undecayed]
         options.append({"params": others, "lr": group.lr, "weight_decay": 0.0})
     options = [each for each in options if each["params"]]
-    fused = {"fused": True} if training.fused and device.type == "cuda" else {}
+    fused = True if training.fused and device.type == "cuda" else None
     if training.optimizer == "sgd":
         return torch.optim.SGD(
-            options, lr=training.lr, momentum=0.9, weight_decay=training.weight_decay, **fused
+            options, lr=training.lr, momentum=0.9, weight_decay=training.weight_decay, fused=fused
         )
     kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
-    return kind(options, lr=training.lr, weight_decay=training.weight_decay, **fused)
+    return kind(options, lr=training.lr, weight_decay=training.weight_decay, fused=fused)
