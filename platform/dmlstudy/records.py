@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PositiveFloat,
@@ -43,6 +44,27 @@ UNTRAINED = "untrained"
 
 OF_STRUCTURE = ("num_hidden", "width", "size", "initial")
 """Parameters of an online learner that say what it is before it learns."""
+
+
+def _joined(value: object) -> object:
+    """Numbers of a list as one text, which is a value that can be searched and logged."""
+    if isinstance(value, list | tuple):
+        return " ".join(str(each) for each in value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+NumberList: TypeAlias = Annotated[str, BeforeValidator(_joined)]
+"""Several numbers as one text with spaces between them; a list of them, or one number, is read as that."""
+
+NUMBER_LISTS = frozenset({"training.step_at"})
+"""Keys of it."""
+
+
+def number_list(key: str, value: object) -> object:
+    """The text of a list of numbers, where the key ``section.parameter`` takes one; else the value as it is."""
+    is_list = isinstance(value, list) and all(isinstance(each, int | float | str) for each in value)
+    return _joined(value) if key in NUMBER_LISTS and is_list else value
 
 
 EARLIER_KEYS = {"batch.sampler": "batch.draw"}
@@ -230,7 +252,14 @@ class BatchConfig(Grown):
         Annotated[int, Field(ge=2, le=MANY)] | Literal["all"],
         Field(description="P, or all classes trained on"),
     ] = 16
-    images_per_class: Annotated[int, Field(ge=2, le=10_000, description="K, images per class")] = 5
+    images_per_class: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=10_000,
+            description="K, images per class; 1 for losses with class vectors or with a memory",
+        ),
+    ] = 5
     per_epoch: Annotated[
         PositiveInt | None,
         Field(le=MANY, description="batches per epoch; default: images // (P*K), at least 1"),
@@ -283,7 +312,25 @@ def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | N
 class TrainingConfig(Grown):
     """Optimiser and schedule."""
 
-    LATER = ("deterministic", "ema_decay", "wise_ft")
+    LATER = (
+        "deterministic",
+        "loss_lr",
+        "schedule",
+        "warmup_epochs",
+        "warmup_steps",
+        "lr_floor",
+        "step_at",
+        "step_factor",
+        "layer_decay",
+        "unfreeze_last",
+        "decay_norms",
+        "clip_norm",
+        "clip_loss_norm",
+        "fused",
+        "checkpointing",
+        "ema_decay",
+        "wise_ft",
+    )
 
     epochs: Annotated[
         int,
@@ -306,6 +353,62 @@ class TrainingConfig(Grown):
         float,
         Field(gt=0, allow_inf_nan=False, description="the same for the loss's own parameters"),
     ] = 1.0
+    loss_lr: Annotated[
+        PositiveFloat | None,
+        Field(
+            allow_inf_nan=False,
+            description="learning rate of the loss's own parameters (1e-5 to 10), in place of lr x loss_lr_mult",
+        ),
+    ] = None
+    schedule: Annotated[
+        Literal["constant", "cosine", "linear", "step"],
+        Field(description="of every learning rate, over the planned epochs"),
+    ] = "constant"
+    warmup_epochs: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="first epochs, or a part of one, in which rates rise to their full size",
+        ),
+    ] = 0.0
+    warmup_steps: Annotated[
+        int, Field(ge=0, le=10**9, description="the same in batches, in place of warmup_epochs")
+    ] = 0
+    lr_floor: Annotated[
+        float, Field(ge=0, le=1, description="share of the rates at the end of cosine and linear")
+    ] = 0.0
+    step_at: Annotated[
+        NumberList,
+        Field(
+            description="where the schedule step lowers rates: shares of the epochs (0.5 0.75), or epochs (40 60 80)"
+        ),
+    ] = "0.5 0.75"
+    step_factor: Annotated[float, Field(gt=0, le=1, description="by which it multiplies them")] = 0.1
+    layer_decay: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="learning rate of a backbone's block over that of the block after it; the head's is full",
+        ),
+    ] = 1.0
+    unfreeze_last: Annotated[
+        Annotated[int, Field(ge=0, le=10_000)] | Literal["all"],
+        Field(description="last blocks of the backbone that are trained, the rest staying as it is; 0: none"),
+    ] = "all"
+    decay_norms: Annotated[
+        bool,
+        Field(description="weight decay also on norms, biases, and learned positions and tokens"),
+    ] = True
+    clip_norm: Annotated[
+        PositiveFloat | None,
+        Field(allow_inf_nan=False, description="largest L2 norm of the embedder's gradient; none: any"),
+    ] = None
+    clip_loss_norm: Annotated[
+        PositiveFloat | None,
+        Field(allow_inf_nan=False, description="the same of the loss's own parameters"),
+    ] = None
     freeze_backbone_epochs: Annotated[
         int, Field(ge=0, le=100_000, description="first epochs, in which the backbone stays wholly as it is")
     ] = 0
@@ -316,6 +419,15 @@ class TrainingConfig(Grown):
     channels_last: Annotated[bool, Field(description="memory layout of the backbone's weights")] = False
     compile: Annotated[
         bool, Field(description="torch.compile the embedder's training step; the first takes a minute")
+    ] = False
+    fused: Annotated[
+        bool, Field(description="PyTorch's fused optimiser on GPUs, faster and equal but for rounding")
+    ] = False
+    checkpointing: Annotated[
+        bool,
+        Field(
+            description="recompute each block's activations in the backward pass: less memory, a third more time"
+        ),
     ] = False
     deterministic: Annotated[
         Literal["where_possible", "always", "never"],

@@ -183,6 +183,7 @@ def test_what_report_raises_ends_the_training() -> None:
     [
         (config(training={"freeze_backbone_epochs": 1}), "mean nothing on frozen features"),
         (config(training={"loss_lr_mult": 2.0}), "mean nothing on frozen features"),
+        (config(training={"schedule": "cosine"}), "training.schedule: belongs to the training of embedders"),
         (config("gredy"), "did you mean 'greedyhash'"),
     ],
 )

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from dmlstudy import distributed
+from dmlstudy import data, distributed
 from dmlstudy.embedders.backbones import BACKBONES, Backbone
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
@@ -98,6 +101,16 @@ def stopped_trial(raw: dict[str, Any]) -> int:
     return -1
 
 
+def moved(raw: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    """How far each parameter of the embedder and the loss goes in the first epoch, by name."""
+    images = data.load("digits").development
+    one = EmbedderTrainer(TrialConfig.model_validate(raw), images, torch.device("cpu"), stream=0)
+    before = {name: value.detach().clone() for name, value in one.state().items()}
+    one.train_epoch(0)
+    after = one.state()
+    return {name: (value - after[name].detach()).numpy() for name, value in before.items()}
+
+
 class Broken(Exception):
     """Stands for a kill, on every rank at once."""
 
@@ -168,8 +181,6 @@ def refused_trial(raw: dict[str, Any], folder: str) -> str:
 
 def main() -> None:
     """A trial in a process to be killed: every report is a line of a file, and so is the result."""
-    import torch
-
     torch.set_num_threads(1)
     raw, folder, log = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     with log.open("a", buffering=1) as file:

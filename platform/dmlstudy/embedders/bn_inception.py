@@ -85,12 +85,13 @@ class BNInception(nn.Module):
         x = F.max_pool2d(x, 3, stride=2, ceil_mode=True)
         found: list[Tensor] = []
         for block in BLOCKS:
-            x = self._block(block, x)
+            x = self.run_block(block, x)
             if block.name in LEVELS:
                 found.append(x)
         return found
 
-    def _block(self, block: Block, x: Tensor) -> Tensor:
+    def run_block(self, block: Block, x: Tensor) -> Tensor:
+        """The maps after an inception block."""
         at = f"inception_{block.name}"
         branches = [self._run(f"{at}_1x1", x)] if block.one else []
         branches.append(self._run(f"{at}_3x3", self._run(f"{at}_3x3_reduce", x)))

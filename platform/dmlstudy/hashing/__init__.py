@@ -5,7 +5,7 @@ from dmlstudy.hashing.folder import load, save
 from dmlstudy.hashing.methods import METHODS
 from dmlstudy.hashing.model import HashingModel, build
 from dmlstudy.hashing.ranking import PointRanking
-from dmlstudy.hashing.trainer import HashingFailed, HashingTrainer, train_hashing
+from dmlstudy.hashing.trainer import HashingFailed, HashingTrainer, check_training, train_hashing
 
 __all__ = [
     "METHODS",
@@ -15,6 +15,7 @@ __all__ = [
     "HashingTrainer",
     "PointRanking",
     "build",
+    "check_training",
     "evaluate",
     "evaluate_codes",
     "load",

@@ -100,16 +100,19 @@ def train_hashing(
     return trainer.model
 
 
+def check_training(training: TrainingConfig) -> None:
+    """Raise ValueError for a key of a recipe that is of networks alone."""
+    for key in TrainingConfig.LATER:
+        if key != "deterministic" and getattr(training, key) != TrainingConfig.model_fields[key].default:
+            raise ValueError(f"training.{key}: belongs to the training of embedders; leave it out")
+
+
 def _optimizer(training: TrainingConfig, model: HashingModel) -> torch.optim.Optimizer:
     if training.freeze_backbone_epochs or training.loss_lr_mult != 1:
         raise ValueError(
             "training.freeze_backbone_epochs and training.loss_lr_mult mean nothing on frozen features; leave them out"
         )
-    if training.ema_decay or training.wise_ft < 1:
-        raise ValueError(
-            "training.ema_decay and training.wise_ft are of an embedder's weights and mean nothing on frozen features;"
-            " leave them out"
-        )
+    check_training(training)
     groups = [{"params": list(model.method.parameters()), "lr": training.lr}]
     if model.structure is not None:
         head = list(model.structure.parameters())

@@ -312,6 +312,12 @@ def sizes_of(name: str) -> list[str]:
     return [key for key in ("num_classes", "dim") if key in asked]
 
 
+def has_class_vectors(loss: Loss) -> bool:
+    """True if the loss compares embeddings with vectors of classes, so that one image of a class is enough for it."""
+    own = loss.base if isinstance(loss, Regularized) else loss
+    return any(parameter.ndim > 1 for parameter in own.parameters())
+
+
 def kind_of(name: str) -> type[Loss]:
     """The class of the catalogue's loss ``name``."""
     entry = CATALOGUE[name]

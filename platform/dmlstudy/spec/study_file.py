@@ -34,6 +34,7 @@ from dmlstudy.records import (
     TrainingConfig,
     TrialConfig,
     draw_mismatch,
+    number_list,
     present_key,
 )
 from dmlstudy.spec import space as spaces
@@ -45,6 +46,7 @@ from dmlstudy.spec.space import Choice, Domain, Fixed, Space
 from dmlstudy.spec.study_paths import Places
 from dmlstudy.text import nearest, one_line, shown
 from dmlstudy.training.interface import Task
+from dmlstudy.training.schedule import CONSTANT
 from dmlstudy.training.tasks import OWN_SECTIONS, task_with, untrained_key
 
 R = TypeVar("R", bound=BaseModel)
@@ -340,7 +342,21 @@ class StudySpec:
     @property
     def notes(self) -> list[str]:
         """Lines on what was read differently than people may expect."""
-        return [*self._renaming.notes, *self.places.notes.values()]
+        return [*self._renaming.notes, *self.places.notes.values(), *self._notes_on_schedules()]
+
+    def _notes_on_schedules(self) -> list[str]:
+        """A line on rungs, where trials are stopped early by scores from before their rates have fallen."""
+        scheduler = self.file.search.scheduler
+        if scheduler == "none":
+            return []
+        for family in self.families.values():
+            for values in self.corners(family):
+                if (kind := values.get("training.schedule") or CONSTANT) != CONSTANT:
+                    return [
+                        f"training.schedule: {kind} ends low, so that scores at the rungs of search.scheduler:"
+                        f" {scheduler} understate what a trial would come to; search.scheduler: none stops no trial"
+                    ]
+        return []
 
     def check_for_job(self) -> None:
         """Raises SpecError where a path leads to something on this machine alone, which a cluster does not have."""
@@ -700,6 +716,8 @@ def _read_sections(sections: Mapping[str, Any], where: str) -> Space:
                 f"{where}: {section}: unknown key{nearest(section, (*NAMED, 'paper', *SECTIONS))}"
             )
         path = f"{where}: {section}" if where else section
+        if section in SECTIONS and isinstance(mapping, Mapping):
+            mapping = {name: number_list(f"{section}.{name}", value) for name, value in mapping.items()}
         domains = _read_named(mapping, path) if section in NAMED else _read_space(mapping, path)
         if section in SECTIONS:
             for name in spaces.names(domains):
@@ -757,7 +775,7 @@ def _overridden(within: Space, section: str, name: str, value: object, where: st
     if section == "regularizer" and not within:
         raise SpecError(f"{where}: the family has no regularizer; override regularizer: {{name: ...}} first")
     try:
-        domain = spaces.parse_domain(value, where)
+        domain = spaces.parse_domain(number_list(f"{section}.{name.partition('@')[0]}", value), where)
     except ValueError as error:
         raise SpecError(str(error)) from None
     try:

@@ -21,18 +21,20 @@ from dmlstudy import data, distributed, embedders
 from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
 from dmlstudy.data.images import Indices, Inputs, Labels
 from dmlstudy.embedders import Embedder
+from dmlstudy.embedders.recomputation import recompute_blocks
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
-from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
+from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
 from dmlstudy.training import dataset_cache, trainer_state
 from dmlstudy.training.averaging import MovingAverage, StartWeights
 from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
+from dmlstudy.training.optimization import Optimization
+from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
-from dmlstudy.training.tasks.embedding_checks import check_chunk_and_share
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -179,6 +181,7 @@ class EmbedderTrainer(Trainer):
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
+        check_recipe(config.training)
         check_chunk_and_share(config)
         self.embedder = embedders.build(
             config.embedder.backbone,
@@ -200,6 +203,8 @@ class EmbedderTrainer(Trainer):
         training = config.training
         if training.channels_last:
             self.embedder.backbone.to(memory_format=torch.channels_last)
+        if training.checkpointing:
+            recompute_blocks(self.embedder.backbone)
         batch = config.batch
         loss = catalogue.build(
             config.loss.name,
@@ -211,6 +216,7 @@ class EmbedderTrainer(Trainer):
             num_layers=config.embedder.head_depth + 1,
             seed=self.seed,
         ).to(device)
+        check_draw(batch, has_classes=catalogue.has_class_vectors(loss))
         self.batches = _batches(batch, self.labels_N, len(present), self.seed)
         memory = (
             CrossBatchMemory(batch.memory_size, config.embedder.dim, batch.memory_warmup).to(device)
@@ -219,7 +225,8 @@ class EmbedderTrainer(Trainer):
         )
         self.parts = {"embedder": self.embedder, "loss": loss} | ({"memory": memory} if memory else {})
         self.module = Step(self.embedder, loss, memory, training.precision, training.compile)
-        self.optimizer = _optimizer(training, self.embedder, loss)
+        self.optimization = Optimization(training, self.embedder, loss, len(self.batches), device)
+        self.optimizer = self.optimization.optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
         self.is_frozen = training.freeze_backbone_epochs > 0
         self._wrap()
@@ -232,8 +239,7 @@ class EmbedderTrainer(Trainer):
     def _wrap(self) -> None:
         """Gradients of what is trained now: data parallel wants one of every parameter it has seen to want one."""
         self.gradients: Gradients | None = None  # the one before lets go of the parameters first
-        for parameter in self.embedder.backbone.parameters():
-            parameter.requires_grad_(not self.is_frozen)
+        self.optimization.unfrozen.require(is_frozen=self.is_frozen)
         self.gradients = gradients_of(self.module, self.config.batch.chunk)
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
@@ -246,6 +252,7 @@ class EmbedderTrainer(Trainer):
         if is_frozen != self.is_frozen:
             self.is_frozen = is_frozen
             self._wrap()
+        self.optimization.unfrozen.rest()
         if is_frozen:
             self.embedder.backbone.eval()
         assert self.gradients is not None
@@ -253,6 +260,7 @@ class EmbedderTrainer(Trainer):
         num_images = 0
         started = time.perf_counter()
         for number, batch, local, read_NHWC in self._read_batches(epoch):
+            self.optimization.start_step(epoch * len(self.batches) + number)
             y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
             id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
             self.optimizer.zero_grad(set_to_none=True)
@@ -262,8 +270,10 @@ class EmbedderTrainer(Trainer):
                 if distributed.world_size() > 1 and not isinstance(error, distributed.Refused):
                     raise  # other ranks may know nothing of it, and wait for this one
                 raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+            try:
+                self.optimization.step(self.scaler)
+            except TrialFailed as error:
+                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
             if self.average is not None:
                 self.average.update(self.embedder)
             losses.append(mean)
@@ -438,23 +448,3 @@ def _structure_head(regularizer: LossConfig | None) -> str:
     if regularizer is None or regularizer.name != "structure":
         return "none"
     return str((catalogue.parameters_of("structure") | regularizer.params)["preset"])
-
-
-def _optimizer(training: TrainingConfig, embedder: embedders.Embedder, loss: Loss) -> torch.optim.Optimizer:
-    heads = list(embedder.head.parameters())
-    if embedder.structure_head is not None:
-        heads += embedder.structure_head.parameters()
-    groups = [
-        {"params": list(embedder.backbone.parameters()), "lr": training.lr},
-        {"params": heads, "lr": training.lr * training.head_lr_mult},
-        {
-            "params": list(loss.parameters()),
-            "lr": training.lr * training.loss_lr_mult,
-            "weight_decay": 0.0,
-        },
-    ]
-    groups = [group for group in groups if group["params"]]
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=training.lr, momentum=0.9, weight_decay=training.weight_decay)
-    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=training.lr, weight_decay=training.weight_decay)

@@ -121,10 +121,12 @@ class Embedding(Task):
         from dmlstudy.data import class_disjoint_folds
         from dmlstudy.metric_names import IMAGES_PER_SECOND
 
-        # Epochs with a frozen backbone are the first and the fast ones.
+        # Epochs with a frozen backbone are the first and the fast ones; a warm-up may be longer than these few batches.
         few = {
             "batch": config.batch.model_copy(update={"per_epoch": 2}),
-            "training": config.training.model_copy(update={"freeze_backbone_epochs": 0}),
+            "training": config.training.model_copy(
+                update={"freeze_backbone_epochs": 0, "warmup_epochs": 0.0, "warmup_steps": 0}
+            ),
         }
         rate = first_reports(config.model_copy(update=few))[-1][1].metrics[IMAGES_PER_SECOND]
         folds = class_disjoint_folds(labels_N, config.num_folds, config.seed)

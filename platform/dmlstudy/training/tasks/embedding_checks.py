@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dmlstudy import data, embedders
+from dmlstudy.embedders.blocks import num_blocks
 from dmlstudy.losses import catalogue
 from dmlstudy.records import AugmentationConfig, TrialConfig
+from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe, check_unfrozen
 from dmlstudy.training.tasks.checked import TOO_LARGE, said
 
 
@@ -15,36 +17,12 @@ def check(config: TrialConfig, key: str) -> None:
     _check_loss(config, key)
     _check_augmentation(config, key)
     _check_retrieval(config, key)
-    try:
-        check_chunk_and_share(config)
-    except ValueError as error:
-        raise ValueError(f"{key}.{error}") from None
-
-
-def check_chunk_and_share(config: TrialConfig) -> None:
-    """Raise ValueError, beginning with the key, for settings of training that do not go together."""
-    chunk, share, embedder = config.batch.chunk, config.training.wise_ft, config.embedder
-    if chunk is not None and not embedder.freeze_bn:
-        raise ValueError(
-            f"batch.chunk: {chunk} cannot give the batch statistics of a whole batch; set embedder.freeze_bn: true, or"
-            " leave batch.chunk out"
-        )
-    if share < 1 and not embedder.freeze_bn:
-        raise ValueError(
-            f"training.wise_ft: {share:g} would mix weights of different batch statistics; set embedder.freeze_bn:"
-            " true, or leave training.wise_ft out"
-        )
-    if share < 1 and embedder.weights is None:
-        raise ValueError(
-            f"training.wise_ft: {share:g} mixes the trained weights with those they began as, and these are random; set"
-            " embedder.weights, or leave training.wise_ft out"
-        )
 
 
 def _check_loss(config: TrialConfig, key: str) -> None:
     regularizer = config.regularizer
     try:
-        catalogue.build(
+        loss = catalogue.build(
             config.loss.name,
             config.loss.params,
             regularizer=(regularizer.name, regularizer.params) if regularizer else None,
@@ -55,6 +33,22 @@ def _check_loss(config: TrialConfig, key: str) -> None:
     except (ValueError, *TOO_LARGE) as error:
         section = "regularizer" if str(error).startswith("regularizer") else "loss"
         raise ValueError(f"{key}.{section}: {said(error)}") from None
+    try:
+        _check_recipe(config, has_classes=catalogue.has_class_vectors(loss))
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from None
+
+
+def _check_recipe(config: TrialConfig, *, has_classes: bool) -> None:
+    check_recipe(config.training)
+    check_chunk_and_share(config)
+    check_draw(config.batch, has_classes=has_classes)
+    if last := config.training.unfreeze_last:  # 0 and all are of any backbone
+        embedder = config.embedder
+        side = {} if config.data.image_size is None else {"side": config.data.image_size}
+        num = None if last == "all" else num_blocks(embedder.backbone, embedder.fusion, **side)
+        if num is not None:
+            check_unfrozen(last, num)
 
 
 def _check_augmentation(config: TrialConfig, key: str) -> None:

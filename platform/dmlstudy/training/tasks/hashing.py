@@ -53,6 +53,10 @@ class Hashing(Task):
         from dmlstudy.training.tasks.checked import check_features, refused
 
         codes, term = _codes(config), config.regularizer
+        try:
+            hashing.check_training(config.training)
+        except ValueError as error:
+            raise ValueError(f"{key}.{error}") from None
         with refused(key):
             hashing.build(
                 config.loss.name,

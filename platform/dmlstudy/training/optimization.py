@@ -1,0 +1,174 @@
+"""The optimiser of an embedder and its loss: groups of parameters, each with its rate, and what is done at each step.
+
+Groups are made by layer of the backbone, head and loss, and, where norms are not decayed, by weight decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from dmlstudy import embedders
+from dmlstudy.embedders.blocks import blocks_of, not_decayed, rest
+from dmlstudy.records import TrainingConfig
+from dmlstudy.training import schedule
+from dmlstudy.training.interface import TrialFailed
+from dmlstudy.training.recipe import check_unfrozen
+
+
+class Group(NamedTuple):
+    """Parameters with one learning rate; ``undecayed`` are their names that a recipe may leave undecayed."""
+
+    named: dict[str, nn.Parameter]
+    lr: float
+    undecayed: set[str]
+    weight_decay: float | None = None
+    """None: that of the recipe."""
+
+
+class Unfrozen:
+    """The parameters of a backbone that are ever trained: all of them, or those of the last blocks.
+
+    ``last`` is the number of blocks, or 'all'. What follows the last block is trained with it; 0 trains nothing.
+    Raises ValueError for more blocks than there are.
+    """
+
+    def __init__(self, backbone: nn.Module, last: int | str) -> None:
+        self.backbone = backbone
+        self.names = {name for name, _ in backbone.named_parameters()}
+        self.is_all = last == "all"
+        if self.is_all:
+            return
+        blocks = blocks_of(backbone) if last else None
+        if blocks is not None:
+            check_unfrozen(last, blocks.num)
+        first = math.inf if blocks is None else blocks.after - int(last)
+        layers = {} if blocks is None else blocks.layers
+        self.names = {name for name, layer in layers.items() if layer >= first}
+
+    def require(self, *, is_frozen: bool) -> None:
+        """Ask for gradients of these parameters alone, and, while the backbone is frozen, of none."""
+        for name, parameter in self.backbone.named_parameters():
+            parameter.requires_grad_(name in self.names and not is_frozen)
+
+    def rest(self) -> None:
+        """Put the parts that are never trained into eval mode."""
+        if not self.is_all:
+            rest(self.backbone, self.names.__contains__)
+
+
+class Optimization:
+    """An optimiser with its schedule and clipping: ``start_step``, then gradients, then ``step``.
+
+    ``per_epoch`` is the number of batches in an epoch of this model. Without keys of a recipe the groups are the
+    backbone, the heads and the loss, in this order, as states of earlier versions have them.
+    """
+
+    def __init__(
+        self,
+        training: TrainingConfig,
+        embedder: embedders.Embedder,
+        loss: nn.Module,
+        per_epoch: int,
+        device: torch.device,
+    ) -> None:
+        self.unfrozen = Unfrozen(embedder.backbone, training.unfreeze_last)
+        self.schedule = schedule.planned(
+            training.schedule,
+            training.epochs,
+            per_epoch,
+            warmup_epochs=training.warmup_epochs,
+            warmup_steps=training.warmup_steps,
+            floor=training.lr_floor,
+            step_at=training.step_at,
+            step_factor=training.step_factor,
+        )
+        groups = list(_groups(training, embedder, loss, self.unfrozen.names))
+        self.optimizer = _optimizer(training, groups, device)
+        self._lrs: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self._clipped = [
+            ("embedder", list(embedder.parameters()), training.clip_norm),
+            ("loss", list(loss.parameters()), training.clip_loss_norm),
+        ]
+
+    def start_step(self, u: int) -> None:
+        """Set every group's rate for batch ``u``, counted from 0 through all epochs."""
+        factor = self.schedule.factor(u)
+        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr * factor
+
+    def step(self, scaler: torch.amp.GradScaler) -> None:
+        """Clip the gradients, which are the same on every rank, and take the step.
+
+        fp16's scaler leaves out a step whose gradients overflow. Raises TrialFailed, on every rank alike, for a norm
+        to be clipped that is not finite otherwise.
+        """
+        if any(most is not None for _, _, most in self._clipped):
+            scaler.unscale_(self.optimizer)
+            for part, parameters, most in self._clipped:
+                if most is not None:
+                    _clip(part, parameters, most, is_scaled=scaler.is_enabled())
+        scaler.step(self.optimizer)
+        scaler.update()
+
+
+def _clip(part: str, parameters: Iterable[nn.Parameter], most: float, *, is_scaled: bool) -> None:
+    """Gradients times min(1, most / (norm + 1e-6)), the norm that of all of them together."""
+    own = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+    if not gradients:
+        return
+    norm = get_total_norm(gradients)
+    if not norm.isfinite():
+        if is_scaled and not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            return  # the scaler has seen them, too
+        raise TrialFailed(f"the norm of the {part}'s gradient is {norm.item()}; set training.lr lower")
+    clip_grads_with_norm_(own, most, norm)
+
+
+def _groups(
+    training: TrainingConfig, embedder: embedders.Embedder, loss: nn.Module, unfrozen: set[str]
+) -> Iterator[Group]:
+    """Groups of the backbone's layers, from the first, then of the heads and of the loss."""
+    backbone = embedder.backbone
+    trained = {name: value for name, value in backbone.named_parameters() if name in unfrozen}
+    undecayed = set() if training.decay_norms else not_decayed(backbone)
+    if training.layer_decay == 1:
+        yield Group(trained, training.lr, undecayed)
+    else:
+        blocks = blocks_of(backbone)
+        for layer in sorted({blocks.layers[name] for name in trained}):
+            own = {name: value for name, value in trained.items() if blocks.layers[name] == layer}
+            yield Group(own, training.lr * training.layer_decay ** (blocks.after - layer), undecayed)
+    heads = {f"head.{name}": value for name, value in embedder.head.named_parameters()}
+    if embedder.structure_head is not None:
+        heads |= {f"structure_head.{name}": v for name, v in embedder.structure_head.named_parameters()}
+    thin = set() if training.decay_norms else {name for name, value in heads.items() if value.ndim <= 1}
+    yield Group(heads, training.lr * training.head_lr_mult, thin)
+    loss_lr = training.lr * training.loss_lr_mult if training.loss_lr is None else training.loss_lr
+    yield Group(dict(loss.named_parameters()), loss_lr, set(), 0.0)
+
+
+def _optimizer(
+    training: TrainingConfig, groups: Iterable[Group], device: torch.device
+) -> torch.optim.Optimizer:
+    options: list[dict[str, Any]] = []
+    for group in groups:
+        decayed = [value for name, value in group.named.items() if name not in group.undecayed]
+        own = {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
+        options.append({"params": decayed, "lr": group.lr, **own})
+        others = [value for name, value in group.named.items() if name in group.undecayed]
+        options.append({"params": others, "lr": group.lr, "weight_decay": 0.0})
+    options = [each for each in options if each["params"]]
+    fused = True if training.fused and device.type == "cuda" else None
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(
+            options, lr=training.lr, momentum=0.9, weight_decay=training.weight_decay, fused=fused
+        )
+    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+    return kind(options, lr=training.lr, weight_decay=training.weight_decay, fused=fused)

@@ -1,0 +1,79 @@
+"""Keys of a recipe that contradict each other, or that nothing would use, in one line each; reads no torch."""
+
+from __future__ import annotations
+
+from dmlstudy.records import BatchConfig, TrainingConfig, TrialConfig
+from dmlstudy.training import schedule
+
+USERS = {
+    "lr_floor": ("cosine", "linear"),
+    schedule.STEP_AT: (schedule.STEP,),
+    "step_factor": (schedule.STEP,),
+}
+"""The schedules that use a key."""
+
+
+def check_recipe(training: TrainingConfig) -> None:
+    """Raise ValueError for a recipe that no model can be trained by, whatever the data."""
+    if training.warmup_steps and training.warmup_epochs:
+        raise ValueError("training.warmup_steps: stands beside training.warmup_epochs; leave one of them out")
+    for key, users in USERS.items():
+        value, default = getattr(training, key), TrainingConfig.model_fields[key].default
+        if value != default and training.schedule not in users:
+            raise ValueError(
+                f"training.{key}: {value} is not used by training.schedule: {training.schedule}; leave it out, or put"
+                f" it under the options of training.schedule that use it: {' or '.join(users)}"
+            )
+    if training.loss_lr is not None and training.loss_lr_mult != 1:
+        raise ValueError(
+            f"training.loss_lr: {training.loss_lr:g} is the rate of the loss's own parameters, and"
+            f" training.loss_lr_mult: {training.loss_lr_mult:g} says another; leave one of them out, or set"
+            " training.loss_lr_mult: 1 where a family's space gives it"
+        )
+    # Batches are counted when there is data: until then an epoch is as many as can be.
+    schedule.planned(
+        training.schedule,
+        training.epochs,
+        1_000_000,
+        warmup_epochs=training.warmup_epochs,
+        step_at=training.step_at,
+    )
+
+
+def check_draw(batch: BatchConfig, *, has_classes: bool) -> None:
+    """Raise ValueError for one image of each class where a loss has neither class vectors nor a memory."""
+    if batch.images_per_class > 1 or batch.draw != "pk" or has_classes or batch.memory_size:
+        return
+    raise ValueError(
+        "batch.images_per_class: 1 leaves this loss without a pair of one class; set it to 2 or more, set"
+        " batch.memory_size, or choose a loss with class vectors (cosface, proxy_anchor)"
+    )
+
+
+def check_unfrozen(last: int | str, num_blocks: int) -> None:
+    """Raise ValueError where more of the last blocks are to be trained than there are."""
+    if last != "all" and int(last) > num_blocks:
+        raise ValueError(
+            f"training.unfreeze_last: {last} blocks, but the backbone has {num_blocks}; set it to at most {num_blocks},"
+            " or to all"
+        )
+
+
+def check_chunk_and_share(config: TrialConfig) -> None:
+    """Raise ValueError, beginning with the key, for settings of training that do not go together."""
+    chunk, share, embedder = config.batch.chunk, config.training.wise_ft, config.embedder
+    if chunk is not None and not embedder.freeze_bn:
+        raise ValueError(
+            f"batch.chunk: {chunk} cannot give the batch statistics of a whole batch; set embedder.freeze_bn: true, or"
+            " leave batch.chunk out"
+        )
+    if share < 1 and not embedder.freeze_bn:
+        raise ValueError(
+            f"training.wise_ft: {share:g} would mix weights of different batch statistics; set embedder.freeze_bn:"
+            " true, or leave training.wise_ft out"
+        )
+    if share < 1 and embedder.weights is None:
+        raise ValueError(
+            f"training.wise_ft: {share:g} mixes the trained weights with those they began as, and these are random; set"
+            " embedder.weights, or leave training.wise_ft out"
+        )
