@@ -144,8 +144,20 @@ class DataConfig(Grown):
         return text
 
 
-class AugmentationConfig(Record):
+class AugmentationConfig(Grown):
     """Random views of training images, each a function of (seed, epoch, image) alone."""
+
+    LATER = (
+        "rotate",
+        "randaugment",
+        "magnitude",
+        "jitter",
+        "hue",
+        "jitter_p",
+        "grey",
+        "blur",
+        "erase",
+    )
 
     crop: Annotated[
         Literal["none", "random", "random_resized"],
@@ -160,6 +172,40 @@ class AugmentationConfig(Record):
     ratio_min: Annotated[
         float, Field(gt=0, le=1, description="least width / height of it; the largest is 1 / ratio_min")
     ] = 0.75
+    rotate: Annotated[
+        float, Field(ge=0, le=180, description="degrees; turned by an angle uniform in [-rotate, rotate]")
+    ] = 0.0
+    randaugment: Annotated[
+        int, Field(ge=0, le=10, description="ops drawn with replacement of RandAugment's 14; 0: none")
+    ] = 0
+    magnitude: Annotated[int, Field(ge=0, le=30, description="of RandAugment's ops, 30 is the strongest")] = 9
+    jitter: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="brightness, contrast and saturation times factors uniform in [1 - jitter, 1 + jitter]",
+        ),
+    ] = 0.0
+    hue: Annotated[
+        float,
+        Field(ge=0, le=0.5, description="shift of the hue, uniform in [-hue, hue]; 1 is the whole circle"),
+    ] = 0.0
+    jitter_p: Annotated[
+        float, Field(ge=0, le=1, description="probability of jitter and hue, which change a view together")
+    ] = 0.8
+    grey: Annotated[float, Field(ge=0, le=1, description="probability of a view without colours")] = 0.0
+    blur: Annotated[
+        float, Field(ge=0, le=1, description="probability of a Gaussian blur, sigma uniform in [0.1, 2] pixels")
+    ] = 0.0
+    erase: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="probability of a box of the backbone's mean colour over 2% to 33% of a view",
+        ),
+    ] = 0.0
 
 
 class EmbedderConfig(Record):

@@ -27,6 +27,7 @@ from dmlstudy.data.same_files import files_digest
 from dmlstudy.data.seen_classes import CLOSED, ClosedSet, as_features, load_closed
 from dmlstudy.data.source import Source
 from dmlstudy.data.tables import Features, load_features
+from dmlstudy.data.view_ops import check_channels, fill_for
 
 __all__ = [
     "AS_BEFORE",
@@ -58,12 +59,14 @@ __all__ = [
     "ZeroShotData",
     "as_features",
     "check_augmentation",
+    "check_channels",
     "check_hits",
     "class_disjoint_folds",
     "decode_images",
     "embeddings_left_out",
     "embeddings_origin",
     "files_digest",
+    "fill_for",
     "join_embeddings",
     "load",
     "load_closed",

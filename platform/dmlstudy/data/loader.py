@@ -18,6 +18,7 @@ import numpy as np
 
 from dmlstudy.data.augmentation import Augmentation, RandomView
 from dmlstudy.data.images import Indices, Inputs, RandomViews
+from dmlstudy.data.view_ops import one_thread
 from dmlstudy.heartbeat import beat
 
 T = TypeVar("T")
@@ -102,7 +103,8 @@ class Loader:
             def views(index: int) -> RandomView:
                 return augmentation.random_view(self._seed, epoch, index)
 
-        with ThreadPoolExecutor(self._threads) as pool:
+        has_ops = augmentation is not None and augmentation.has_ops
+        with ThreadPoolExecutor(self._threads, initializer=one_thread if has_ops else None) as pool:
             waiting: deque[list[Future[Inputs]]] = deque()
             try:
                 for indices in batches:

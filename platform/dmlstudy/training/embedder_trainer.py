@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -134,12 +135,7 @@ class EmbedderTrainer(Trainer):
         *height_width, channels = train.image_shape
         augmentation = data.Augmentation(**config.augmentation.model_dump())
         data.check_augmentation(augmentation, config.data.image_size, config.data.resize_to)
-        # Images that are in memory as they are trained on need no reading ahead.
-        self.loader = (
-            None
-            if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
-            else Loader(train, augmentation, self.seed)
-        )
+        data.check_channels(augmentation, channels)
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
@@ -160,6 +156,13 @@ class EmbedderTrainer(Trainer):
             head_width=config.embedder.head_width,
             seed=self.seed,
         ).to(device)
+        fill = data.fill_for(self.embedder.mean_C.tolist(), channels)
+        # Images that are in memory as they are trained on need no reading ahead.
+        self.loader = (
+            None
+            if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
+            else Loader(train, replace(augmentation, fill=fill), self.seed)
+        )
         training = config.training
         if training.channels_last:
             self.embedder.backbone.to(memory_format=torch.channels_last)
