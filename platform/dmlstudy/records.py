@@ -86,7 +86,9 @@ class Grown(Record):
 class DataConfig(Grown):
     """The images, and their division into development and test classes."""
 
-    LATER = ("orientation", "background", "max_pixels")
+    LATER = ("orientation", "background", "max_pixels", "canvas", "canvas_gib")
+    SPEED: ClassVar = ("canvas", "canvas_gib")
+    """Keys that change no number, and so no fingerprint: an interrupted study may be resumed with others."""
 
     name: Annotated[
         str,
@@ -133,6 +135,16 @@ class DataConfig(Grown):
         PositiveInt,
         Field(description="of a picture; a larger one is refused, for it may be a decompression bomb"),
     ] = 178_956_970
+    canvas: Annotated[
+        Literal["none", "memory", "disk"],
+        Field(
+            description="pictures too many to be kept decoded are decoded once, and views are cut from that: in the"
+            " machine's shared memory or in a file below the cache folder; what is seen is the same"
+        ),
+    ] = "none"
+    canvas_gib: Annotated[
+        PositiveFloat, Field(le=10_000, description="the most that canvas: memory may take on a machine")
+    ] = 8.0
 
     @field_validator("background")
     @classmethod
@@ -642,6 +654,8 @@ class TrialConfig(MetricsConfig):
         for earlier, present in EARLIER_KEYS.items():
             section, name = present.split(".")
             values[section][earlier.removeprefix(f"{section}.")] = values[section].pop(name)
+        for key in DataConfig.SPEED:
+            values["data"].pop(key, None)
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -2,6 +2,7 @@
 
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
+from dmlstudy.data.canvas import remove_unused
 from dmlstudy.data.datasets import DATASETS, load
 from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
@@ -21,7 +22,7 @@ from dmlstudy.data.parquet import (
     write_items,
     write_table,
 )
-from dmlstudy.data.pictures import LazyImages
+from dmlstudy.data.pictures import LazyImages, prepare
 from dmlstudy.data.remarks import check_hits, remarks
 from dmlstudy.data.same_files import files_digest
 from dmlstudy.data.seen_classes import CLOSED, ClosedSet, as_features, load_closed
@@ -74,9 +75,11 @@ __all__ = [
     "load_lfw",
     "open_images",
     "open_vectors",
+    "prepare",
     "read_embeddings",
     "read_items",
     "remarks",
+    "remove_unused",
     "row_folds",
     "write_embeddings",
     "write_items",

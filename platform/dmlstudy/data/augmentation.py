@@ -57,12 +57,20 @@ class Augmentation(ViewOps):
     def is_off(self) -> bool:
         return self.crop == "none" and self.flip == 0 and not self.has_ops
 
+    @property
+    def only_cuts(self) -> bool:
+        """True if a view is made of a box within the picture alone."""
+        return self.crop == "random_resized" or (self.crop == "random" and self.padding == 0)
+
     def random_view(self, seed: int, epoch: int, index: int) -> RandomView:
         """The view of the image ``index`` in an epoch, the same on every rank and in every batch."""
         return RandomView(self, (seed, epoch, index, VIEWS))
 
     def view(self, picture: Any, size: tuple[int, int], rng: np.random.Generator) -> Any:
-        """The crop and the flip of a view; the draws are always taken in the same order, so that a flip does not change the crop."""
+        """The crop and the flip of a view; draws are taken in one order, so that a flip does not change the crop.
+
+        The picture is only asked for a box of it where ``only_cuts``.
+        """
         from PIL import Image, ImageOps
 
         height, width = size

@@ -136,6 +136,7 @@ class EmbedderTrainer(Trainer):
         augmentation = data.Augmentation(**config.augmentation.model_dump())
         data.check_augmentation(augmentation, config.data.image_size, config.data.resize_to)
         data.check_channels(augmentation, channels)
+        data.prepare(train)
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
@@ -284,6 +285,7 @@ class EmbedderTrainer(Trainer):
     def _read_and_embed(
         self, images: LabelledImages, indices: Indices, structure: bool
     ) -> NDArray[np.float32]:
+        data.prepare(images)
         pieces = [indices[start : start + EMBEDDED] for start in range(0, len(indices), EMBEDDED)]
         read = Loader(images).epoch(pieces)
         parts = [np.empty((0, self.config.embedder.dim * (1 + structure)), np.float32)]
