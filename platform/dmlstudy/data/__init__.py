@@ -10,7 +10,7 @@ from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, PartSize
 from dmlstudy.data.lfw import LFW, load_lfw
-from dmlstudy.data.loader import Loader
+from dmlstudy.data.loader import Loader, pinned
 from dmlstudy.data.parquet import (
     Column,
     embeddings_left_out,
@@ -75,6 +75,7 @@ __all__ = [
     "load_lfw",
     "open_images",
     "open_vectors",
+    "pinned",
     "prepare",
     "read_embeddings",
     "read_items",

@@ -168,8 +168,9 @@ class LazyImages:
 
     Reading raises ValueError that names the picture where it is damaged, missing, or of another size than the
     first one and ``data.image_size`` is not given. The fingerprint is over the stored bytes, in their order.
-    ``way_out`` is what else the error of a damaged picture says that can be done. ``canvas`` has pictures decoded,
-    once it is open; what is read is the same.
+    ``way_out`` is what else the error of a damaged picture says that can be done.
+
+    ``canvas``, once it is open, has the pictures decoded; what is read is the same.
     """
 
     pictures: Pictures

@@ -37,9 +37,12 @@ class ViewOps:
     """Strengths of the ops, in the order in which they are applied; 0 leaves an op out.
 
     ``rotate``: degrees; the angle is uniform in [-rotate, rotate].
+
     ``randaugment``: number of ops of RandAugment, each of ``magnitude`` (0 to 30).
+
     ``jitter``, ``hue``: with probability ``jitter_p`` brightness, contrast and saturation are multiplied by factors
-    uniform in [max(0, 1 - jitter), 1 + jitter], the hue is shifted by a part of the circle uniform in [-hue, hue].
+    uniform in [1 - jitter, 1 + jitter], the hue is shifted by a part of the circle uniform in [-hue, hue].
+
     ``grey``, ``blur``, ``erase``: probabilities.
 
     ``fill`` is the colour of what an op lays bare, a number for each channel or one for all.

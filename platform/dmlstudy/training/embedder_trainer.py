@@ -162,7 +162,12 @@ class EmbedderTrainer(Trainer):
         self.loader = (
             None
             if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
-            else Loader(train, replace(augmentation, fill=fill), self.seed)
+            else Loader(
+                train,
+                replace(augmentation, fill=fill),
+                self.seed,
+                empty=data.pinned if device.type == "cuda" else None,
+            )
         )
         training = config.training
         if training.channels_last:
@@ -216,7 +221,7 @@ class EmbedderTrainer(Trainer):
         num_images = 0
         started = time.perf_counter()
         for number, batch, local, read_NHWC in self._read_batches(epoch):
-            images_NHWC = torch.from_numpy(read_NHWC).to(self.device)
+            images_NHWC = torch.from_numpy(read_NHWC).to(self.device, non_blocking=True)
             y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
             id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
             try:
