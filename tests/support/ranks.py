@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -12,8 +13,10 @@ from unittest import mock
 from torch import nn
 
 from dmlstudy import distributed
+from dmlstudy.data import canvas
 from dmlstudy.embedders.backbones import BACKBONES, Backbone
 from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
 from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.trial import TrialStopped, run_trial
@@ -183,3 +186,15 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def trial_with_cache(raw: dict[str, Any], folder: str) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """A trial whose cache folder, on disk and in shared memory, lies in a folder."""
+    with (
+        mock.patch.dict(os.environ, XDG_CACHE_HOME=folder),
+        mock.patch.object(canvas, "SHARED_MEMORY", Path(folder)),
+    ):
+        try:
+            return trial(raw)
+        finally:
+            dataset_cache.forget()

@@ -104,7 +104,9 @@ class Canvas:
             path = folder / f"{self.decoder.key()}{SUFFIX}"
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._file = _mapped(path, len(self.row_N)) or self._made(path)
+                if self.kind == "memory" and folder.stat().st_uid != os.getuid():
+                    raise OSError(errno.EACCES, f"{folder} is another user's")
+                self._file = self._mapped(path) or self._made(path)
             except OSError as error:
                 raise ValueError(
                     f"data.canvas: {path} cannot be written or read ({error.strerror or error}); make room for it, or"
@@ -116,16 +118,29 @@ class Canvas:
         file = self._file
         return None if file is None else file.read(int(np.searchsorted(self.row_N, row)))
 
+    def _mapped(self, path: Path) -> _Map | None:
+        """The file, if it is there and whole."""
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return None
+        index = _index(file, len(self.row_N))
+        if index is None:
+            file.close()
+            return None
+        found = _Map(file, index, path if self.kind == "memory" else None)
+        return found if os.fstat(file.fileno()).st_nlink else None  # deleted before its lock was taken
+
     def _made(self, path: Path) -> _Map:
         with _only_one(path):
-            if found := _mapped(path, len(self.row_N)):
+            if found := self._mapped(path):
                 return found
             for left in path.parent.glob(DRAFTS):  # only the lock's holder writes
                 left.unlink()
             if self.kind == "memory":
                 _remove_unused(path.parent)
             self._write(path)
-            made = _mapped(path, len(self.row_N))
+            made = self._mapped(path)
         assert made is not None
         return made
 
@@ -148,7 +163,7 @@ class Canvas:
                 if image_HWC.nbytes != size_N[position]:
                     return offset, 0, 0, 0
                 _write_at(file, image_HWC.data.cast("B"), offset)
-                return offset, *image_HWC.shape[:2], zlib.crc32(image_HWC)
+                return offset, *image_HWC.shape[:2], zlib.crc32(image_HWC.data)
 
             index_N4 = np.array(in_threads(write, range(len(rows))), dtype="<i8").reshape(-1, 4)
             _write_at(file, memoryview(index_N4.tobytes()), PAGE)
@@ -172,17 +187,17 @@ class Canvas:
 
 
 class _Map:
-    """An open file of canvases; its lock, which ends with the process, says that it is in use."""
+    """An open file of canvases; its lock, which ends with the process, says that it is in use.
 
-    def __init__(self, path: Path, file: IO[bytes], index_N4: NDArray[np.int64]) -> None:
+    Where its ``path`` is given, the last process that closes it deletes it.
+    """
+
+    def __init__(self, file: IO[bytes], index_N4: NDArray[np.int64], path: Path | None) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
         self._offset_N, self._height_N, self._width_N, self._crc_N = index_N4.T
         self._is_checked_N = np.zeros(len(index_N4), dtype=np.bool_)
         self._pixels = np.memmap(file, dtype=np.uint8, mode="r")
-        if path.is_relative_to(SHARED_MEMORY):
-            weakref.finalize(self, _let_go, path, file)
-        else:
-            weakref.finalize(self, file.close)
+        weakref.finalize(self, *((file.close,) if path is None else (_let_go, path, file)))
 
     def read(self, position: int) -> NDArray[np.uint8] | None:
         """The pixels (H, W, 3), whose CRC-32 is compared the first time; None if there are none, or others."""
@@ -192,7 +207,7 @@ class _Map:
         offset = int(self._offset_N[position])
         flat = self._pixels[offset : offset + 3 * height * width]
         if not self._is_checked_N[position]:
-            if zlib.crc32(flat) != self._crc_N[position]:
+            if zlib.crc32(flat.data) != self._crc_N[position]:
                 return None
             self._is_checked_N[position] = True
         return flat.view(np.ndarray).reshape(height, width, 3)
@@ -212,20 +227,6 @@ def _folder(kind: Kind) -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dmlstudy" / "canvases"
     shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     return shared / f"dmlstudy-{os.getuid()}"
-
-
-def _mapped(path: Path, num_pictures: int) -> _Map | None:
-    """The file, if it is there and whole."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return None
-    index = _index(file, num_pictures)
-    if index is None:
-        file.close()
-        return None
-    found = _Map(path, file, index)
-    return found if os.fstat(file.fileno()).st_nlink else None  # deleted before its lock was taken
 
 
 def _index(file: IO[bytes], num_pictures: int) -> NDArray[np.int64] | None:
@@ -290,7 +291,8 @@ def _let_go(path: Path, file: IO[bytes]) -> None:
     """Close a file in shared memory, and delete it if no other process has it open."""
     with contextlib.suppress(OSError), file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+        if os.fstat(file.fileno()).st_nlink:  # else the name may be another file's by now
+            path.unlink()
 
 
 def _remove_unused(folder: Path) -> None:
