@@ -187,13 +187,14 @@ class Canvas:
 
 
 class _Map:
-    """An open file of canvases; its lock, which ends with the process, says that it is in use.
+    """An open file of canvases.
 
-    Where its ``path`` is given, the last process that closes it deletes it.
+    Where its ``path`` is given, the last process that closes it deletes it: each holds a lock as long as it lives.
     """
 
     def __init__(self, file: IO[bytes], index_N4: NDArray[np.int64], path: Path | None) -> None:
-        fcntl.flock(file, fcntl.LOCK_SH)
+        if path is not None:
+            fcntl.flock(file, fcntl.LOCK_SH)
         self._offset_N, self._height_N, self._width_N, self._crc_N = index_N4.T
         self._is_checked_N = np.zeros(len(index_N4), dtype=np.bool_)
         self._pixels = np.memmap(file, dtype=np.uint8, mode="r")

@@ -28,7 +28,7 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
-from dmlstudy.training import dataset_cache, trainer_state
+from dmlstudy.training import canvases, dataset_cache, trainer_state
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
 
@@ -136,7 +136,7 @@ class EmbedderTrainer(Trainer):
         augmentation = data.Augmentation(**config.augmentation.model_dump())
         data.check_augmentation(augmentation, config.data.image_size, config.data.resize_to)
         data.check_channels(augmentation, channels)
-        data.prepare(train)
+        canvases.prepare(train, config.data)
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
@@ -158,6 +158,7 @@ class EmbedderTrainer(Trainer):
             seed=self.seed,
         ).to(device)
         fill = data.fill_for(self.embedder.mean_C.tolist(), channels)
+        self.is_pinned = device.type == "cuda"
         # Images that are in memory as they are trained on need no reading ahead.
         self.loader = (
             None
@@ -166,7 +167,7 @@ class EmbedderTrainer(Trainer):
                 train,
                 replace(augmentation, fill=fill),
                 self.seed,
-                empty=data.pinned if device.type == "cuda" else None,
+                empty=data.pinned if self.is_pinned else None,
             )
         )
         training = config.training
@@ -221,7 +222,7 @@ class EmbedderTrainer(Trainer):
         num_images = 0
         started = time.perf_counter()
         for number, batch, local, read_NHWC in self._read_batches(epoch):
-            images_NHWC = torch.from_numpy(read_NHWC).to(self.device, non_blocking=True)
+            images_NHWC = torch.from_numpy(read_NHWC).to(self.device, non_blocking=self.is_pinned)
             y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
             id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
             try:
@@ -290,7 +291,7 @@ class EmbedderTrainer(Trainer):
     def _read_and_embed(
         self, images: LabelledImages, indices: Indices, structure: bool
     ) -> NDArray[np.float32]:
-        data.prepare(images)
+        canvases.prepare(images, self.config.data)
         pieces = [indices[start : start + EMBEDDED] for start in range(0, len(indices), EMBEDDED)]
         read = Loader(images).epoch(pieces)
         parts = [np.empty((0, self.config.embedder.dim * (1 + structure)), np.float32)]
