@@ -1,6 +1,6 @@
 """Pictures per second and core: our loader without and with a canvas, and torch's DataLoader, on the same JPEGs.
 
-    flock /tmp/heavy.lock nice -n 5 .venv/bin/python tests/benchmarks/loader.py [--pictures 200] [--rounds 7]
+    nice -n 5 .venv/bin/python tests/benchmarks/loader.py [--pictures 200] [--rounds 7]
 
 All cut a random box, resize it to 224 x 224, and mirror every other picture, in batches of 80 of uint8. Ours cuts from
 the picture with its shorter side at 256, torch's DataLoader from the whole one, as its users do, with torchvision's

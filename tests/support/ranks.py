@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -188,13 +190,26 @@ if __name__ == "__main__":
     main()
 
 
-def trial_with_cache(raw: dict[str, Any], folder: str) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """A trial whose cache folder, on disk and in shared memory, lies in a folder."""
+@contextmanager
+def _cache_in(folder: str) -> Iterator[None]:
+    """Have caches, on disk and in shared memory, in a folder, and no data kept beyond."""
     with (
         mock.patch.dict(os.environ, XDG_CACHE_HOME=folder),
         mock.patch.object(canvas, "SHARED_MEMORY", Path(folder)),
     ):
         try:
-            return trial(raw)
+            yield
         finally:
             dataset_cache.forget()
+
+
+def trial_with_cache(raw: dict[str, Any], folder: str) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """As ``trial``, with caches in a folder."""
+    with _cache_in(folder):
+        return trial(raw)
+
+
+def failing_trial_with_cache(raw: dict[str, Any], folder: str) -> str:
+    """As ``failing_trial``, with caches in a folder."""
+    with _cache_in(folder):
+        return failing_trial(raw)

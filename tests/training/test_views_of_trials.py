@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from support.gloo_pool import GlooPool
-from support.ranks import broken_trial, config, failing_trial, trial, trial_with_cache
+from support.ranks import broken_trial, config, failing_trial_with_cache, trial, trial_with_cache
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
@@ -67,9 +67,12 @@ def test_a_trial_is_the_same_with_a_canvas(
         assert found == pytest.approx(result, abs=1e-5)
 
 
-def test_a_canvas_without_room_fails_a_trial_on_all_ranks(raw: dict[str, Any], pool: GlooPool) -> None:
+def test_a_canvas_without_room_fails_a_trial_on_all_ranks(
+    raw: dict[str, Any], tmp_path: Path, pool: GlooPool
+) -> None:
     small = raw | {"data": raw["data"] | {"canvas": "memory", "canvas_gib": 1e-9}}
-    for found in [failing_trial(small), *pool.run(2, failing_trial, small)]:
+    alone, folder = failing_trial_with_cache(small, str(tmp_path)), str(tmp_path / "of two")
+    for found in (alone, *pool.run(2, failing_trial_with_cache, small, folder)):
         assert found.startswith(
             "data.canvas: memory needs 0.00 GiB for 24 pictures, more than data.canvas_gib"
         )
