@@ -208,7 +208,8 @@ class AugmentationConfig(Grown):
     ] = 0.8
     grey: Annotated[float, Field(ge=0, le=1, description="probability of a view without colours")] = 0.0
     blur: Annotated[
-        float, Field(ge=0, le=1, description="probability of a Gaussian blur, sigma uniform in [0.1, 2] pixels")
+        float,
+        Field(ge=0, le=1, description="probability of a Gaussian blur, sigma uniform in [0.1, 2] pixels"),
     ] = 0.0
     erase: Annotated[
         float,
