@@ -108,7 +108,9 @@ class Grown(Record):
 class DataConfig(Grown):
     """The images, and their division into development and test classes."""
 
-    LATER = ("orientation", "background", "max_pixels")
+    LATER = ("orientation", "background", "max_pixels", "canvas", "canvas_gib")
+    SPEED: ClassVar = ("canvas", "canvas_gib")
+    """Keys that change no number, and so no fingerprint: an interrupted study may be resumed with others."""
 
     name: Annotated[
         str,
@@ -155,6 +157,16 @@ class DataConfig(Grown):
         PositiveInt,
         Field(description="of a picture; a larger one is refused, for it may be a decompression bomb"),
     ] = 178_956_970
+    canvas: Annotated[
+        Literal["none", "memory", "disk"],
+        Field(
+            description="pictures too many to be kept decoded are decoded once, and views are cut from that: in the"
+            " machine's shared memory or in a file below the cache folder; what is seen is the same"
+        ),
+    ] = "none"
+    canvas_gib: Annotated[
+        PositiveFloat, Field(le=10_000, description="the most that canvas: memory may take on a machine")
+    ] = 8.0
 
     @field_validator("background")
     @classmethod
@@ -166,8 +178,20 @@ class DataConfig(Grown):
         return text
 
 
-class AugmentationConfig(Record):
+class AugmentationConfig(Grown):
     """Random views of training images, each a function of (seed, epoch, image) alone."""
+
+    LATER = (
+        "rotate",
+        "randaugment",
+        "magnitude",
+        "jitter",
+        "hue",
+        "jitter_p",
+        "grey",
+        "blur",
+        "erase",
+    )
 
     crop: Annotated[
         Literal["none", "random", "random_resized"],
@@ -182,6 +206,41 @@ class AugmentationConfig(Record):
     ratio_min: Annotated[
         float, Field(gt=0, le=1, description="least width / height of it; the largest is 1 / ratio_min")
     ] = 0.75
+    rotate: Annotated[
+        float, Field(ge=0, le=180, description="degrees; turned by an angle uniform in [-rotate, rotate]")
+    ] = 0.0
+    randaugment: Annotated[
+        int, Field(ge=0, le=10, description="ops drawn with replacement of RandAugment's 14; 0: none")
+    ] = 0
+    magnitude: Annotated[int, Field(ge=0, le=30, description="of RandAugment's ops, 30 is the strongest")] = 9
+    jitter: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="brightness, contrast and saturation times factors uniform in [1 - jitter, 1 + jitter]",
+        ),
+    ] = 0.0
+    hue: Annotated[
+        float,
+        Field(ge=0, le=0.5, description="shift of the hue, uniform in [-hue, hue]; 1 is the whole circle"),
+    ] = 0.0
+    jitter_p: Annotated[
+        float, Field(ge=0, le=1, description="probability of jitter and hue, which change a view together")
+    ] = 0.8
+    grey: Annotated[float, Field(ge=0, le=1, description="probability of a view without colours")] = 0.0
+    blur: Annotated[
+        float,
+        Field(ge=0, le=1, description="probability of a Gaussian blur, sigma uniform in [0.1, 2] pixels"),
+    ] = 0.0
+    erase: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="probability of a box of the backbone's mean colour over 2% to 33% of a view",
+        ),
+    ] = 0.0
 
 
 class EmbedderConfig(Record):
@@ -735,6 +794,8 @@ class TrialConfig(MetricsConfig):
         for earlier, present in EARLIER_KEYS.items():
             section, name = present.split(".")
             values[section][earlier.removeprefix(f"{section}.")] = values[section].pop(name)
+        for key in DataConfig.SPEED:
+            values["data"].pop(key, None)
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -15,8 +18,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dmlstudy import data, distributed
+from dmlstudy.data import canvas
 from dmlstudy.embedders.backbones import BACKBONES, Backbone
 from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
 from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.trial import TrialStopped, run_trial
@@ -194,3 +199,28 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@contextmanager
+def _cache_in(folder: str) -> Iterator[None]:
+    """Have caches, on disk and in shared memory, in a folder, and no data kept beyond."""
+    with (
+        mock.patch.dict(os.environ, XDG_CACHE_HOME=folder),
+        mock.patch.object(canvas, "SHARED_MEMORY", Path(folder)),
+    ):
+        try:
+            yield
+        finally:
+            dataset_cache.forget()
+
+
+def trial_with_cache(raw: dict[str, Any], folder: str) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """As ``trial``, with caches in a folder."""
+    with _cache_in(folder):
+        return trial(raw)
+
+
+def failing_trial_with_cache(raw: dict[str, Any], folder: str) -> str:
+    """As ``failing_trial``, with caches in a folder."""
+    with _cache_in(folder):
+        return failing_trial(raw)

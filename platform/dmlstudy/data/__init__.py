@@ -2,6 +2,7 @@
 
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
+from dmlstudy.data.canvas import remove_unused
 from dmlstudy.data.datasets import DATASETS, load
 from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
@@ -9,7 +10,7 @@ from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
 from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, PartSize
 from dmlstudy.data.lfw import LFW, load_lfw
-from dmlstudy.data.loader import Loader
+from dmlstudy.data.loader import Loader, pinned
 from dmlstudy.data.parquet import (
     Column,
     embeddings_left_out,
@@ -21,12 +22,13 @@ from dmlstudy.data.parquet import (
     write_items,
     write_table,
 )
-from dmlstudy.data.pictures import LazyImages
+from dmlstudy.data.pictures import LazyImages, prepare
 from dmlstudy.data.remarks import check_hits, remarks
 from dmlstudy.data.same_files import files_digest
 from dmlstudy.data.seen_classes import CLOSED, ClosedSet, as_features, load_closed
 from dmlstudy.data.source import Source
 from dmlstudy.data.tables import Features, load_features
+from dmlstudy.data.view_ops import check_channels, fill_for
 
 __all__ = [
     "AS_BEFORE",
@@ -58,12 +60,14 @@ __all__ = [
     "ZeroShotData",
     "as_features",
     "check_augmentation",
+    "check_channels",
     "check_hits",
     "class_disjoint_folds",
     "decode_images",
     "embeddings_left_out",
     "embeddings_origin",
     "files_digest",
+    "fill_for",
     "join_embeddings",
     "load",
     "load_closed",
@@ -71,9 +75,12 @@ __all__ = [
     "load_lfw",
     "open_images",
     "open_vectors",
+    "pinned",
+    "prepare",
     "read_embeddings",
     "read_items",
     "remarks",
+    "remove_unused",
     "row_folds",
     "write_embeddings",
     "write_items",

@@ -1,4 +1,4 @@
-"""Random views of training images: a crop and a mirror image that depend on (seed, epoch, image) alone.
+"""Random views of training images that depend on (seed, epoch, image) alone: a crop, a mirror image, further ops.
 
 Shapes: H height, W width of what is cut from, in pixels.
 """
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from dmlstudy.data.view_ops import ViewOps
 
 CROPS = ("none", "random", "random_resized")
 VIEWS = 0x7669657773  # "views" in ASCII
@@ -27,12 +29,13 @@ class RandomView(NamedTuple):
 
     def of(self, picture: Any, size: tuple[int, int]) -> Any:
         """The view of a picture, (height, width) = ``size``."""
-        return self.augmentation.view(picture, size, np.random.default_rng(self.seed))
+        seen = self.augmentation.view(picture, size, np.random.default_rng(self.seed))
+        return self.augmentation.changed(seen, self.seed)
 
 
 @dataclass(frozen=True)
-class Augmentation:
-    """Random crops and mirror images of what ``data.resize_to`` leaves of a picture.
+class Augmentation(ViewOps):
+    """Random crops and mirror images of what ``data.resize_to`` leaves of a picture, and then the ops of ``ViewOps``.
 
     ``crop``: 'random' cuts a box of the final size, after ``padding`` black pixels on each side; 'none' cuts the
     centre; 'random_resized' cuts a box and resizes it to the final size. With probability ``flip``, left and right
@@ -52,14 +55,22 @@ class Augmentation:
 
     @property
     def is_off(self) -> bool:
-        return self.crop == "none" and self.flip == 0
+        return self.crop == "none" and self.flip == 0 and not self.has_ops
+
+    @property
+    def only_cuts(self) -> bool:
+        """True if a view is made of a box within the picture alone."""
+        return self.crop == "random_resized" or (self.crop == "random" and self.padding == 0)
 
     def random_view(self, seed: int, epoch: int, index: int) -> RandomView:
         """The view of the image ``index`` in an epoch, the same on every rank and in every batch."""
         return RandomView(self, (seed, epoch, index, VIEWS))
 
     def view(self, picture: Any, size: tuple[int, int], rng: np.random.Generator) -> Any:
-        """One view; the draws are always taken in the same order, so that a flip does not change the crop."""
+        """The crop and the flip of a view; draws are taken in one order, so that a flip does not change the crop.
+
+        The picture is only asked for a box of it where ``only_cuts``.
+        """
         from PIL import Image, ImageOps
 
         height, width = size

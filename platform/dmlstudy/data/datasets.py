@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dmlstudy.data import layouts, tables
+from dmlstudy.data.canvas import KINDS
 from dmlstudy.data.decoding import Reading
 from dmlstudy.data.images import (
     Images,
@@ -202,7 +203,9 @@ def load(source: Source) -> ZeroShotData:
     if not any(len(side.labels_N) for side in found[:2]):
         raise ValueError(f"data.path: {name} finds no images at {source.path}")
     way_out = "" if source.on_corrupt == "skip" else "leave it out by data.on_corrupt: skip"
-    development, test = image_sets(found[:2], fit, way_out)
+    development, test = image_sets(
+        found[:2], fit, way_out, canvas=source.canvas, canvas_gib=source.canvas_gib
+    )
     return ZeroShotData(
         name, development, test, found.test_query, found.test_gallery, damaged, places(found[:2])
     )
@@ -221,6 +224,12 @@ def check_sizes(source: Source) -> None:
         for key, size in (("image_size", image_size), ("resize_to", resize_to)):
             if size is not None:
                 raise ValueError(f"data.{key}: features are vectors, which have no side; leave it out")
+        if source.canvas != "none":
+            raise ValueError(
+                "data.canvas: features are vectors, of which there are no pictures; leave it out"
+            )
+    if source.canvas not in KINDS:
+        raise ValueError(f"data.canvas: {source.canvas!r}, choose from {', '.join(KINDS)}")
     if resize_to is None:
         return
     is_array_folder = name in TORCHVISION and path is not None and path.is_dir() and not has_parquet(path)

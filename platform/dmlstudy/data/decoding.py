@@ -162,10 +162,16 @@ def check_pixels(encoded: bytes, name: str, most: int) -> tuple[int, int]:
 
     Raises DamagedImage for what is no picture, ValueError for one that has more pixels.
     """
-    with _damage_named(encoded, name), _header(encoded) as picture:
-        width, height = picture.size
+    width, height = header_size(encoded, name)
     if width * height > most:
         raise ValueError(f"{name}: {width} x {height} pixels; at most {most} in all")
+    return width, height
+
+
+def header_size(encoded: bytes, name: str) -> tuple[int, int]:
+    """The width and height of a picture as it is stored, which is not decoded; raises DamagedImage."""
+    with _damage_named(encoded, name), _header(encoded) as picture:
+        width, height = picture.size
     return width, height
 
 
@@ -271,7 +277,8 @@ def _pixels(picture: Any, name: str, reading: Reading) -> Any:
             picture = Image.alpha_composite(behind, picture.convert("RGBA"))
         else:
             picture.info.pop("transparency", None)  # Pillow warns of some palettes'
-    return picture.convert("L" if is_grey else "RGB")
+    mode = "L" if is_grey else "RGB"
+    return picture if picture.mode == mode else picture.convert(mode)
 
 
 def _orientation(picture: Any) -> int:

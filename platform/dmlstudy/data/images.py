@@ -80,15 +80,18 @@ class Fit(NamedTuple):
 
     def canvas(self, picture: Any) -> Any:
         """The picture that views are cut from."""
-        if self.resize_to is None:
-            return _resized(picture, self.size)
-        if not self.keep_aspect:
-            return _resized(picture, (self.resize_to, self.resize_to))
-        from PIL import Image
+        width, height = self.canvas_size(picture.size)
+        return _resized(picture, (height, width))
 
-        scale = self.resize_to / min(picture.size)
-        size = tuple(max(self.resize_to, round(side * scale)) for side in picture.size)
-        return picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)
+    def canvas_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) of what views are cut from, by those of a picture."""
+        if self.resize_to is None:
+            return size if self.size is None else (self.size[1], self.size[0])
+        if not self.keep_aspect:
+            return self.resize_to, self.resize_to
+        scale = self.resize_to / min(size)
+        width, height = (max(self.resize_to, round(side * scale)) for side in size)
+        return width, height
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +129,7 @@ class ImageSet:
         size = self.image_shape[:2]
         images_BHWC = np.empty((len(indices), *self.image_shape), dtype=np.uint8)
         for position, index in enumerate(indices.tolist()):
-            images_BHWC[position] = as_array(views(index).of(_picture(self.images_NHWC[index]), size))
+            images_BHWC[position] = as_array(views(index).of(as_picture(self.images_NHWC[index]), size))
         return images_BHWC
 
     def select(self, indices: Indices) -> ImageSet:
@@ -314,7 +317,7 @@ def resize(images_NHWC: Images, image_size: int | tuple[int, int] | None) -> Ima
     size = Fit(image_size).size
     if size is None or images_NHWC.shape[1:3] == size:
         return images_NHWC
-    resized = [as_array(_resized(_picture(x), size)) for x in images_NHWC]
+    resized = [as_array(_resized(as_picture(x), size)) for x in images_NHWC]
     return np.stack(resized) if resized else np.empty((0, *size, 1), np.uint8)
 
 
@@ -326,10 +329,16 @@ def _resized(picture: Any, size: tuple[int, int] | None) -> Any:
     return picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
 
 
-def _picture(image_HWC: Images) -> Any:
+def as_picture(image_HWC: Images) -> Any:
+    """Pixels as a picture of Pillow's."""
     from PIL import Image
 
     return Image.fromarray(image_HWC[..., 0] if image_HWC.shape[2] == 1 else image_HWC)
+
+
+def in_rgb(picture: Any) -> Any:
+    """A picture in RGB; one that is already is not copied."""
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 def as_array(picture: Any) -> Images:

@@ -12,13 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from dmlstudy.data.augmentation import Augmentation, RandomView
 from dmlstudy.data.images import Indices, Inputs, RandomViews
+from dmlstudy.data.view_ops import one_thread
 from dmlstudy.heartbeat import beat
+
+Empty: TypeAlias = Callable[[tuple[int, ...], Any], Inputs]
+"""Makes an array of a shape and dtype."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -70,7 +74,8 @@ class Loader:
     """Batches of images read ahead in order, by ``threads`` threads; nothing but speed depends on their number.
 
     With an augmentation the image ``index`` is seen in an epoch as (seed, epoch, index) says. An error of a
-    picture is raised where its batch would have been given. Memory: AHEAD + 1 batches.
+    picture is raised where its batch would have been given. Memory: AHEAD + 1 batches; the threads fill them, each
+    made by ``empty`` if given, as by ``pinned``.
     """
 
     def __init__(
@@ -79,11 +84,14 @@ class Loader:
         augmentation: Augmentation | None = None,
         seed: int = 0,
         threads: int | None = None,
+        *,
+        empty: Empty | None = None,
     ) -> None:
         self._images = images
         self._augmentation = None if augmentation is None or augmentation.is_off else augmentation
         self._seed = seed
         self._threads = threads or num_threads()
+        self._empty = empty
         self._lock = threading.Lock()
         self._start()
 
@@ -102,37 +110,83 @@ class Loader:
             def views(index: int) -> RandomView:
                 return augmentation.random_view(self._seed, epoch, index)
 
-        with ThreadPoolExecutor(self._threads) as pool:
-            waiting: deque[list[Future[Inputs]]] = deque()
+        has_ops = augmentation is not None and augmentation.has_ops
+        with ThreadPoolExecutor(self._threads, initializer=one_thread if has_ops else None) as pool:
+            waiting: deque[tuple[_Batch, list[Future[None]]]] = deque()
             try:
                 for indices in batches:
-                    shares = np.array_split(indices, max(1, min(self._threads, len(indices))))
-                    waiting.append([pool.submit(self._read, share, views) for share in shares])
+                    num_shares = max(1, min(self._threads, len(indices)))
+                    batch = _Batch(len(indices), self._empty)
+                    shares = _shares(indices, num_shares)
+                    reading = [pool.submit(self._read, batch, first, own, views) for first, own in shares]
+                    waiting.append((batch, reading))
                     if len(waiting) > AHEAD:
-                        yield self._take(waiting.popleft())
+                        yield self._take(*waiting.popleft())
                 while waiting:
-                    yield self._take(waiting.popleft())
+                    yield self._take(*waiting.popleft())
             finally:
-                for share in (share for batch in waiting for share in batch):
-                    share.cancel()
+                for _, reading in waiting:
+                    for share in reading:
+                        share.cancel()
 
     def _start(self) -> None:
         self._busy, self._waited, self._num_read = 0.0, 0.0, 0
 
-    def _read(self, indices: Indices, views: RandomViews | None) -> Inputs:
+    def _read(self, batch: _Batch, first: int, indices: Indices, views: RandomViews | None) -> None:
         started = time.perf_counter()
-        images_BHWC = self._images.read(indices, views)
+        batch.put(first, self._images.read(indices, views))
         elapsed = time.perf_counter() - started
         with self._lock:
             self._busy += elapsed
             self._num_read += len(indices)
-        return images_BHWC
 
-    def _take(self, shares: list[Future[Inputs]]) -> Inputs:
+    def _take(self, batch: _Batch, reading: list[Future[None]]) -> Inputs:
         started = time.perf_counter()
-        parts = [share.result() for share in shares]
+        for share in reading:
+            share.result()
         self._waited += time.perf_counter() - started
-        if len(parts) == 1:
-            return parts[0]
-        together: Any = np.concatenate(parts)
-        return cast("Inputs", together)
+        return batch.images
+
+
+class _Batch:
+    """A batch that several threads fill, each with the images from a position on."""
+
+    def __init__(self, num_images: int, empty: Empty | None) -> None:
+        self._num_images, self._empty = num_images, empty
+        self._images: Inputs | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def images(self) -> Inputs:
+        assert self._images is not None
+        return self._images
+
+    def put(self, first: int, images: Inputs) -> None:
+        """Take images over, as they are if they are the whole batch."""
+        if len(images) == self._num_images and self._empty is None:
+            self._images = images
+            return
+        with self._lock:
+            if self._images is None:
+                shape = (self._num_images, *images.shape[1:])
+                self._images = (self._empty or np.empty)(shape, images.dtype)
+        self._images[first : first + len(images)] = images
+
+
+def _shares(indices: Indices, num_shares: int) -> Iterator[tuple[int, Indices]]:
+    """Consecutive parts of about one length, and where each begins."""
+    first = 0
+    for own in np.array_split(indices, num_shares):
+        yield first, own
+        first += len(own)
+
+
+def pinned(shape: tuple[int, ...], dtype: Any) -> Inputs:
+    """An array in memory from which a CUDA device copies by itself.
+
+    torch gives the memory to another batch only when the copy that was begun is over.
+    """
+    import torch
+
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    return cast("Inputs", torch.empty(shape, dtype=kind, pin_memory=True).numpy())

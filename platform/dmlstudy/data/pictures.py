@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.data.augmentation import RandomView, centred
-from dmlstudy.data.decoding import DamagedImage, Reading, marks, opened
+from dmlstudy.data.canvas import GIB, Canvas, Decoder, Kind, Sheet, key_of
+from dmlstudy.data.decoding import DamagedImage, Reading, header_size, marks, opened
 from dmlstudy.data.images import (
     CHANNELS,
     Fit,
@@ -25,7 +26,9 @@ from dmlstudy.data.images import (
     Labels,
     RandomViews,
     as_array,
+    as_picture,
     first_half,
+    in_rgb,
     relabelled,
     stack,
 )
@@ -166,6 +169,8 @@ class LazyImages:
     Reading raises ValueError that names the picture where it is damaged, missing, or of another size than the
     first one and ``data.image_size`` is not given. The fingerprint is over the stored bytes, in their order.
     ``way_out`` is what else the error of a damaged picture says that can be done.
+
+    ``canvas``, once it is open, has the pictures decoded; what is read is the same.
     """
 
     pictures: Pictures
@@ -176,6 +181,7 @@ class LazyImages:
     image_shape: tuple[int, int, int]
     digests: dict[int, bytes] = field(default_factory=dict)  # of pictures' rows; shared by selections
     way_out: str = ""
+    canvas: Canvas | None = None
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -222,21 +228,66 @@ class LazyImages:
 
     def _with(self, row_N: Indices, labels_N: Labels, names: tuple[str, ...]) -> LazyImages:
         return LazyImages(
-            self.pictures, row_N, labels_N, names, self.fit, self.image_shape, self.digests, self.way_out
+            self.pictures,
+            row_N,
+            labels_N,
+            names,
+            self.fit,
+            self.image_shape,
+            self.digests,
+            self.way_out,
+            self.canvas,
         )
 
     def _one(self, index: int, view: RandomView | None) -> Images:
         row = int(self.row_N[index])
-        place = self.pictures.place(row)
-        picture = self.fit.canvas(_decode(self.pictures, row, self.fit, self.way_out).convert("RGB"))
+        kept_HWC = None if self.canvas is None else self.canvas.read(row)
+        if kept_HWC is None:
+            picture = self.fit.canvas(in_rgb(_decode(self.pictures, row, self.fit, self.way_out)))
+        elif view is not None and view.augmentation.only_cuts:
+            picture = Sheet(kept_HWC)
+        else:
+            picture = as_picture(kept_HWC)
         size = self.image_shape[:2]
         if self.fit.image_size is None and (picture.height, picture.width) != size:
             raise ValueError(
-                f"{place}: image is {(picture.height, picture.width)}, the first one is {size};"
+                f"{self.pictures.place(row)}: image is {(picture.height, picture.width)}, the first one is {size};"
                 " set data.image_size to resize them"
             )
         seen = view.of(picture, size) if view else centred(picture, size)
         return as_array(seen)
+
+
+def prepare(images: object) -> None:
+    """Have the pictures' canvases made and mapped, where ``data.canvas`` asks for them and they are not yet.
+
+    Raises ValueError where there is no room for them.
+    """
+    if isinstance(images, LazyImages) and images.canvas is not None:
+        images.canvas.open()
+
+
+def _canvas(images: LazyImages, kind: Kind, most_gib: float) -> Canvas:
+    """The canvases of all pictures of a set; those of its selections are among them."""
+    row_N, first_N = np.unique(images.row_N, return_index=True)
+    fit = images.fit
+
+    def key() -> str:
+        contents = images.content_hashes()
+        return key_of([contents[position] for position in first_N.tolist()], fit)
+
+    def num_bytes(row: int) -> int:
+        try:
+            size = header_size(encoded(images.pictures, row), images.pictures.place(row))
+        except ValueError:
+            return 0
+        width, height = fit.canvas_size(size)  # in either order, if it is turned
+        return CHANNELS * width * height
+
+    def pixels(row: int) -> Images:
+        return as_array(fit.canvas(in_rgb(_decode(images.pictures, row, fit, images.way_out))))
+
+    return Canvas(row_N, Decoder(key, num_bytes, pixels), kind, most_gib * GIB)
 
 
 def encoded(pictures: Pictures, row: int) -> bytes:
@@ -256,11 +307,19 @@ def _decode(pictures: Pictures, row: int, fit: Fit, way_out: str) -> Any:
         raise (DamagedImage(f"{error}, or {way_out}") if way_out else error) from error.__cause__
 
 
-def image_sets(listings: Sequence[Listing], fit: Fit, way_out: str = "") -> list[ImageSet] | list[LazyImages]:
+def image_sets(
+    listings: Sequence[Listing],
+    fit: Fit,
+    way_out: str = "",
+    *,
+    canvas: Kind = "none",
+    canvas_gib: float = 0.0,
+) -> list[ImageSet] | list[LazyImages]:
     """The listings as sets with one interface, kept decoded if they are small together and of one size each.
 
     Decoded sets are grey if all their pictures are, else all are RGB; lazy ones are RGB. ``way_out`` is as of
-    ``LazyImages``.
+    ``LazyImages``. Lazy ones have a ``canvas`` of this kind, one in memory of at most ``canvas_gib``.
+
     Raises ValueError naming a picture that is damaged, or whose size differs where ``data.image_size`` is not
     given; a lazy set's pictures are checked when they are read.
     """
@@ -268,7 +327,7 @@ def image_sets(listings: Sequence[Listing], fit: Fit, way_out: str = "") -> list
     shape = _shape_of_first(next(each for each in listings if len(each.labels_N)), fit, way_out)
     if fit.resize_to is None and num_images * shape[0] * shape[1] * CHANNELS <= IN_MEMORY_BYTES:
         return _decoded(listings, fit, way_out)
-    return [
+    found = [
         LazyImages(
             each.pictures,
             each.row_N,
@@ -281,6 +340,9 @@ def image_sets(listings: Sequence[Listing], fit: Fit, way_out: str = "") -> list
         )
         for each, shared in _with_shared_digests(listings)
     ]
+    if canvas == "none":
+        return found
+    return [replace(each, canvas=_canvas(each, canvas, canvas_gib)) for each in found]
 
 
 def _with_shared_digests(listings: Sequence[Listing]) -> list[tuple[Listing, dict[int, bytes]]]:

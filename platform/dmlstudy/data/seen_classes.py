@@ -100,6 +100,8 @@ def load_closed(source: Source) -> ClosedSet:
         raise ValueError(f"data.name: no closed set {name!r}{nearest(name, CLOSED, listed=True)}")
     if source.on_corrupt != "error":
         raise ValueError("data.on_corrupt: a closed set has no way to leave pictures out; set error")
+    if source.canvas != "none":
+        raise ValueError("data.canvas: of a closed set each picture is read once; leave it out")
     datasets.check_sizes(source)
     fit = source.fit
     expected = EXPECTED_CLOSED if source.expected is None else source.expected

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from dmlstudy.data.canvas import Kind
 from dmlstudy.data.decoding import MAX_PIXELS, ORIENTATIONS, Reading
 from dmlstudy.data.decoding import background as colour
 from dmlstudy.data.images import Fit
@@ -23,8 +24,10 @@ class Source:
     """A data set ``name`` at ``path``; images are read and seen as ``Fit`` says.
 
     With ``on_corrupt='skip'`` each picture is decoded once when the set is loaded, and those that cannot be are left
-    out and noted; one whose bytes cannot be read is an error all the same. ``expected`` has counts of data sets, by
-    default those that are published.
+    out and noted; one whose bytes cannot be read is an error all the same. Pictures that are decoded when they are
+    read have a ``canvas`` of this kind (``data.canvas``), one in memory of at most ``canvas_gib``.
+
+    ``expected`` has counts of data sets, by default those that are published.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Source:
     orientation: str = "exif"
     background: str = "white"
     max_pixels: int = MAX_PIXELS
+    canvas: Kind = "none"
+    canvas_gib: float = 8.0
     expected: Mapping[str, Expected] | None = None
 
     @property

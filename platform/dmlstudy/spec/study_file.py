@@ -380,8 +380,11 @@ class StudySpec:
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of what the study computes (its resources left out)."""
+        file = self.file.model_dump(mode="json", exclude={"resources"})
+        for key in DataConfig.SPEED:
+            file["data"].pop(key, None)
         meaning = {
-            "file": with_earlier_keys(self.file.model_dump(mode="json", exclude={"resources"})),
+            "file": with_earlier_keys(file),
             "spaces": {name: tree(family.stored) for name, family in self.families.items()},
             "workers": self.file.resources.workers,
         }

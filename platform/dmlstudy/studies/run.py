@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -58,6 +58,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
         checks.check_storage(spec)
         folder = store.study_folder(spec.name)
         with (
+            ExitStack() as at_the_end,
             variables(engine_settings(spec.file.resources)),
             engine_noise_to(folder / "engine.log"),
             _kept(folder / "progress.log", tell) as said,
@@ -65,6 +66,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             connected(address, spec.file.resources),
             Interruption(folder / STOPPING) as interruption,
         ):
+            at_the_end.callback(data.remove_unused)  # workers are ended by force
             for remark in remarks:
                 said(remark)
             try:

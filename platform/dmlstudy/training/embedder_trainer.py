@@ -9,6 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,7 +29,7 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
-from dmlstudy.training import dataset_cache, trainer_state
+from dmlstudy.training import canvases, dataset_cache, trainer_state
 from dmlstudy.training.averaging import MovingAverage, StartWeights
 from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
@@ -172,12 +173,8 @@ class EmbedderTrainer(Trainer):
         *height_width, channels = train.image_shape
         augmentation = data.Augmentation(**config.augmentation.model_dump())
         data.check_augmentation(augmentation, config.data.image_size, config.data.resize_to)
-        # Images that are in memory as they are trained on need no reading ahead.
-        self.loader = (
-            None
-            if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
-            else Loader(train, augmentation, self.seed)
-        )
+        data.check_channels(augmentation, channels)
+        canvases.prepare(train, config.data)
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
             raise ValueError(problem)
@@ -200,6 +197,18 @@ class EmbedderTrainer(Trainer):
             head_width=config.embedder.head_width,
             seed=self.seed,
         ).to(device)
+        fill = data.fill_for(self.embedder.mean_C.tolist(), channels)
+        # Images that are in memory as they are trained on need no reading ahead.
+        self.loader = (
+            None
+            if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
+            else Loader(
+                train,
+                replace(augmentation, fill=fill),
+                self.seed,
+                empty=data.pinned if device.type == "cuda" else None,
+            )
+        )
         training = config.training
         if training.channels_last:
             self.embedder.backbone.to(memory_format=torch.channels_last)
@@ -335,6 +344,7 @@ class EmbedderTrainer(Trainer):
     def _read_and_embed(
         self, embedder: Embedder, images: LabelledImages, indices: Indices, structure: bool
     ) -> NDArray[np.float32]:
+        canvases.prepare(images, self.config.data)
         pieces = [indices[start : start + EMBEDDED] for start in range(0, len(indices), EMBEDDED)]
         read = Loader(images).epoch(pieces)
         parts = [np.empty((0, self.config.embedder.dim * (1 + structure)), np.float32)]

@@ -60,7 +60,9 @@ class AtOnce(Gradients):
         self.parallel = distributed.data_parallel(step)
 
     def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
-        return _backpropagated(LossSum(*self.parallel(images_NHWC.to(y_N.device), y_N, id_N)), scale)
+        return _backpropagated(
+            LossSum(*self.parallel(images_NHWC.to(y_N.device, non_blocking=True), y_N, id_N)), scale
+        )
 
 
 class InChunks(Gradients):
@@ -140,7 +142,7 @@ class InChunks(Gradients):
     def _chunks(self, images_NHWC: Tensor, device: torch.device) -> Iterator[Tensor]:
         """The chunks, on the device one at a time; one empty chunk of an empty share."""
         for images in torch.split(images_NHWC, self.size):
-            yield images.to(device)
+            yield images.to(device, non_blocking=True)  # as pinned memory can be copied
             beat()
 
     @contextmanager
