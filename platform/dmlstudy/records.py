@@ -37,6 +37,9 @@ LARGEST_SIDE = 4096
 MANY = 1_000_000
 """The most rows, results or batches, lest a typing error fill the memory."""
 
+REGISTERED = "models:/"
+"""The beginning of ``embedder.weights`` that name a registered model."""
+
 UNTRAINED = "untrained"
 """The row of the embedder before training; no family can have this name."""
 
@@ -273,7 +276,7 @@ def draw_mismatch(batch: BatchConfig, regularizer: LossConfig | None) -> str | N
 class TrainingConfig(Grown):
     """Optimiser and schedule."""
 
-    LATER = ("deterministic",)
+    LATER = ("deterministic", "feature_cache", "cached_views")
 
     epochs: Annotated[
         int,
@@ -314,6 +317,22 @@ class TrainingConfig(Grown):
             " needs another fails, or the fastest; CPUs repeat anyway"
         ),
     ] = "where_possible"
+    feature_cache: Annotated[
+        Literal["off", "auto"],
+        Field(
+            description="auto: a backbone that is frozen in all epochs computes each view of an image once, and trials,"
+            " folds and workers share the kept features; needs augmentation off, or cached_views"
+        ),
+    ] = "off"
+    cached_views: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1000,
+            description="V different views of an image: epoch e shows view e mod V, the same in all trials; 0: a new"
+            " one in each epoch",
+        ),
+    ] = 0
 
 
 class RetrievalConfig(Record):
@@ -562,8 +581,36 @@ class MetricsConfig(Record):
     ] = False
 
 
-class TrialConfig(MetricsConfig):
+class Ancestor(Record):
+    """A model or file that weights come from, with the SHA-256 of its tensors where that is known."""
+
+    source: str
+    sha256: str = ""
+
+
+class StartConfig(Record):
+    """What an embedder's weights are before training, settled once for all trials of a study.
+
+    A registered model is named by its version, whatever became of the alias that was written. ``sha256`` is
+    ``embedders.weights.digest`` of the tensors that are loaded.
+    """
+
+    source: Annotated[str, Field(description="models:/NAME/VERSION, a folder, a file, or the hub's entry")]
+    sha256: str = ""
+    place: Annotated[str | None, Field(description="the folder or file; none: the hub")] = None
+    ancestors: Annotated[tuple[Ancestor, ...], Field(description="what it was trained from, nearest first")] = ()
+    seen: Annotated[str, Field(description="what it has seen of the study's classes, in words")] = ""
+
+    @property
+    def lineage(self) -> tuple[Ancestor, ...]:
+        """The start itself and what it was trained from, nearest first."""
+        return (Ancestor(source=self.source, sha256=self.sha256), *self.ancestors)
+
+
+class TrialConfig(MetricsConfig, Grown):
     """Everything one trial needs; equal configurations on one machine give equal scores."""
+
+    LATER = ("start",)
 
     family: str
     phase: Literal["search", "verdict"] = "search"
@@ -589,10 +636,15 @@ class TrialConfig(MetricsConfig):
         bool, Field(description="a search trial tells embed_ms_per_image, which no two runs measure alike")
     ] = False
     keep_embedder: Annotated[bool, Field(description="a verdict trial leaves its trained embedder")] = False
+    start: Annotated[
+        StartConfig | None, Field(description="what embedder.weights stood for when the study began")
+    ] = None
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""
-        values = self.model_dump(mode="json")
+        values = self.model_dump(mode="json", exclude={"start"})
+        if self.start is not None and self.start.source.startswith(REGISTERED):  # an alias may mean another later
+            values["start"] = self.start.sha256
         for earlier, present in EARLIER_KEYS.items():
             section, name = present.split(".")
             values[section][earlier.removeprefix(f"{section}.")] = values[section].pop(name)

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
 from dmlstudy.embedders.precision import full_float32
+from dmlstudy.embedders.starting import begun_with
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
@@ -70,6 +71,8 @@ class Embedder(nn.Module):
         self.channels = backbone.channels
         self.register_buffer("mean_C", torch.tensor(backbone.mean))
         self.register_buffer("std_C", torch.tensor(backbone.std))
+        self.loaded_sha256: str | None = None
+        """``weights.digest`` of the tensors that its weights were given as; None of random weights."""
         self.structure_head: StructureHead | None = None
         if architecture.structure != NO_STRUCTURE:
             self.structure_head = StructureHead(
@@ -85,7 +88,14 @@ class Embedder(nn.Module):
 
         omega is None without a structure head.
         """
-        features_NF = self._features(images_NHWC)
+        return self.embed_features(self._features(images_NHWC))
+
+    def features(self, images_NHWC: Tensor) -> Tensor:
+        """features_NF of the images: the backbone's output, on which all heads stand."""
+        return self._features(images_NHWC)
+
+    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As ``embed_with_structure``, of what ``features`` gave."""
         omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
         return self._on_the_sphere(features_NF), omega_ND
 
@@ -188,7 +198,7 @@ def build(
     """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
 
     ``image_size`` is a side, or (height, width), in pixels, or () for vectors of ``in_channels`` features;
-    ``weights`` is None, 'default' or a file; ``structure`` is 'none', or 'official' or 'paper' for a structure head,
+    ``weights`` is None, 'default', a file or the folder of a saved embedder (``starting``); ``structure`` is 'none', or 'official' or 'paper' for a structure head,
     which does not change the initial parameters of the rest.
 
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
@@ -224,7 +234,8 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = build_backbone(backbone, in_channels, width, weights, height_width, fusion, pooling)
-        return Embedder(network, architecture)
+        embedder = Embedder(network, architecture)
+    return begun_with(embedder, weights, network)
 
 
 def latency_ms(

@@ -27,7 +27,7 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
-from dmlstudy.training import dataset_cache, trainer_state
+from dmlstudy.training import dataset_cache, feature_cache, trainer_state
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
 
@@ -123,6 +123,7 @@ class EmbedderTrainer(Trainer):
         *,
         stream: int,
         held_out: HeldOut | None = None,
+        sides: feature_cache.WholeSides | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -138,7 +139,7 @@ class EmbedderTrainer(Trainer):
         self.loader = (
             None
             if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
-            else Loader(train, augmentation, self.seed)
+            else feature_cache.loader(config, sides, train, augmentation, self.seed)
         )
         regularizer = config.regularizer
         if problem := draw_mismatch(config.batch, regularizer):
@@ -181,7 +182,10 @@ class EmbedderTrainer(Trainer):
             else None
         )
         self.parts = {"embedder": self.embedder, "loss": loss} | ({"memory": memory} if memory else {})
-        self.module = Step(self.embedder, loss, memory, training.precision, training.compile)
+        self.features = feature_cache.of_trainer(config, self.embedder, device, sides)
+        encoder = self.embedder if self.features is None else feature_cache.HeadOnly(self.embedder)
+        is_compiled = training.compile and self.features is None
+        self.module = Step(encoder, loss, memory, training.precision, is_compiled)
         self.optimizer = _optimizer(training, self.embedder, loss)
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
         self.is_frozen = training.freeze_backbone_epochs > 0
@@ -236,7 +240,7 @@ class EmbedderTrainer(Trainer):
         weights = self.module.loss.layer_weights
         if weights is not None:
             metrics |= {f"layer_weight_{layer}": alpha for layer, alpha in enumerate(weights.tolist())}
-        if self.loader is not None:
+        if self.loader is not None and self.features is None:
             rate, waited = self.loader.rates
             metrics["loader_images_per_second"] = rate * distributed.world_size()
             metrics["loader_wait_share"] = waited / elapsed
@@ -246,12 +250,17 @@ class EmbedderTrainer(Trainer):
         """Number, global indices, this rank's share of them and its images, of each batch of an epoch."""
         batches, again = itertools.tee(self.batches.epoch(epoch))
         shares = (batch[distributed.own_slice(len(batch))] for batch in again)
+        if self.features is not None:
+            features_NF = self.features.in_training(epoch)
+            for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
+                yield number, batch, local, features_NF.read(local)
+            return
         if self.loader is None:
             for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
                 yield number, batch, local, self.images.read(local)
             return
         to_read, taken = itertools.tee(shares)
-        read = self.loader.epoch(to_read, epoch)
+        read = self.loader.epoch(to_read, feature_cache.view_of(self.config.training, epoch))
         for number, (batch, local) in enumerate(zip(batches, taken, strict=True)):
             read_NHWC, error = _next(read)
             if distributed.any_rank(error is not None):
@@ -265,7 +274,9 @@ class EmbedderTrainer(Trainer):
         """
         self._agree_on_statistics()
         share = distributed.own_slice(len(images.labels_N))
-        if isinstance(images, ImageSet | Features):
+        if self.features is not None and self.held_out is not None and images is self.held_out.images:
+            local_NE = self.features.embedded_held_out(share, structure=structure)
+        elif isinstance(images, ImageSet | Features):
             local_NE = self._columns(images.read(np.arange(len(images))[share]), structure)
         else:
             local_NE = self._read_and_embed(images, np.arange(len(images))[share], structure)
