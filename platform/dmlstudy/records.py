@@ -81,7 +81,7 @@ class Grown(Record):
     def _without_later_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
         for key in self.LATER:
-            if values.get(key) == type(self).model_fields[key].default:
+            if key in values and values[key] == type(self).model_fields[key].default:
                 del values[key]
         return values
 
@@ -598,7 +598,9 @@ class StartConfig(Record):
     source: Annotated[str, Field(description="models:/NAME/VERSION, a folder, a file, or the hub's entry")]
     sha256: str = ""
     place: Annotated[str | None, Field(description="the folder or file; none: the hub")] = None
-    ancestors: Annotated[tuple[Ancestor, ...], Field(description="what it was trained from, nearest first")] = ()
+    ancestors: Annotated[
+        tuple[Ancestor, ...], Field(description="what it was trained from, nearest first")
+    ] = ()
     seen: Annotated[str, Field(description="what it has seen of the study's classes, in words")] = ""
 
     @property
@@ -643,7 +645,9 @@ class TrialConfig(MetricsConfig, Grown):
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""
         values = self.model_dump(mode="json", exclude={"start"})
-        if self.start is not None and self.start.source.startswith(REGISTERED):  # an alias may mean another later
+        if self.start is not None and self.start.source.startswith(
+            REGISTERED
+        ):  # an alias may mean another later
             values["start"] = self.start.sha256
         for earlier, present in EARLIER_KEYS.items():
             section, name = present.split(".")

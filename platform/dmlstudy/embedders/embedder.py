@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
 from dmlstudy.embedders.precision import full_float32
-from dmlstudy.embedders.starting import begun_with
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
+from dmlstudy.embedders.starting import begun_with
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
 from dmlstudy.text import nearest
@@ -198,8 +198,8 @@ def build(
     """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
 
     ``image_size`` is a side, or (height, width), in pixels, or () for vectors of ``in_channels`` features;
-    ``weights`` is None, 'default', a file or the folder of a saved embedder (``starting``); ``structure`` is 'none', or 'official' or 'paper' for a structure head,
-    which does not change the initial parameters of the rest.
+    ``weights`` is None, 'default', a file or the folder of a saved embedder (``starting``); ``structure`` is 'none', or
+    'official' or 'paper' for a structure head, which does not change the initial parameters of the rest.
 
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the

@@ -30,9 +30,9 @@ def begun_with(embedder: Embedder, weights: str | None, backbone: Backbone) -> E
         embedder.loaded_sha256 = weight_files.digest(backbone.loaded)
     if backbone.name:
         embedder.architecture = dataclasses.replace(embedder.architecture, backbone=backbone.name)
-    if weights is None or not Path(weights).is_dir():
+    if weights in (None, "default") or not (Path(str(weights)) / weight_files.EMBEDDER).is_file():
         return embedder
-    saved = weight_files.saved_parts(Path(weights))
+    saved = weight_files.saved_parts(Path(str(weights)))
     with torch.no_grad():
         embedder.mean_C.copy_(saved.normalisation["mean_C"])
         embedder.std_C.copy_(saved.normalisation["std_C"])

@@ -27,7 +27,7 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrainingConfig, TrialConfig, draw_mismatch
-from dmlstudy.training import dataset_cache, feature_cache, trainer_state
+from dmlstudy.training import dataset_cache, feature_cache, started, trainer_state
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
 
@@ -148,7 +148,7 @@ class EmbedderTrainer(Trainer):
             config.embedder.backbone,
             config.embedder.dim,
             width=config.embedder.width,
-            weights=config.embedder.weights,
+            weights=started.weights_of(config),
             freeze_bn=config.embedder.freeze_bn,
             in_channels=channels,
             image_size=tuple(height_width),
@@ -161,6 +161,7 @@ class EmbedderTrainer(Trainer):
             head_width=config.embedder.head_width,
             seed=self.seed,
         ).to(device)
+        started.check(config, self.embedder)
         training = config.training
         if training.channels_last:
             self.embedder.backbone.to(memory_format=torch.channels_last)
@@ -334,7 +335,8 @@ class EmbedderTrainer(Trainer):
         images = self.held_out.images
         example_NHWC = images.read(np.arange(min(dataset_cache.NUM_EXAMPLES, len(images))))
         fit = dataset_cache.fit_of(self.config.data)
-        embedders.save(self.embedder, folder, dict(provenance), example_NHWC, fit=fit)
+        about = {**provenance, **started.notes(self.config, self.embedder, self.images)}
+        embedders.save(self.embedder, folder, about, example_NHWC, fit=fit)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training has changed, by name; the tensors themselves, not copies."""
