@@ -172,7 +172,8 @@ class EmbedderConfig(Record):
         str,
         Field(
             description="small_conv | bn_inception | a torchvision classifier by name (resnet50, googlenet,"
-            " convnext_tiny, vit_b_16) | timm:<name>; for feature vectors linear | mlp1 | mlp2 | mlp3 (hidden layers)"
+            " convnext_tiny, vit_b_16) | timm:<name> | timm:hf-hub:<owner>/<repository>; for feature vectors linear |"
+            " mlp1 | mlp2 | mlp3 (hidden layers)"
         ),
     ] = "small_conv"
     dim: Annotated[
@@ -184,7 +185,10 @@ class EmbedderConfig(Record):
     ] = 32
     weights: Annotated[
         str | None,
-        Field(description="'default' for the hub's, a torchvision entry's name, or a file; none: random"),
+        Field(
+            description="'default' for the hub's, a torchvision entry's name, a file, the folder of a pulled model, or"
+            " a registered one: models:/NAME@champion, models:/NAME/3; none: random"
+        ),
     ] = None
     freeze_bn: Annotated[bool, Field(description="batch norm in eval mode, affine part trainable")] = True
     fusion: Annotated[

@@ -65,7 +65,9 @@ def store(tmp_path_factory: pytest.TempPathFactory, generations: list[Path]) -> 
     for seed, folder in enumerate(generations[:2]):
         run_id = tracker.start_trial(f"power verdict seed {seed}", verdict_trial("power"), None)
         tracker.end_trial(run_id, "finished", [], {"test_map_at_r": 0.5})
-        models.register(made, "digits", lambda _, f=folder: f, run_id=run_id, tags={}, card=lambda _: "# card")
+        models.register(
+            made, "digits", lambda _, f=folder: f, run_id=run_id, tags={}, card=lambda _: "# card"
+        )
     tracker.client.set_registered_model_alias("digits", "champion", "1")
     return made
 
@@ -146,7 +148,9 @@ def test_weights_that_have_changed_are_refused(own: Store, tmp_path: Path, gener
         f"embedder.weights: {path} is {path} (SHA-256 {weights.digest(weights.read(path))[:12]})"
     ]
     torch.save(network(2).backbone.state_dict(), path)
-    with pytest.raises(StoreError, match=r"study 'small': embedder\.weights: .* is not what the study began") as no:
+    with pytest.raises(
+        StoreError, match=r"study 'small': embedder\.weights: .* is not what the study began"
+    ) as no:
         begun(study(str(path)), own)
     assert "\n" not in str(no.value)
     given = config(embedder__weights=str(path), start=the_start(first).model_dump())
@@ -227,9 +231,12 @@ def test_a_start_that_has_seen_the_test_classes_says_so(generations: list[Path],
     spec = study(str(generations[0]))
     (_, note) = starts.settle(spec, Store(tmp_path), starts.present(spec, swapped))
     assert note.endswith("was trained on 5 of the 5 test classes, so test scores are not of unseen classes")
-    assert the_start(spec).seen in lineage.tags(
-        spec.trial_config(spec.families["ms"], study_file.default_values(spec.families["ms"]))
-    ).values()
+    assert (
+        the_start(spec).seen
+        in lineage.tags(
+            spec.trial_config(spec.families["ms"], study_file.default_values(spec.families["ms"]))
+        ).values()
+    )
 
 
 def test_what_cannot_be_a_start_is_one_line(

@@ -2,7 +2,7 @@
 
 A trial uses them where it asks for it (``training.feature_cache: auto``), its backbone is frozen in all epochs and so
 in eval mode, and its views are deterministic: augmentation off, or ``training.cached_views: V``. Its training batches
-and its scoring then run the heads alone. ``README.md`` says how its scores compare with those without the cache.
+and its scoring then run the heads alone. ``embedders/README.md`` says how its scores compare with those without it.
 
 Features are always computed in pieces of 256 images in their order, all images of a side of the data at once, so they
 are the same numbers on any number of ranks and in any fold.
