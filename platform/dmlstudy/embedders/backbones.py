@@ -47,7 +47,8 @@ class Backbone(NamedTuple):
 
     ``stages`` gives the network's last so many stages, the network itself being used up; None where it has none.
     ``levels`` are the features of each level, where each gets a head of its own. ``loaded`` are the tensors that its
-    weights were given as, by their names there; none of random weights.
+    weights were given as, by their names there, until ``build_backbone`` has made their digest, ``sha256``; random
+    weights have neither.
     """
 
     network: nn.Module
@@ -58,6 +59,7 @@ class Backbone(NamedTuple):
     stages: Callable[[int], Stages] | None = None
     levels: tuple[int, ...] = ()
     loaded: Mapping[str, Tensor] = MappingProxyType({})
+    sha256: str | None = None
     name: str = ""
     """The name under which it is built without a hub; empty: the one it was asked for by."""
 
@@ -407,6 +409,8 @@ def build_backbone(
         backbone = timm_model(name.removeprefix(TIMM), image_size, weights)
     else:
         backbone = torchvision_model(name, image_size, weights)
+    if backbone.loaded:
+        backbone = backbone._replace(loaded={}, sha256=weight_files.digest(backbone.loaded))
     if fusion == NO_FUSION and pooling == OWN_POOLING:
         return backbone
     if backbone.stages is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -194,6 +195,7 @@ def build(
     head_depth: int = 0,
     head_width: int = 100,
     seed: int,
+    make_backbone: Callable[..., Backbone] = build_backbone,
 ) -> Embedder:
     """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
 
@@ -204,7 +206,7 @@ def build(
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the
     size of the whole embedding, also with several heads; ``head_depth`` hidden layers of ``head_width`` units make a
-    head of several depths.
+    head of several depths. ``make_backbone`` is ``build_backbone``, or gives what that would.
 
     Raises ValueError for an unknown backbone, structure or code, weights that do not fit, or images of channels other
     than 1 and 3.
@@ -233,7 +235,7 @@ def build(
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = build_backbone(backbone, in_channels, width, weights, height_width, fusion, pooling)
+        network = make_backbone(backbone, in_channels, width, weights, height_width, fusion, pooling)
         embedder = Embedder(network, architecture)
     return begun_with(embedder, weights, network)
 

@@ -25,9 +25,8 @@ HEAD = ("dim", "fusion", "pooling", "head_norm", "head_depth", "head_width")
 
 
 def begun_with(embedder: Embedder, weights: str | None, backbone: Backbone) -> Embedder:
-    """The embedder, with what its ``weights`` hold beside the backbone, and its digest of what was loaded."""
-    if backbone.loaded:
-        embedder.loaded_sha256 = weight_files.digest(backbone.loaded)
+    """The embedder, with what its ``weights`` hold beside the backbone, and the digest of what was loaded."""
+    embedder.loaded_sha256 = backbone.sha256
     if backbone.name:
         embedder.architecture = dataclasses.replace(embedder.architecture, backbone=backbone.name)
     if weights in (None, "default") or not (Path(str(weights)) / weight_files.EMBEDDER).is_file():

@@ -226,7 +226,7 @@ def _of_hub(embedder: EmbedderConfig, found: Present, *, is_fetched: bool) -> St
         built = build_backbone(embedder.backbone, channels, embedder.width, written, tuple(height_width))
     except ValueError:  # there is no network here, or no room; workers may have both
         return StartConfig(source=source)
-    return StartConfig(source=source, sha256=weights.digest(built.loaded))
+    return StartConfig(source=source, sha256=built.sha256 or "")
 
 
 def _is_of_hub(backbone: str, written: str) -> bool:

@@ -160,6 +160,7 @@ class EmbedderTrainer(Trainer):
             head_depth=config.embedder.head_depth,
             head_width=config.embedder.head_width,
             seed=self.seed,
+            make_backbone=feature_cache.backbone_maker(config),
         ).to(device)
         started.check(config, self.embedder)
         training = config.training

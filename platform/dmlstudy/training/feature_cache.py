@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,12 @@ from torch import Tensor, nn
 from dmlstudy import data, distributed, embedders
 from dmlstudy.data import LabelledImages, Loader, ZeroShotData
 from dmlstudy.data.images import Indices, Inputs, RandomViews
+from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.precision import full_float32
-from dmlstudy.embedders.weights import digest
 from dmlstudy.heartbeat import beat
 from dmlstudy.model_folder import JSON
 from dmlstudy.records import TrainingConfig, TrialConfig
-from dmlstudy.training import feature_store
+from dmlstudy.training import feature_store, held_backbone
 from dmlstudy.training.feature_store import Matrix
 from dmlstudy.training.interface import Share, TrialFailed
 
@@ -124,6 +125,14 @@ def loader(
     if not config.training.cached_views or sides is None:
         return Loader(train, augmentation, seed)
     return Loader(sides.train, augmentation, VIEWS_SEED)
+
+
+def backbone_maker(config: TrialConfig) -> Callable[..., Backbone]:
+    """The function that makes the trial's backbone; where that never trains, what this process has made is shared."""
+    if applies(config):
+        return partial(held_backbone.made, config.training.channels_last)
+    held_backbone.forget()
+    return build_backbone
 
 
 class HeadOnly(nn.Module):
@@ -267,14 +276,14 @@ class _in_eval_mode:
 def _of_backbone(config: TrialConfig, embedder: embedders.Embedder, device: torch.device) -> dict[str, JSON]:
     """What the features are a function of beside the images: backbone, weights, libraries and device."""
     own = config.embedder
-    tensors = {**embedder.backbone.state_dict(), "mean": embedder.mean_C, "std": embedder.std_C}
     return {
         "form": 1,
         "backbone": own.backbone,
         "width": own.width,
         "fusion": own.fusion,
         "pooling": own.pooling,
-        "weights": digest(tensors),
+        "weights": held_backbone.digest_of(embedder.backbone),
+        "normalisation": [embedder.mean_C.tolist(), embedder.std_C.tolist()],
         "channels_last": config.training.channels_last,
         "libraries": _versions(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
