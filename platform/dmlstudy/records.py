@@ -593,7 +593,7 @@ class Ancestor(Record):
 
 
 class StartConfig(Record):
-    """What an embedder's weights are before training, settled once for all trials of a study.
+    """The weights of an embedder before training, settled once for all trials of a study.
 
     A registered model is named by its version, whatever became of the alias that was written. ``sha256`` is
     ``embedders.weights.digest`` of the tensors that are loaded.

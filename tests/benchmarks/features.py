@@ -1,22 +1,24 @@
 """How many head-only trials an hour: the features of a frozen backbone kept, and computed in each epoch.
 
-    nice -n 5 .venv/bin/python tests/benchmarks/features.py [--pictures 1000] [--epochs 10] [--trials 2]
+    nice -n 5 .venv/bin/python tests/benchmarks/features.py [--pictures 1000] [--epochs 10] [--rounds 3]
 
 Trials of `resnet18` (torchvision's, random weights of one file) with its backbone frozen, on pictures of 64 x 64 made
 of noise and a colour for each class: a linear head of 128 dimensions, multi-similarity, one held-out half, scored after
-each epoch. Both sides run the same trials, one after another in one process with two threads, and each trial has
-another learning rate, as a search gives it. `auto` begins with an empty cache; what filling it costs is told apart.
-Scores of both sides are compared.
+each epoch. Both sides run in one process with two threads, by turns: a round is one trial with features in each epoch,
+the same one on an empty cache, and further ones of other learning rates, as a search gives them. The table has medians;
+scores of the first two are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,53 +58,64 @@ def trial(folder: Path, weights: Path, how: str, epochs: int, lr: float) -> Tria
     return TrialConfig.model_validate(raw)
 
 
-def measured(configs: list[TrialConfig]) -> tuple[list[float], list[float]]:
-    """The seconds of each trial, and its scores."""
-    seconds, scores = [], []
-    for config in configs:
-        started = time.perf_counter()
+class Measured(NamedTuple):
+    """Trials one after another: of each the seconds on the clock and of processors, and two scores."""
+
+    seconds: list[float]
+    processor_s: list[float]
+    scores: list[float]
+
+    def run(self, config: TrialConfig) -> None:
+        started, used = time.perf_counter(), time.process_time()
         metrics = run_trial(config, lambda report: None).metrics
-        seconds.append(time.perf_counter() - started)
-        scores += [metrics["map_at_r"], metrics["recall_at_1"]]
-        print(f"  {config.training.feature_cache}: {seconds[-1]:.2f} s", flush=True)
-    return seconds, scores
+        self.seconds.append(time.perf_counter() - started)
+        self.processor_s.append(time.process_time() - used)
+        self.scores.extend([metrics["map_at_r"], metrics["recall_at_1"]])
+        print(f"  {config.training.feature_cache}: {self.seconds[-1]:.2f} s", flush=True)
+
+    def row(self, name: str, worth: str) -> str:
+        middle, processor = statistics.median(self.seconds), statistics.median(self.processor_s)
+        return f"| {name} | {len(self.seconds)} | {middle:.2f} | {processor:.2f} | {3600 / middle:.0f} | {worth} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pictures", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--trials", type=int, default=2, help="with features in each epoch")
-    parser.add_argument("--kept-trials", type=int, default=12, help="with kept ones, after the first")
+    parser.add_argument("--rounds", type=int, default=3, help="each one trial with features in each epoch")
+    parser.add_argument(
+        "--kept-trials", type=int, default=5, help="of a round with kept ones, after the first"
+    )
     given = parser.parse_args()
     torch.set_num_threads(2)
+    off, first, kept = (Measured([], [], []) for _ in range(3))
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
         folder, weights = Path(scratch) / "pictures", Path(scratch) / "resnet18.pt"
         made_pictures(folder, given.pictures)
         plain = embedders.build("resnet18", 128, in_channels=3, image_size=SIDE, seed=0)
         torch.save(plain.backbone.state_dict(), weights)
-        rates = [10 ** (-2 - number / 4) for number in range(given.kept_trials + 1)]
-        configs = {
-            how: [trial(folder, weights, how, given.epochs, lr) for lr in rates] for how in ("off", "auto")
-        }
         run_trial(
             trial(folder, weights, "off", 1, 1e-3), lambda report: None
         )  # the first of a process is slow
-        off, off_scores = measured(configs["off"][: given.trials])
-        (first, *kept), auto_scores = measured(configs["auto"])
-    difference = float(np.abs(np.subtract(off_scores, auto_scores[: len(off_scores)])).max())
-    per_hour = {"off": 3600 / float(np.mean(off)), "auto": 3600 / float(np.mean(kept))}
+        for number in range(given.rounds):
+            rate = 10 ** (-2 - number / 4)
+            off.run(trial(folder, weights, "off", given.epochs, rate))
+            shutil.rmtree(f"{scratch}/cache", ignore_errors=True)
+            first.run(trial(folder, weights, "auto", given.epochs, rate))
+            for further in range(given.kept_trials):
+                kept.run(trial(folder, weights, "auto", given.epochs, rate / (2 + further)))
+    difference = float(np.abs(np.subtract(off.scores, first.scores)).max())
+    worth = statistics.median(off.seconds) / statistics.median(kept.seconds)
     print(
         f"\n{given.pictures} pictures, {given.epochs} epochs; the largest difference of scores is {difference:.1e}"
     )
-    print("| feature_cache | trials | s a trial | trials an hour | |\n|---|---:|---:|---:|---|")
-    print(f"| off | {len(off)} | {np.mean(off):.2f} | {per_hour['off']:.0f} | |")
-    print(f"| auto, the first, which computes them | 1 | {first:.2f} | | |")
     print(
-        f"| auto | {len(kept)} | {np.mean(kept):.2f} | {per_hour['auto']:.0f} |"
-        f" {per_hour['auto'] / per_hour['off']:.0f}x |"
+        "| feature_cache | trials | s a trial | processor s | trials an hour | |\n|---|---:|---:|---:|---:|---|"
     )
+    print(off.row("off", ""))
+    print(first.row("auto, of an empty cache", ""))
+    print(kept.row("auto", f"{worth:.0f}x"))
 
 
 if __name__ == "__main__":

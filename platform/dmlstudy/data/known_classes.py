@@ -37,7 +37,7 @@ def joined(*many: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 def told(known: Known, development: Known, test: Known) -> str:
-    """What a model that was trained on ``known`` has seen of a study's classes, in words; empty if none."""
+    """The classes of a study that a model trained on ``known`` has seen, in words; empty if none."""
     test_shared, own_shared = (_shared(known, side) for side in (test, development))
     parts = []
     if test_shared.num:

@@ -266,7 +266,7 @@ def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> B
 
 
 def _refusals_of(name: str) -> tuple[type[Exception], ...]:
-    """What timm raises for a model that cannot be had; a repository or folder may hold anything."""
+    """Errors of timm for a model that cannot be had; a repository or folder may hold anything."""
     return (Exception,) if is_elsewhere(name) else (OSError, RuntimeError, ImportError)
 
 

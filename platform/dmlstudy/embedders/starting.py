@@ -1,7 +1,8 @@
-"""An embedder that begins as a saved one: what it takes over beside the backbone's weights.
+"""An embedder that begins as a saved one, and takes over more than the backbone's weights.
 
 The backbone must be the same; ``weights.fit`` names the parameter where it is not. The head is taken over where the
 settings of ``HEAD`` agree, and is new and random where one does not: an embedding of another size has no use for it.
+
 A structure head is taken over where the saved one has the same. The normalisation of pixels is always the saved one's.
 """
 

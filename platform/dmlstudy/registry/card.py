@@ -134,7 +134,7 @@ def _size(data: DataConfig) -> dict[str, str]:
 
 
 def _start(tags: Mapping[str, str]) -> dict[str, str]:
-    """What the model was trained from, down to the first ancestor, and what of the study's classes that had seen."""
+    """Its start, with all ancestors, and the classes of the study that the start had seen."""
     if "start" not in tags:
         return {}
     shown = ARROW.join(_without_folders(each) for each in tags["start"].split(ARROW))

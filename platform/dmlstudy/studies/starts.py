@@ -1,4 +1,4 @@
-"""What ``embedder.weights`` of a study stand for, settled once by its driver: a version, a copy, a digest, an ancestry.
+"""The weights that a study starts from, settled once by its driver: a version, a copy, a digest, an ancestry.
 
 Workers have no registry: a registered model is copied into the study's folder, or below ``resources.storage_path``
 where that is a folder, and they load the copy. A study that is resumed keeps the versions it began with, wherever their
@@ -37,7 +37,7 @@ DEFAULT = "default"
 
 
 class Present(NamedTuple):
-    """What of a study's data a start is compared with: the images' shape, and the classes of both sides."""
+    """A study's data as starts are compared with it: the images' shape, and the classes of both sides."""
 
     image_shape: tuple[int, ...]
     development: known_classes.Known
@@ -133,7 +133,7 @@ def _settle(
 def _begun(
     embedder: EmbedderConfig, store: Store, found: Present, copies: Path, *, is_fetched: bool
 ) -> StartConfig:
-    """What a new study's weights stand for at this moment."""
+    """The start that a new study's weights stand for at this moment."""
     written = embedder.weights
     assert written is not None
     if written.startswith(REGISTERED):
@@ -150,7 +150,10 @@ def _begun(
 
 
 def _again(study: str, start: StartConfig, store: Store, copies: Path) -> StartConfig:
-    """What a study began with, copied anew if the copy is gone. Raises StoreError where its weights are others now."""
+    """The start a study began with, copied anew if the copy is gone.
+
+    Raises StoreError where its weights are others now.
+    """
     if start.place is None:
         return start  # each trial compares what it is given by the hub
     place = Path(start.place)
@@ -206,7 +209,7 @@ def _of_folder(embedder: EmbedderConfig, folder: Path, source: str, found: Prese
 
 
 def _ancestors(about: dict[str, Any], written: str | None) -> tuple[Ancestor, ...]:
-    """What a saved embedder was trained from, by its notes; those of earlier versions name its weights alone."""
+    """The ancestors of a saved embedder, by its notes; those of earlier versions name its weights alone."""
     if "start" in about:
         return tuple(Ancestor.model_validate(each) for each in about["start"])
     return (Ancestor(source=written or RANDOM),)
@@ -240,7 +243,7 @@ def _is_of_hub(backbone: str, written: str) -> bool:
 
 
 def _lines(spec: StudySpec, key: tuple[str, str], start: StartConfig) -> Sequence[str]:
-    """What people should know of a start: what it is, what becomes of its head, and what it has seen."""
+    """Lines on a start: its origin, the fate of its head, and the classes that it has seen."""
     _, written = key
     is_saved = start.place is not None and Path(start.place).is_dir()
     what = in_words(start.lineage)
@@ -252,7 +255,7 @@ def _lines(spec: StudySpec, key: tuple[str, str], start: StartConfig) -> Sequenc
 
 
 def _head(spec: StudySpec, key: tuple[str, str], folder: Path) -> str:
-    """What becomes of a saved model's head in the first family that starts from it by default."""
+    """The fate of a saved model's head in the first family that starts from it by default."""
     saved = weights.saved_parts(folder).architecture
     for family in spec.families.values():
         config = spec.trial_config(family, default_values(family)).embedder

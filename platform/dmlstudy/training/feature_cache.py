@@ -70,7 +70,7 @@ class WholeSides(NamedTuple):
 
 
 def sides_of(dataset: ZeroShotData, share: Share) -> WholeSides:
-    """What a share trains on and is judged by, as parts of the data's sides."""
+    """The images a share trains on and is judged by, as parts of the data's sides."""
     development = dataset.development
     return WholeSides(
         ChosenImages(development, share.train),
@@ -274,7 +274,7 @@ class _in_eval_mode:
 
 
 def _of_backbone(config: TrialConfig, embedder: embedders.Embedder, device: torch.device) -> dict[str, JSON]:
-    """What the features are a function of beside the images: backbone, weights, libraries and device."""
+    """All that features depend on beside the images: backbone, weights, libraries and device."""
     own = config.embedder
     return {
         "form": 1,

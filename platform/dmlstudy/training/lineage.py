@@ -1,4 +1,4 @@
-"""What a trial's embedder was made from, in records and in words; needs no torch."""
+"""The ancestry of a trial's embedder, in records and in words; needs no torch."""
 
 from __future__ import annotations
 

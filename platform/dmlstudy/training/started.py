@@ -1,4 +1,4 @@
-"""What a trial's embedder starts from: checked when it is built, and kept with its model."""
+"""The start of a trial's embedder: checked when it is built, and kept with its model."""
 
 from __future__ import annotations
 
