@@ -95,7 +95,7 @@ def saved_parts(folder: Path) -> SavedParts:
             key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")
         }
 
-    normalisation = {name: state[name] for name in ("mean_C", "std_C") if name in state}
+    normalisation: dict[str, Tensor] = {name: state[name] for name in ("mean_C", "std_C") if name in state}
     return SavedParts(part("backbone"), part("head"), part("structure_head"), normalisation, architecture)
 
 
