@@ -38,6 +38,9 @@ LARGEST_SIDE = 4096
 MANY = 1_000_000
 """The most rows, results or batches, lest a typing error fill the memory."""
 
+REGISTERED = "models:/"
+"""The beginning of ``embedder.weights`` that name a registered model."""
+
 UNTRAINED = "untrained"
 """The row of the embedder before training; no family can have this name."""
 
@@ -100,7 +103,7 @@ class Grown(Record):
     def _without_later_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
         for key in self.LATER:
-            if values.get(key) == type(self).model_fields[key].default:
+            if key in values and values[key] == type(self).model_fields[key].default:
                 del values[key]
         return values
 
@@ -250,7 +253,8 @@ class EmbedderConfig(Record):
         str,
         Field(
             description="small_conv | bn_inception | a torchvision classifier by name (resnet50, googlenet,"
-            " convnext_tiny, vit_b_16) | timm:<name>; for feature vectors linear | mlp1 | mlp2 | mlp3 (hidden layers)"
+            " convnext_tiny, vit_b_16) | timm:<name> | timm:hf-hub:<owner>/<repository>; for feature vectors linear |"
+            " mlp1 | mlp2 | mlp3 (hidden layers)"
         ),
     ] = "small_conv"
     dim: Annotated[
@@ -262,7 +266,10 @@ class EmbedderConfig(Record):
     ] = 32
     weights: Annotated[
         str | None,
-        Field(description="'default' for the hub's, a torchvision entry's name, or a file; none: random"),
+        Field(
+            description="'default' for the hub's, a torchvision entry's name, a file, the folder of a pulled model, or"
+            " a registered one: models:/NAME@champion, models:/NAME/3; none: random"
+        ),
     ] = None
     freeze_bn: Annotated[bool, Field(description="batch norm in eval mode, affine part trainable")] = True
     fusion: Annotated[
@@ -389,6 +396,8 @@ class TrainingConfig(Grown):
         "checkpointing",
         "ema_decay",
         "wise_ft",
+        "feature_cache",
+        "cached_views",
     )
 
     epochs: Annotated[
@@ -512,6 +521,22 @@ class TrainingConfig(Grown):
             " weights that came from a file; 1: the trained ones",
         ),
     ] = 1.0
+    feature_cache: Annotated[
+        Literal["off", "auto"],
+        Field(
+            description="auto: a backbone that is frozen in all epochs computes each view of an image once, and trials,"
+            " folds and workers share the kept features; needs augmentation off, or cached_views"
+        ),
+    ] = "off"
+    cached_views: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1000,
+            description="V different views of an image: epoch e shows view e mod V, the same in all trials; 0: a new"
+            " one in each epoch",
+        ),
+    ] = 0
 
 
 class RetrievalConfig(Record):
@@ -760,8 +785,38 @@ class MetricsConfig(Record):
     ] = False
 
 
-class TrialConfig(MetricsConfig):
+class Ancestor(Record):
+    """A model or file that weights come from, with the SHA-256 of its tensors where that is known."""
+
+    source: str
+    sha256: str = ""
+
+
+class StartConfig(Record):
+    """The weights of an embedder before training, settled once for all trials of a study.
+
+    A registered model is named by its version, whatever became of the alias that was written. ``sha256`` is
+    ``embedders.weights.digest`` of the tensors that are loaded.
+    """
+
+    source: Annotated[str, Field(description="models:/NAME/VERSION, a folder, a file, or the hub's entry")]
+    sha256: str = ""
+    place: Annotated[str | None, Field(description="the folder or file; none: the hub")] = None
+    ancestors: Annotated[
+        tuple[Ancestor, ...], Field(description="what it was trained from, nearest first")
+    ] = ()
+    seen: Annotated[str, Field(description="what it has seen of the study's classes, in words")] = ""
+
+    @property
+    def lineage(self) -> tuple[Ancestor, ...]:
+        """The start itself and what it was trained from, nearest first."""
+        return (Ancestor(source=self.source, sha256=self.sha256), *self.ancestors)
+
+
+class TrialConfig(MetricsConfig, Grown):
     """Everything one trial needs; equal configurations on one machine give equal scores."""
+
+    LATER = ("start",)
 
     family: str
     phase: Literal["search", "verdict"] = "search"
@@ -787,10 +842,17 @@ class TrialConfig(MetricsConfig):
         bool, Field(description="a search trial tells embed_ms_per_image, which no two runs measure alike")
     ] = False
     keep_embedder: Annotated[bool, Field(description="a verdict trial leaves its trained embedder")] = False
+    start: Annotated[
+        StartConfig | None, Field(description="what embedder.weights stood for when the study began")
+    ] = None
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""
-        values = self.model_dump(mode="json")
+        values = self.model_dump(mode="json", exclude={"start"})
+        if self.start is not None and self.start.source.startswith(
+            REGISTERED
+        ):  # an alias may mean another later
+            values["start"] = self.start.sha256
         for earlier, present in EARLIER_KEYS.items():
             section, name = present.split(".")
             values[section][earlier.removeprefix(f"{section}.")] = values[section].pop(name)

@@ -264,29 +264,38 @@ def validate(
     ] = True,
     assignments: SetOption = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
 ) -> None:
-    """Check a study without running it: its data, the tree of its space, its trials, the time it will take."""
+    """Check a study without running it: its data, the tree of its space, its trials, the time it will take.
+
+    The store is needed only where embedder.weights names a registered model.
+    """
     from dmlstudy.spec import study_file as specs
 
     study = specs.load(spec, assignments=assignments or ())
-    from dmlstudy.studies import checks
+    from dmlstudy.studies import checks, starts
     from dmlstudy.studies.estimate import describe, facts
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr)
 
     dataset = checks.check_parts(study)
-    if json:
-        print(dumps(facts(study, dataset, measure=estimate, tell=tell), indent=1))
-        return
-    tree = Tree(f"[bold]{escape(study.name)}[/]")
-    for family in study.families.values():
-        branch = tree.add(f"[bold]{escape(family.name)}[/] ({escape(family.paper)})")
-        for line in family.tree():
-            branch.add(escape(line))
-    console.print(tree, highlight=False)
-    for line in describe(study, dataset, measure=estimate, tell=tell):
-        say(line)
+    found = starts.present(study, dataset)
+    with starts.looked_at(study, store_at(store, tracking_uri), found) as told:
+        if json:
+            known = facts(study, dataset, measure=estimate, tell=tell)
+            known["notes"] += told
+            print(dumps(known, indent=1))
+            return
+        tree = Tree(f"[bold]{escape(study.name)}[/]")
+        for family in study.families.values():
+            branch = tree.add(f"[bold]{escape(family.name)}[/] ({escape(family.paper)})")
+            for line in family.tree():
+                branch.add(escape(line))
+        console.print(tree, highlight=False)
+        for line in [*told, *describe(study, dataset, measure=estimate, tell=tell)]:
+            say(line)
 
 
 @app.command(

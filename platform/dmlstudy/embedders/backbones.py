@@ -6,9 +6,11 @@ Shapes: N images, C channels, H height, W width, F features.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +35,9 @@ from dmlstudy.text import first_line, nearest
 
 TIMM = "timm:"
 
+ELSEWHERE = ("hf-hub:", "local-dir:")
+"""Beginnings of timm's names for models that are described outside timm."""
+
 PROBED_SIDE = 224
 """The image side at which a network's stages are found."""
 
@@ -41,7 +46,9 @@ class Backbone(NamedTuple):
     """A network x_NCHW -> features_NF with the normalisation of pixels in [0, 1] that it expects.
 
     ``stages`` gives the network's last so many stages, the network itself being used up; None where it has none.
-    ``levels`` are the features of each level, where each gets a head of its own.
+    ``levels`` are the features of each level, where each gets a head of its own. ``loaded`` are the tensors that its
+    weights were given as, by their names there, until ``build_backbone`` has made their digest, ``sha256``; random
+    weights have neither.
     """
 
     network: nn.Module
@@ -51,6 +58,10 @@ class Backbone(NamedTuple):
     std: tuple[float, ...]
     stages: Callable[[int], Stages] | None = None
     levels: tuple[int, ...] = ()
+    loaded: Mapping[str, Tensor] = MappingProxyType({})
+    sha256: str | None = None
+    name: str = ""
+    """The name under which it is built without a hub; empty: the one it was asked for by."""
 
 
 def small_conv(in_channels: int, width: int, weights: str | None) -> Backbone:
@@ -66,8 +77,7 @@ def small_conv(in_channels: int, width: int, weights: str | None) -> Backbone:
         _stage(2 * width, 4 * width, stride=1),
     ]
     network = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(4), nn.Flatten())
-    if weights is not None:
-        weight_files.fit(network, weight_files.read(Path(weights)), weights)
+    loaded = _from_file(network, weights)
     return Backbone(
         network,
         4 * 4 * 4 * width,
@@ -75,7 +85,17 @@ def small_conv(in_channels: int, width: int, weights: str | None) -> Backbone:
         (0.5,) * in_channels,
         (0.5,) * in_channels,
         partial(_small_stages, network, width),
+        loaded=loaded,
     )
+
+
+def _from_file(network: nn.Module, weights: str | None) -> Mapping[str, Tensor]:
+    """Load the weights of a file or a saved embedder's folder, if any are named, and return them as they are there."""
+    if weights is None:
+        return {}
+    state = weight_files.read(Path(weights))
+    weight_files.fit(network, state, weights)
+    return state
 
 
 def _stage(in_channels: int, channels: int, stride: int) -> nn.Sequential:
@@ -102,23 +122,21 @@ def mlp(depth: int, in_features: int, width: int, weights: str | None) -> Backbo
         layers += [nn.Linear(size, width), nn.ReLU()]
         size = width
     network = nn.Sequential(*layers)
-    if weights is not None:
-        weight_files.fit(network, weight_files.read(Path(weights)), weights)
-    return Backbone(network, size, in_features, (0.0,), (1.0,))
+    loaded = _from_file(network, weights)
+    return Backbone(network, size, in_features, (0.0,), (1.0,), loaded=loaded)
 
 
 def bn_inception(in_channels: int, width: int, weights: str | None) -> Backbone:
     """BN-Inception, with Caffe's preprocessing: 0..255 minus the means 128, 117, 104 of red, green, blue."""
     _only_files("bn_inception", weights)
     network = BNInception()
-    if weights is not None:
-        weight_files.fit(network, weight_files.read(Path(weights)), weights)
+    loaded = _from_file(network, weights)
     mean = (128 / 255, 117 / 255, 104 / 255)
 
     def stages(count: int) -> Stages:
         return Stages(BNInceptionStages(network, count), tuple(LEVELS.values())[-count:])
 
-    return Backbone(network, 1024, 3, mean, (1 / 255,) * 3, stages)
+    return Backbone(network, 1024, 3, mean, (1 / 255,) * 3, stages, loaded=loaded)
 
 
 def torchvision_model(name: str, image_size: tuple[int, ...], weights: str | None) -> Backbone:
@@ -164,12 +182,14 @@ def torchvision_model(name: str, image_size: tuple[int, ...], weights: str | Non
         _take_out_dropout(network, classifier_name)
     if name.startswith("densenet"):  # in the network's own forward; a second time it changes nothing
         network.get_submodule("features").add_module("relu5", nn.ReLU())
+    loaded: Mapping[str, Tensor] = {}
     if weights is not None:
         state: Mapping[str, Tensor]
         if entry is not None:
             origin, state = f"the hub's {entry}", _download(name, entry)
         else:
             origin, state = weights, weight_files.read(Path(weights))
+        loaded = state
         position = "encoder.pos_embedding"
         own = network.state_dict()
         if name.startswith("vit_") and position in state and state[position].shape != own[position].shape:
@@ -188,7 +208,8 @@ def torchvision_model(name: str, image_size: tuple[int, ...], weights: str | Non
         side = image_size[0] if name.startswith("maxvit") else PROBED_SIDE
         return cut(network, side, 3, count, channels_last=name.startswith("swin"))
 
-    return Backbone(network, num_features, 3, mean, std, None if name.startswith("vit_") else stages)
+    stages_of = None if name.startswith("vit_") else stages
+    return Backbone(network, num_features, 3, mean, std, stages_of, loaded=loaded)
 
 
 def _take_out_dropout(network: nn.Module, classifier_name: str) -> None:
@@ -204,8 +225,11 @@ def _take_out_dropout(network: nn.Module, classifier_name: str) -> None:
 def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> Backbone:
     """A model of timm (an extra: ``pip install 'dmlstudy[timm]'``) without its classifier.
 
-    ``weights``: None, 'default' (those its name stands for, from timm's hub) or a file of its parameters.
-    Raises ValueError for a name timm does not know, or where timm is missing.
+    ``name`` is timm's, or ``hf-hub:OWNER/REPOSITORY`` or ``local-dir:/FOLDER`` with a config.json as timm writes it,
+    of which no code is run. ``weights``: None, 'default' (those its name stands for, from its hub or folder) or a
+    file of its parameters.
+
+    Raises ValueError for a name timm does not know, a repository that cannot be read, or where timm is missing.
     """
     timm = _timm()
     _check_timm(timm, name)
@@ -218,24 +242,54 @@ def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> B
             if "img_size" not in str(error):
                 raise
             network = build()  # a convolutional one takes any size
-    except (OSError, RuntimeError, ImportError) as error:
+    except _refusals_of(name) as error:
         if weights == "default":
             raise ValueError(
                 f"embedder.weights: could not get the weights of {origin} ({first_line(error)}); give a file of them"
             ) from error
         raise ValueError(f"embedder.backbone: {origin} cannot be built ({first_line(error)})") from error
+    loaded: Mapping[str, Tensor] = network.state_dict() if weights == "default" else {}
     if weights not in (None, "default"):
         assert weights is not None
         heads = ("head", "fc", "classifier", "last_linear", "head.fc", "classif")
         ignore = tuple(f"{head}.{kind}" for head in heads for kind in ("weight", "bias"))
-        weight_files.fit(network, weight_files.read(Path(weights)), weights, ignore)
+        loaded = weight_files.read(Path(weights))
+        weight_files.fit(network, loaded, weights, ignore)
     expected = timm.data.resolve_model_data_config(network)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _in_eval_mode(network):
         num_features = network(torch.zeros(1, 3, *image_size)).shape[1]
     mean, std = tuple(expected["mean"]), tuple(expected["std"])
     has_stages = hasattr(network, "forward_intermediates")
     stages = partial(_timm_stages, network, image_size) if has_stages else None
-    return Backbone(network, num_features, 3, mean, std, stages)
+    own_name = _name_without_hub(timm, name, network)
+    return Backbone(network, num_features, 3, mean, std, stages, loaded=loaded, name=own_name)
+
+
+def _refusals_of(name: str) -> tuple[type[Exception], ...]:
+    """Errors of timm for a model that cannot be had; a repository or folder may hold anything."""
+    return (Exception,) if is_elsewhere(name) else (OSError, RuntimeError, ImportError)
+
+
+def is_elsewhere(name: str) -> bool:
+    """True for a timm model that is described outside timm: in a hub's repository or in a folder."""
+    return name.startswith(ELSEWHERE)
+
+
+def _name_without_hub(timm: Any, name: str, network: Any) -> str:
+    """The name by which timm builds the same network from its own list, so that a saved one needs no hub; else empty.
+
+    A repository may give arguments beside the architecture; then there is none.
+    """
+    architecture = str(getattr(network, "pretrained_cfg", {}).get("architecture", ""))
+    if not is_elsewhere(name) or not timm.is_model(architecture):
+        return ""
+    with torch.device("meta"):
+        plain = timm.create_model(architecture, num_classes=0).state_dict()
+    own = network.state_dict()
+    is_same = {key: value.shape for key, value in plain.items()} == {
+        key: value.shape for key, value in own.items()
+    }
+    return f"{TIMM}{architecture}" if is_same else ""
 
 
 class TimmStages(nn.Module):
@@ -355,6 +409,8 @@ def build_backbone(
         backbone = timm_model(name.removeprefix(TIMM), image_size, weights)
     else:
         backbone = torchvision_model(name, image_size, weights)
+    if backbone.loaded:
+        backbone = backbone._replace(loaded={}, sha256=weight_files.digest(backbone.loaded))
     if fusion == NO_FUSION and pooling == OWN_POOLING:
         return backbone
     if backbone.stages is None:
@@ -393,6 +449,18 @@ def _timm() -> Any:
 
 
 def _check_timm(timm: Any, name: str) -> None:
+    if is_elsewhere(name):
+        kind, _, place = name.partition(":")
+        if kind == "hf-hub" and not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", place):
+            raise ValueError(
+                f"embedder.backbone: {TIMM}{name} names no repository; write {TIMM}hf-hub:OWNER/REPOSITORY, and"
+                " @REVISION if not its newest"
+            )
+        if kind == "local-dir" and not Path(place).is_absolute():
+            raise ValueError(
+                f"embedder.backbone: {TIMM}{name} is relative, but workers have other folders; give the absolute path"
+            )
+        return
     if not timm.is_model(name):
         like = timm.list_models(f"*{name.partition('.')[0][:6]}*")
         raise ValueError(f"embedder.backbone: timm has no model {name!r}{nearest(name, like)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
 from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
+from dmlstudy.embedders.starting import begun_with
 from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
 from dmlstudy.text import nearest
@@ -70,6 +72,8 @@ class Embedder(nn.Module):
         self.channels = backbone.channels
         self.register_buffer("mean_C", torch.tensor(backbone.mean))
         self.register_buffer("std_C", torch.tensor(backbone.std))
+        self.loaded_sha256: str | None = None
+        """``weights.digest`` of the tensors that its weights were given as; None of random weights."""
         self.structure_head: StructureHead | None = None
         if architecture.structure != NO_STRUCTURE:
             self.structure_head = StructureHead(
@@ -188,17 +192,20 @@ def build(
     head_depth: int = 0,
     head_width: int = 100,
     seed: int,
+    make_backbone: Callable[..., Backbone] = build_backbone,
 ) -> Embedder:
     """Build an embedder whose initial parameters depend on the arguments only, not on global generators.
 
     ``image_size`` is a side, or (height, width), in pixels, or () for vectors of ``in_channels`` features;
-    ``weights`` is None, 'default' or a file; ``structure`` is 'none', or 'official' or 'paper' for a structure head,
-    which does not change the initial parameters of the rest.
+    ``weights`` is None, 'default', a file or the folder of a saved embedder (``starting``); ``structure`` is 'none', or
+    'official' or 'paper' for a structure head, which does not change the initial parameters of the rest.
 
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the
     size of the whole embedding, also with several heads; ``head_depth`` hidden layers of ``head_width`` units make a
     head of several depths.
+
+    ``make_backbone`` is ``build_backbone``, or gives what that would.
 
     Raises ValueError for an unknown backbone, structure or code, weights that do not fit, or images of channels other
     than 1 and 3.
@@ -227,8 +234,9 @@ def build(
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = build_backbone(backbone, in_channels, width, weights, height_width, fusion, pooling)
-        return Embedder(network, architecture)
+        network = make_backbone(backbone, in_channels, width, weights, height_width, fusion, pooling)
+        embedder = Embedder(network, architecture)
+    return begun_with(embedder, weights, network)
 
 
 def latency_ms(

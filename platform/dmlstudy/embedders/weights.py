@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from dmlstudy import description, model_folder
+from dmlstudy.description import ArchitectureFields
 from dmlstudy.text import first_line
+
+EMBEDDER = "embedder.json"
+"""The description in the folder of a saved embedder."""
 
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net", "network", "module")
 """Under these keys training code in the wild keeps a network's parameters beside other things."""
@@ -23,10 +30,16 @@ OLD_DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.((?:[12])\.(
 def read(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a file by name: safetensors, or what torch.save wrote of a state_dict or a mapping around one.
 
-    Raises ValueError for a file that is missing, damaged, or holds more than tensors and plain values.
+    Of the folder of a saved embedder they are the backbone's. Raises ValueError for a file that is missing, damaged,
+    or holds more than tensors and plain values, and for a folder of anything else.
     """
+    if path.is_dir():
+        return saved_parts(path).backbone
     if not path.is_file():
-        raise ValueError(f"embedder.weights: no file {path}; give 'default', a file, or leave it out")
+        raise ValueError(
+            f"embedder.weights: no file {path}; give 'default', a file, a folder that was pulled, a registered model"
+            " as models:/NAME@champion, or leave it out"
+        )
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -47,6 +60,43 @@ def read(path: Path) -> Mapping[str, Tensor]:
             " parameters by name; save the network's state_dict"
         )
     return content
+
+
+class SavedParts(NamedTuple):
+    """The tensors of a saved embedder by their part, and how it was built."""
+
+    backbone: Mapping[str, Tensor]
+    head: Mapping[str, Tensor]
+    structure_head: Mapping[str, Tensor]
+    normalisation: Mapping[str, Tensor]
+    architecture: ArchitectureFields
+
+
+def saved_parts(folder: Path) -> SavedParts:
+    """The tensors of a saved embedder, whose files are verified. Raises ValueError for a folder of anything else."""
+    from safetensors.torch import load_file
+
+    path = folder / EMBEDDER
+    if not path.is_file():
+        raise ValueError(
+            f"embedder.weights: {folder} is no folder of a saved embedder (it has no {EMBEDDER}); give one that"
+            " `dmlstudy pull` made, or a file of weights"
+        )
+    try:
+        model_folder.verify(folder, EMBEDDER)
+        mend = "pull it again"
+        architecture = description.described(path, description.EmbedderDescription, mend).architecture
+        state = load_file(folder / model_folder.WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"embedder.weights: {first_line(error)}") from None
+
+    def part(name: str) -> dict[str, Tensor]:
+        return {
+            key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")
+        }
+
+    normalisation: dict[str, Tensor] = {name: state[name] for name in ("mean_C", "std_C") if name in state}
+    return SavedParts(part("backbone"), part("head"), part("structure_head"), normalisation, architecture)
 
 
 def fit(network: nn.Module, state: Mapping[str, Tensor], origin: str, ignore: tuple[str, ...] = ()) -> None:
@@ -92,6 +142,19 @@ def fit(network: nn.Module, state: Mapping[str, Tensor], origin: str, ignore: tu
         network.load_state_dict(chosen, strict=False)
     except RuntimeError as error:
         raise refuse(str(error).strip().replace("\n", " ")) from error
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """The SHA-256 (hex) of tensors: in the order of their names, each one's name, type, shape and bytes.
+
+    It is the same for the same tensors in a file of whatever format. Values that are no tensors are left out.
+    """
+    whole = hashlib.sha256()
+    for name in sorted(name for name, value in state.items() if _is_tensor(value)):
+        tensor = state[name].detach().cpu().contiguous()
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        whole.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()
 
 
 def _is_tensor(value: object) -> bool:

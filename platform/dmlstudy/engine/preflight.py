@@ -60,7 +60,8 @@ def missing_file(config: TrialConfig) -> str:
 
 def _files(config: TrialConfig) -> dict[str, str]:
     """Files and folders that the configuration names, by their keys; the name of a hub's weights is not one."""
-    named = {"data.path": config.data.path, "embedder.weights": config.embedder.weights}
+    weights = config.start.place if config.start and config.start.place else config.embedder.weights
+    named = {"data.path": config.data.path, "embedder.weights": weights}
     features = task_of(config).features(config)
     named["features"] = None if features in (PIXELS, GREY) else features
     return {key: path for key, path in named.items() if path is not None and Path(path).is_absolute()}

@@ -6,6 +6,7 @@ there (``usage``, which ``models.register`` adds).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -14,6 +15,7 @@ from dmlstudy import metric_names
 from dmlstudy.data import preprocessing as data_preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry.leaderboard import Leaderboard, Row
+from dmlstudy.training.lineage import ARROW
 
 SHOWN = 12
 """Test metrics in the table: the objective, then the others in their order."""
@@ -30,11 +32,13 @@ def card(
     protocol: Mapping[str, Any],
     name: str,
     preprocessing: Mapping[str, Any] | None = None,
+    start: Mapping[str, str] | None = None,
 ) -> str:
     """The card of a family's model as Markdown, without its ``usage``.
 
     ``trained`` is the day of its training, ``origin`` the study's tags, ``preprocessing`` what the model says that it
-    is to be given (``Model.preprocessing``). Of a path only the last part is shown.
+    is to be given (``Model.preprocessing``). ``start`` are the tags of its run that say what it was trained from
+    (``training.lineage.tags``). Of a path only the last part is shown.
     """
     objective = metric_names.on_test(board.objective)
     shown = sorted(
@@ -55,6 +59,7 @@ def card(
                     **_size(data),
                     "development": _of(origin, "development"),
                     "test": _of(origin, "test"),
+                    **_start(start or {}),
                     "images in both": origin.get("num_shared_images", "not counted"),
                     "licence": "that of the data and of pretrained weights holds; none is noted here",
                 }
@@ -126,6 +131,21 @@ def _size(data: DataConfig) -> dict[str, str]:
         return {}
     before = f", cut from {data.resize_to}" if data.resize_to else ""
     return {"picture size": f"{data.image_size} x {data.image_size} pixels{before}"}
+
+
+def _start(tags: Mapping[str, str]) -> dict[str, str]:
+    """Its start, with all ancestors, and the classes of the study that the start had seen."""
+    if "start" not in tags:
+        return {}
+    shown = ARROW.join(_without_folders(each) for each in tags["start"].split(ARROW))
+    seen = tags.get("start_seen")
+    return {"started from": shown, **({"the start": seen} if seen else {})}
+
+
+def _without_folders(source: str) -> str:
+    if source.startswith("/"):
+        return PurePath(source).name
+    return re.sub(r"\?store=\S+", " of another store", source)
 
 
 def _listed(values: Mapping[str, Any]) -> list[str]:

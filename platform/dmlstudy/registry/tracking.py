@@ -39,6 +39,7 @@ from dmlstudy.registry.runs import (
 )
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
+from dmlstudy.training import lineage
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import MLFLOW_STATUSES, Status
 
@@ -319,6 +320,7 @@ class StudyTracker:
             "status": Status.RUNNING.value,
             "seed": str(config.seed),
             "config_fingerprint": config.fingerprint(),
+            **(lineage.tags(config) if "embedder" in task_of(config).sections else {}),
             **self.trial_tags,
         }
         if number is not None:

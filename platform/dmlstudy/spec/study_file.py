@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationErr
 from dmlstudy import bundled
 from dmlstudy.losses.unused import unused
 from dmlstudy.records import (
+    REGISTERED,
     UNTRAINED,
     AugmentationConfig,
     BatchConfig,
@@ -31,14 +32,15 @@ from dmlstudy.records import (
     ResourcesConfig,
     RetrievalConfig,
     Scalar,
+    StartConfig,
     TrainingConfig,
     TrialConfig,
     draw_mismatch,
     number_list,
     present_key,
 )
+from dmlstudy.spec import registered, yaml_file
 from dmlstudy.spec import space as spaces
-from dmlstudy.spec import yaml_file
 from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
 from dmlstudy.spec.earlier_keys import Renaming, stored, with_earlier_keys
@@ -279,6 +281,8 @@ class StudySpec:
         self._renaming = renaming or Renaming()
         self.places = places or Places()
         """The folders in which its relative paths are looked up."""
+        self.starts: dict[tuple[str, str], StartConfig] = {}
+        """By backbone and ``embedder.weights``, what these stand for, once ``studies.starts`` has settled it."""
         self.file = file = _at_home(file)
         path = file.data.path
         self.data = file.data.model_copy(
@@ -437,6 +441,7 @@ class StudySpec:
             seed=self.file.search.seed if seed is None else seed,
             objective=protocol.objective,
             measure_latency=phase == "search" and self.file.search.second_objective == "latency_ms",
+            start=self.starts.get((records["embedder"].backbone, records["embedder"].weights or "")),
             **{name: getattr(protocol, name) for name in MetricsConfig.model_fields},
             **records,
         )
@@ -445,6 +450,11 @@ class StudySpec:
         """The absolute path, where the value is that of a file or folder."""
         if full_name not in PATHS or not isinstance(value, str) or value in NO_PATHS:
             return value
+        if value.startswith(REGISTERED):
+            try:
+                return registered.with_absolute_store(value, lambda path: self._lead(full_name, path))
+            except ValueError as error:
+                raise SpecError(error) from None
         return self._lead(full_name, value) if value[:1] == "~" or self.places.leads(value) else value
 
 

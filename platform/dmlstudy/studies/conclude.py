@@ -105,5 +105,6 @@ def _registered(
             protocol=spec.file.protocol.model_dump(),
             name=spec.model_name,
             preprocessing=preprocessing,
+            start=run.tags,
         ),
     )

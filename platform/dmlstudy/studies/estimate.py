@@ -146,6 +146,10 @@ def _notes(spec: StudySpec, dataset: TrialData) -> list[str]:
         notes.append(
             "training.epochs is 0: nothing is trained, each family scores what its untrained model does"
         )
+    if "embedder" in spec.task.sections:
+        from dmlstudy.training import feature_cache
+
+        notes += dict.fromkeys(filter(None, map(feature_cache.note, configs)))
     shape = dataset.development.image_shape if "embedder" in spec.task.sections else ()
     if max(shape, default=0) > SMALL and any(each.embedder.backbone == "small_conv" for each in configs):
         notes.append(

@@ -24,7 +24,7 @@ from dmlstudy.search.storage import open_storage
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
-from dmlstudy.studies import checks, provenance
+from dmlstudy.studies import checks, provenance, starts
 from dmlstudy.studies.conclude import conclude
 from dmlstudy.training import dataset_cache
 
@@ -47,6 +47,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
     remarks = data.remarks(dataset, spec.data.path)
+    present = starts.present(spec, dataset)
     known = origin | {preflight.FILES: data.files_digest(dataset, spec.data.path)}
     del dataset
     dataset_cache.forget()  # trials run in other processes
@@ -56,6 +57,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             return _told_finished(spec, store, tell)
         _check_data(spec, store, origin)
         checks.check_storage(spec)
+        remarks += starts.settle(spec, store, present)
         folder = store.study_folder(spec.name)
         with (
             ExitStack() as at_the_end,
@@ -107,6 +109,7 @@ def _run_here(
         num_verdict_trials=spec.num_verdict_trials,
         started=time.time(),
         job=os.environ.get("DMLSTUDY_JOB", ""),
+        starts=starts.entries(spec),
         reason="",
     )
     try:
@@ -129,6 +132,7 @@ def _run_here(
     except BaseException as error:
         _record_end(spec, store, tracker, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
         raise
+    starts.remove_copies(spec, store)
     store.write_state(spec.name, "finished")
     return board
 

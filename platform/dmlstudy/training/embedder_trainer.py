@@ -29,7 +29,7 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
-from dmlstudy.training import canvases, dataset_cache, trainer_state
+from dmlstudy.training import canvases, dataset_cache, feature_cache, started, trainer_state
 from dmlstudy.training.averaging import MovingAverage, StartWeights
 from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
@@ -162,6 +162,7 @@ class EmbedderTrainer(Trainer):
         *,
         stream: int,
         held_out: HeldOut | None = None,
+        sides: feature_cache.WholeSides | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -184,7 +185,7 @@ class EmbedderTrainer(Trainer):
             config.embedder.backbone,
             config.embedder.dim,
             width=config.embedder.width,
-            weights=config.embedder.weights,
+            weights=started.weights_of(config),
             freeze_bn=config.embedder.freeze_bn,
             in_channels=channels,
             image_size=tuple(height_width),
@@ -196,13 +197,17 @@ class EmbedderTrainer(Trainer):
             head_depth=config.embedder.head_depth,
             head_width=config.embedder.head_width,
             seed=self.seed,
+            make_backbone=feature_cache.backbone_maker(config),
         ).to(device)
+        started.check(config, self.embedder)
         fill = data.fill_for(self.embedder.mean_C.tolist(), channels)
         # Images that are in memory as they are trained on need no reading ahead.
         self.loader = (
             None
             if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
-            else Loader(
+            else feature_cache.loader(
+                config,
+                sides,
                 train,
                 replace(augmentation, fill=fill),
                 self.seed,
@@ -212,7 +217,7 @@ class EmbedderTrainer(Trainer):
         training = config.training
         if training.channels_last:
             self.embedder.backbone.to(memory_format=torch.channels_last)
-        if training.checkpointing:
+        if training.checkpointing and not feature_cache.applies(config):
             recompute_blocks(self.embedder.backbone)
         batch = config.batch
         loss = catalogue.build(
@@ -233,7 +238,10 @@ class EmbedderTrainer(Trainer):
             else None
         )
         self.parts = {"embedder": self.embedder, "loss": loss} | ({"memory": memory} if memory else {})
-        self.module = Step(self.embedder, loss, memory, training.precision, training.compile)
+        self.features = feature_cache.of_trainer(config, self.embedder, device, sides)
+        encoder = self.embedder if self.features is None else feature_cache.HeadOnly(self.embedder)
+        is_compiled = training.compile and self.features is None
+        self.module = Step(encoder, loss, memory, training.precision, is_compiled)
         self.optimization = Optimization(training, self.embedder, loss, len(self.batches), device)
         self.optimizer = self.optimization.optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
@@ -293,7 +301,7 @@ class EmbedderTrainer(Trainer):
         weights = self.module.loss.layer_weights
         if weights is not None:
             metrics |= {f"layer_weight_{layer}": alpha for layer, alpha in enumerate(weights.tolist())}
-        if self.loader is not None:
+        if self.loader is not None and self.features is None:
             rate, waited = self.loader.rates
             metrics["loader_images_per_second"] = rate * distributed.world_size()
             metrics["loader_wait_share"] = waited / elapsed
@@ -303,12 +311,17 @@ class EmbedderTrainer(Trainer):
         """Number, global indices, this rank's share of them and its images, of each batch of an epoch."""
         batches, again = itertools.tee(self.batches.epoch(epoch))
         shares = (batch[distributed.own_slice(len(batch))] for batch in again)
+        if self.features is not None:
+            features_NF = self.features.in_training(epoch)
+            for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
+                yield number, batch, local, features_NF.read(local)
+            return
         if self.loader is None:
             for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
                 yield number, batch, local, self.images.read(local)
             return
         to_read, taken = itertools.tee(shares)
-        read = self.loader.epoch(to_read, epoch)
+        read = self.loader.epoch(to_read, feature_cache.view_of(self.config.training, epoch))
         for number, (batch, local) in enumerate(zip(batches, taken, strict=True)):
             read_NHWC, error = _next(read)
             if distributed.any_rank(error is not None):
@@ -323,7 +336,9 @@ class EmbedderTrainer(Trainer):
         self._agree_on_statistics()
         embedder = self.kept()
         share = distributed.own_slice(len(images.labels_N))
-        if isinstance(images, ImageSet | Features):
+        if self.features is not None and self.held_out is not None and images is self.held_out.images:
+            local_NE = self.features.embedded_held_out(embedder, share, structure=structure)
+        elif isinstance(images, ImageSet | Features):
             local_NE = self._columns(embedder, images.read(np.arange(len(images))[share]), structure)
         else:
             local_NE = self._read_and_embed(embedder, images, np.arange(len(images))[share], structure)
@@ -387,7 +402,8 @@ class EmbedderTrainer(Trainer):
         images = self.held_out.images
         example_NHWC = images.read(np.arange(min(dataset_cache.NUM_EXAMPLES, len(images))))
         fit = dataset_cache.fit_of(self.config.data)
-        embedders.save(self.kept(), folder, dict(provenance), example_NHWC, fit=fit)
+        about = {**provenance, **started.notes(self.config, self.embedder, self.images)}
+        embedders.save(self.kept(), folder, about, example_NHWC, fit=fit)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that training has changed, by name; the tensors themselves, not copies."""

@@ -70,6 +70,7 @@ class Embedding(Task):
 
     def fit(self, config: TrialConfig, share: Share, device: torch.device) -> EmbedderTrainer:
         from dmlstudy.training.embedder_trainer import EmbedderTrainer, HeldOut
+        from dmlstudy.training.feature_cache import sides_of
 
         dataset = self.dataset(config.data)
         development = dataset.development
@@ -81,6 +82,7 @@ class Embedding(Task):
             held_out=HeldOut(dataset.test, dataset.test_query, dataset.test_gallery)
             if share.held_out is None
             else HeldOut(development.select(share.held_out)),
+            sides=sides_of(dataset, share),
         )
 
     def score_fold_models(

@@ -1,0 +1,185 @@
+"""Matrices that are computed once on a machine and then read by every process, as files in the cache folder.
+
+``$XDG_CACHE_HOME/dmlstudy/features/<key>/`` (default ``~/.cache``) holds one matrix: ``features.npy``, mapped into
+memory, and ``manifest.json`` with what the key was made of, the shape and the SHA-256 of each block of rows. Any of
+these folders may be deleted at any time; what is needed again is computed again.
+
+Shapes: N rows, F numbers in each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from dmlstudy.heartbeat import beat
+from dmlstudy.model_folder import JSON
+
+Matrix: TypeAlias = NDArray[np.floating[Any]]
+
+BLOCK = 65_536
+"""Rows that one digest is of."""
+
+ROOM = 1.1
+"""Free room on the disk that a matrix needs, as a multiple of its size."""
+
+WAIT_S = 0.1
+MATRIX, MANIFEST = "features.npy", "manifest.json"
+
+
+class _Look(NamedTuple):
+    """A file as it was when its content was checked."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> _Look:
+        found = path.stat()
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+_checked: dict[Path, _Look] = {}
+"""Files whose blocks this process has checked already."""
+
+
+def cache_folder() -> Path:
+    """The folder of all matrices; not made yet."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "dmlstudy" / "features"
+
+
+def key_of(parts: Mapping[str, JSON]) -> str:
+    """The SHA-256 (hex) of what a matrix is a function of."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def kept(
+    parts: Mapping[str, JSON],
+    num_rows: int,
+    compute: Callable[[], Iterator[Matrix]],
+    *,
+    folder: Path | None = None,
+) -> Matrix:
+    """The matrix that ``parts`` stand for, mapped into memory; read-only.
+
+    It is computed, in pieces in the order of its rows, if it is not there whole. Of several processes that ask at once
+    one computes; the others wait, and each sign of its progress is theirs too (``beat``). If it is killed, one of them
+    takes over.
+
+    Raises ValueError where the disk has no room, and whatever ``compute`` raises.
+    """
+    folder = folder or cache_folder()
+    key = key_of(parts)
+    place, lock = folder / key, FileLock(folder / f"{key}.lock")
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = 0
+    while True:
+        found = _opened(place, parts, num_rows)
+        if found is not None:
+            return found
+        try:
+            with lock.acquire(blocking=False):
+                found = _opened(place, parts, num_rows)
+                if found is None:
+                    _write(place, parts, num_rows, compute, Path(lock.lock_file))
+        except Timeout:
+            time.sleep(WAIT_S)
+            now = _touched_ns(Path(lock.lock_file))
+            if now != seen:
+                beat()
+            seen = now
+
+
+def _touched_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _opened(place: Path, parts: Mapping[str, JSON], num_rows: int) -> Matrix | None:
+    """The matrix in a folder; None where it is not there, not whole or of something else."""
+    path = place / MATRIX
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        look = _Look.at(path)
+        matrix_NF: Matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        is_whole = manifest["parts"] == parts and matrix_NF.shape == (num_rows, manifest["num_features"])
+        if is_whole and _checked.get(path) != look:
+            is_whole = _digests(matrix_NF) == manifest["blocks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not is_whole:
+        return None
+    _checked[path] = look
+    return matrix_NF
+
+
+def _digests(matrix_NF: Matrix) -> list[str]:
+    found = []
+    for start in range(0, len(matrix_NF), BLOCK):
+        beat()
+        found.append(hashlib.sha256(np.ascontiguousarray(matrix_NF[start : start + BLOCK]).data).hexdigest())
+    return found
+
+
+def _write(
+    place: Path,
+    parts: Mapping[str, JSON],
+    num_rows: int,
+    compute: Callable[[], Iterator[Matrix]],
+    lock: Path,
+) -> None:
+    """Compute the matrix into a draft, which takes its name when it is whole; the lock is held.
+
+    The lock file changes with each piece, by which those who wait see that it goes on.
+    """
+    draft = place.with_name(f"{place.name}.draft")
+    for old in (draft, place):  # of a process that was killed; torn, or of another form
+        shutil.rmtree(old, ignore_errors=True)
+    draft.mkdir()
+    try:
+        matrix_NF, start = None, 0
+        for piece_BF in compute():
+            if matrix_NF is None:
+                _check_room(place.parent, num_rows * math.prod(piece_BF.shape[1:]) * piece_BF.dtype.itemsize)
+                shape = (num_rows, *piece_BF.shape[1:])
+                matrix_NF = np.lib.format.open_memmap(draft / MATRIX, "w+", piece_BF.dtype, shape)
+            matrix_NF[start : start + len(piece_BF)] = piece_BF
+            start += len(piece_BF)
+            os.utime(lock)
+            beat()
+        assert matrix_NF is not None
+        assert start == num_rows
+        matrix_NF.flush()
+        manifest = {"parts": parts, "num_features": matrix_NF.shape[1], "blocks": _digests(matrix_NF)}
+        (draft / MANIFEST).write_text(f"{json.dumps(manifest, indent=1)}\n", encoding="utf-8")
+        del matrix_NF
+        os.replace(draft, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(draft)
+        raise
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < ROOM * num_bytes:
+        raise ValueError(
+            f"training.feature_cache: the features take {num_bytes / 2**30:.1f} GiB and {folder} has"
+            f" {free / 2**30:.1f} GiB free; free some room, point XDG_CACHE_HOME elsewhere, or set it to off"
+        )

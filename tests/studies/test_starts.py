@@ -1,0 +1,286 @@
+"""What embedder.weights stand for: settled once, by version and digest; heads, ancestors, classes that were seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.ranks import config
+from support.verdict_trials import verdict_trial
+
+from dmlstudy import data, embedders
+from dmlstudy.embedders import weights
+from dmlstudy.model_folder import seal
+from dmlstudy.records import LossConfig, StartConfig, TrialConfig
+from dmlstudy.registry import models, tracking
+from dmlstudy.registry.card import _start
+from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.spec import registered, study_file
+from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.store import Store, StoreError
+from dmlstudy.studies import starts
+from dmlstudy.training import lineage, started
+from dmlstudy.training.interface import TrialFailed
+from dmlstudy.training.trial import run_trial
+
+
+def network(seed: int = 0, dim: int = 6, **more: Any) -> embedders.Embedder:
+    return embedders.build("small_conv", dim, width=4, in_channels=1, image_size=8, seed=seed, **more)
+
+
+def trained(folder: Path, **changes: Any) -> Path:
+    """A model of the digits' development classes, as a verdict trial leaves it."""
+    given = {"phase": "verdict", "training__epochs": 1, "embedder__dim": 6, "keep_embedder": True, **changes}
+    run_trial(TrialConfig.model_validate(config(**given)), lambda report: None, save_to=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A model from random weights, one from that model, and one from that."""
+    made: list[Path] = []
+    for number in range(3):
+        folder = tmp_path_factory.mktemp("trained") / f"model{number}"
+        changes: dict[str, Any] = {"seed": number}
+        if made:
+            spec = study(str(made[-1]))
+            starts.settle(spec, Store(folder.parent), found(spec))
+            start = next(iter(spec.starts.values()))
+            changes |= {"embedder__weights": str(made[-1]), "start": start.model_dump()}
+        made.append(trained(folder, **changes))
+    return made
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, generations: list[Path]) -> Store:
+    """A store in which the first two models are versions of ``digits``, the first one the champion."""
+    made = Store(tmp_path_factory.mktemp("store") / "store")
+    made.prepare()
+    tracking.connect(made, create=True)
+    tracker = StudyTracker(made, "models", {})
+    for seed, folder in enumerate(generations[:2]):
+        run_id = tracker.start_trial(f"power verdict seed {seed}", verdict_trial("power"), None)
+        tracker.end_trial(run_id, "finished", [], {"test_map_at_r": 0.5})
+        models.register(
+            made, "digits", lambda _, f=folder: f, run_id=run_id, tags={}, card=lambda _: "# card"
+        )
+    tracker.client.set_registered_model_alias("digits", "champion", "1")
+    return made
+
+
+def study(weights: str | None, **embedder: Any) -> StudySpec:
+    return study_file.parse(
+        {
+            "name": "small",
+            "data": {"name": "digits"},
+            "embedder": {"backbone": "small_conv", "dim": 6, "width": 4, "weights": weights, **embedder},
+            "families": {"ms": {"space": "multi_similarity"}},
+        }
+    )
+
+
+def found(spec: StudySpec) -> starts.Present | None:
+    return starts.present(spec, data.load("digits"))
+
+
+def the_start(spec: StudySpec) -> StartConfig:
+    (start,) = spec.starts.values()
+    return start
+
+
+def begun(spec: StudySpec, store: Store) -> list[str]:
+    """Settle as a driver does, and keep it as it keeps it."""
+    lines = starts.settle(spec, store, found(spec))
+    store.write_state(spec.name, "interrupted", starts=starts.entries(spec))
+    return lines
+
+
+@pytest.fixture
+def own(store: Store, tmp_path: Path) -> Store:
+    """A store of its own for studies, without models."""
+    made = Store(tmp_path / "own")
+    made.prepare()
+    return made
+
+
+def test_a_study_keeps_the_version_it_began_with(store: Store, own: Store) -> None:
+    written = f"models:/digits@champion?store={store.root}"
+    first = study(written)
+    (line, note) = begun(first, own)
+    start = the_start(first)
+    assert start.source == f"models:/digits/1?store={store.root}"
+    assert line.startswith(f"embedder.weights: {written} is models:/digits/1")
+    assert line.endswith(f"(SHA-256 {start.sha256[:12]}) <- random; its head is kept")
+    assert "was trained on 5 of the 5 development classes, so validation scores are of classes it" in note
+    place = Path(str(start.place))
+    assert start.sha256 == weights.digest(weights.read(place))
+    client = tracking.connect(store)
+    client.set_registered_model_alias("digits", "champion", "2")
+    try:
+        again = study(written)
+        begun(again, own)
+        assert the_start(again) == start
+        for path in place.iterdir():
+            path.unlink()
+        place.rmdir()
+        begun(again, own)
+        assert the_start(again) == start
+        assert place.is_dir()
+        fresh = study(written)
+        with starts.looked_at(fresh, own, found(fresh)):
+            assert "models:/digits/2" in the_start(fresh).source
+        assert fresh.starts == {}
+    finally:
+        client.set_registered_model_alias("digits", "champion", "1")
+    starts.remove_copies(again, own)
+    assert not place.exists()
+
+
+def test_weights_that_have_changed_are_refused(own: Store, tmp_path: Path, generations: list[Path]) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(network(1).backbone.state_dict(), path)
+    first = study(str(path))
+    assert begun(first, own) == [
+        f"embedder.weights: {path} is {path} (SHA-256 {weights.digest(weights.read(path))[:12]})"
+    ]
+    torch.save(network(2).backbone.state_dict(), path)
+    with pytest.raises(
+        StoreError, match=r"study 'small': embedder\.weights: .* is not what the study began"
+    ) as no:
+        begun(study(str(path)), own)
+    assert "\n" not in str(no.value)
+    given = config(embedder__weights=str(path), start=the_start(first).model_dump())
+    with pytest.raises(TrialFailed, match="holds other weights than when the study began"):
+        run_trial(TrialConfig.model_validate(given), lambda report: None)
+    path.unlink()
+    with pytest.raises(StoreError, match=r"now embedder\.weights: no file"):
+        begun(study(str(path)), own)
+
+
+def test_a_saved_model_is_taken_over_whole_or_without_its_head(generations: list[Path]) -> None:
+    saved = embedders.load(generations[1])
+    images = data.load("digits").test.read(np.arange(20))
+    same = network(seed=9, weights=str(generations[1]))
+    np.testing.assert_array_equal(embedders.embed(same, images), embedders.embed(saved, images))
+    assert same.loaded_sha256 == weights.digest(weights.read(generations[1]))
+    other = network(seed=9, dim=4, weights=str(generations[1]))
+    for name, tensor in saved.backbone.state_dict().items():
+        assert torch.equal(other.backbone.state_dict()[name], tensor)
+    assert torch.equal(other.head.weight, network(seed=9, dim=4).head.weight)  # type: ignore[arg-type]
+    fused = network(seed=9, weights=str(generations[1]), fusion="features")
+    assert torch.equal(
+        fused.backbone.state_dict()["stages.network.0.0.weight"], saved.backbone.state_dict()["0.0.weight"]
+    )
+    spec = study(str(generations[1]), dim=4, head_depth=1)
+    (line, _) = starts.settle(spec, Store(generations[1].parent / "none"), found(spec))
+    assert line.endswith("its head is new (dim 4, there 6, head_depth 1, there 0)")
+
+
+def test_ancestors_go_back_to_the_first(generations: list[Path]) -> None:
+    notes = embedders.extra(generations[2])
+    one, two, three = notes["start"]
+    assert [one["source"], two["source"], three] == [
+        str(generations[1]),
+        str(generations[0]),
+        {"source": "random", "sha256": ""},
+    ]
+    assert one["sha256"] == weights.digest(weights.read(generations[1]))
+    assert two["sha256"] == weights.digest(weights.read(generations[0])) != one["sha256"]
+    assert len(notes["trained_classes"]) == 5
+    given = TrialConfig.model_validate(notes["config"])
+    tags = lineage.tags(given)
+    assert tags["start_sha256"] == one["sha256"]
+    assert tags["start"].count(" <- ") == 2
+    shown = _start(tags)
+    assert shown["started from"].startswith("model1 (SHA-256 ")
+    assert shown["started from"].endswith(" <- random")
+    assert "development classes" in shown["the start"]
+
+
+def test_a_run_says_random_and_files_by_their_digest(tmp_path: Path) -> None:
+    assert lineage.tags(TrialConfig.model_validate(config())) == {"start": "random"}
+    path = tmp_path / "weights.pt"
+    torch.save(network(1).backbone.state_dict(), path)
+    own = study(str(path))
+    starts.settle(own, Store(tmp_path), found(own))
+    values = study_file.default_values(own.families["ms"])
+    given = own.trial_config(own.families["ms"], values)
+    assert lineage.tags(given)["start_sha256"] == weights.digest(weights.read(path))
+    assert started.weights_of(given) == str(path)
+
+
+def test_trials_without_a_start_are_what_they_were() -> None:
+    plain = TrialConfig.model_validate(config())
+    assert "start" not in plain.model_dump()
+    of_file, moved, other = (
+        plain.model_copy(update={"start": StartConfig(source=source, sha256=digest)})
+        for source, digest in (("/a/file", "1"), ("models:/a/1", "1"), ("models:/a/2", "2"))
+    )
+    assert of_file.fingerprint() == plain.fingerprint()
+    assert len({each.fingerprint() for each in (plain, moved, other)}) == 3
+    assert TrialConfig.model_validate(moved.model_dump(mode="json")) == moved
+
+
+def test_a_start_that_has_seen_the_test_classes_says_so(generations: list[Path], tmp_path: Path) -> None:
+    other = data.load("digits")
+    swapped = data.ZeroShotData("digits", other.test, other.development)
+    spec = study(str(generations[0]))
+    (_, note) = starts.settle(spec, Store(tmp_path), starts.present(spec, swapped))
+    assert note.endswith("was trained on 5 of the 5 test classes, so test scores are not of unseen classes")
+    assert (
+        the_start(spec).seen
+        in lineage.tags(
+            spec.trial_config(spec.families["ms"], study_file.default_values(spec.families["ms"]))
+        ).values()
+    )
+
+
+def test_what_cannot_be_a_start_is_one_line(
+    store: Store, own: Store, generations: list[Path], tmp_path: Path
+) -> None:
+    def refused(written: str, place: Store, **embedder: Any) -> str:
+        spec = study(written, **embedder)
+        with pytest.raises(ValueError, match=r"\w") as error:
+            starts.settle(spec, place, found(spec))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "there are: digits/1 @champion, digits/2" in refused("models:/birds", store)
+    assert "no studies in the store" in refused(f"models:/digits?store={tmp_path}", own)
+    assert "has the backbone small_conv, and embedder.backbone is mlp1" in refused(
+        str(generations[0]), own, backbone="mlp1"
+    )
+    assert "is no folder of a saved embedder" in refused(str(tmp_path), own)
+    assert "no file nowhere.pt; give 'default'" in refused("nowhere.pt", own)
+    with pytest.raises(SpecError, match="names no registered model; write models:/NAME@champion"):
+        study("models:/a@b@c")
+    with pytest.raises(SpecError, match=r"what follows the \? is not understood.*; write \?store=FOLDER"):
+        study("models:/a?stor=/x")
+
+
+def test_a_changed_folder_is_refused(generations: list[Path], tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(generations[0], folder)
+    (folder / "weights.safetensors").write_bytes(b"x" + (folder / "weights.safetensors").read_bytes()[1:])
+    with pytest.raises(ValueError, match=r"embedder\.weights: .*altered since it was saved"):
+        weights.read(folder)
+    described = json.loads((folder / "embedder.json").read_text())
+    described["architecture"]["dim"] = "8"
+    (folder / "embedder.json").write_text(json.dumps(described))
+    seal(folder)
+    with pytest.raises(ValueError, match=r"embedder\.weights: .*not understood"):
+        weights.read(folder)
+
+
+def test_stores_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    assert registered.parse("models:/a/3?tracking-uri=http://h:5000") == ("a/3", None, "http://h:5000")
+    spec = study_file.parse(dict(study("models:/a@b?store=there").raw), study_file.Places(tmp_path))
+    given = spec.trial_config(spec.families["ms"], study_file.default_values(spec.families["ms"]))
+    assert given.embedder.weights == f"models:/a@b?store={tmp_path / 'there'}"
+    assert given.loss != LossConfig(name="none")
