@@ -26,8 +26,8 @@ from dmlstudy.spec import registered
 from dmlstudy.spec.registered import Reference
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.store import Store, StoreError
-from dmlstudy.studies.checks import StudyData
 from dmlstudy.text import first_line
+from dmlstudy.training.interface import TrialData
 from dmlstudy.training.lineage import RANDOM, SHOWN, in_words
 
 FOLDER = "starts"
@@ -44,7 +44,7 @@ class Present(NamedTuple):
     test: known_classes.Known
 
 
-def present(spec: StudySpec, dataset: StudyData) -> Present | None:
+def present(spec: StudySpec, dataset: TrialData) -> Present | None:
     """The same of a data set; None where no embedder of the study starts from given weights."""
     if not isinstance(dataset, ZeroShotData) or not _wanted(spec):
         return None

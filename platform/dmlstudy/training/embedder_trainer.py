@@ -48,7 +48,8 @@ PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 class Encoder(Protocol):
     """The model that a step trains: unit embeddings of images and, from a structure head, weights of dimensions."""
 
-    backbone: nn.Module
+    @property
+    def backbone(self) -> nn.Module: ...
 
     @property
     def has_layers(self) -> bool: ...
