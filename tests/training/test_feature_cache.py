@@ -129,7 +129,9 @@ def test_features_in_float64_are_those_of_the_images() -> None:
     found = features.in_training(0).read(np.arange(4))
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(features.embedded_held_out(slice(0, 50), structure=False), z_ND, atol=1e-12)
+    np.testing.assert_allclose(
+        features.embedded_held_out(own, slice(0, 50), structure=False), z_ND, atol=1e-12
+    )
 
 
 def test_whatever_the_features_depend_on_makes_another_key(
