@@ -38,9 +38,11 @@ def begun_with(embedder: Embedder, weights: str | None, backbone: Backbone) -> E
         embedder.std_C.copy_(saved.normalisation["std_C"])
     if not differing(saved.architecture, embedder.architecture):
         embedder.head.load_state_dict(dict(saved.head))
+        embedder.begun_parts += ("head",)
     has_same_structure = saved.architecture.structure == embedder.architecture.structure
     if embedder.structure_head is not None and has_same_structure:
         embedder.structure_head.load_state_dict(dict(saved.structure_head))
+        embedder.begun_parts += ("structure_head",)
     return embedder
 
 

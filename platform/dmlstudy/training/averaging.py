@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -43,19 +44,27 @@ class MovingAverage(nn.Module):
 
 
 class StartWeights:
-    """A backbone's weights w0 from a file, and their mean with the trained ones: (1 - share) w0 + share w.
+    """An embedder's weights w0 from a file, and their mean with the trained ones: (1 - share) w0 + share w.
 
-    What did not come from the file, the heads, keeps w. Make it before training. Source: WiSE-FT, Wortsman et al. 2022.
+    What did not come from the file, as a new head, keeps w. Make it before training. Source: WiSE-FT, Wortsman et al.
+    2022.
     """
 
     def __init__(self, embedder: Embedder, share: float) -> None:
         self.share = share
-        self.weights = [weight.detach().clone() for weight in embedder.backbone.parameters()]
+        self.weights = {name: weight.detach().clone() for name, weight in _begun(embedder)}
 
     @torch.no_grad()
     def mixed(self, embedder: Embedder) -> Embedder:
-        """A copy of the embedder with the mean in the place of its backbone's weights."""
+        """A copy of the embedder with the mean in the place of what came from the file."""
         mixed = copy.deepcopy(embedder)
-        for start, weight in zip(self.weights, mixed.backbone.parameters(), strict=True):
-            weight.copy_(torch.lerp(start, weight, self.share))
+        for name, weight in _begun(mixed):
+            weight.copy_(torch.lerp(self.weights[name], weight, self.share))
         return mixed
+
+
+def _begun(embedder: Embedder) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of the parts whose weights came from a file."""
+    for part in embedder.begun_parts:
+        for name, weight in embedder.get_submodule(part).named_parameters():
+            yield f"{part}.{name}", weight
