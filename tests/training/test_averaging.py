@@ -147,6 +147,15 @@ def test_no_share_of_the_end_is_the_start_with_the_trained_head(started: dict[st
     assert one.score() == start.score()
 
 
+def test_of_a_saved_embedder_the_head_is_mixed_too(tmp_path: Path) -> None:
+    saved = embedders.build("small_conv", 8, width=4, in_channels=1, image_size=8, seed=7)
+    embedders.save(saved, tmp_path / "start", {}, np.zeros((2, 8, 8, 1), np.uint8))
+    one = learner(embedder={"dim": 8, "width": 4, "weights": str(tmp_path / "start")}, training__wise_ft=0.0)
+    one.train_epoch(0)
+    assert not torch.equal(weights(one.embedder)["head.weight"], weights(saved)["head.weight"])
+    assert all(torch.equal(weight, weights(saved)[name]) for name, weight in weights(one.kept()).items())
+
+
 def test_all_of_the_end_is_the_trial_without_the_key(started: dict[str, Any]) -> None:
     raw = config(**started, num_folds=1)
     assert steady(trial(raw)[1]) == steady(trial(raw | {"training": raw["training"] | {"wise_ft": 1.0}})[1])

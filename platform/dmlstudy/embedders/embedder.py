@@ -73,9 +73,9 @@ class Embedder(nn.Module):
         self.register_buffer("mean_C", torch.tensor(backbone.mean))
         self.register_buffer("std_C", torch.tensor(backbone.std))
         self.loaded_sha256: str | None = None
-        self.begun_parts: tuple[str, ...] = ("backbone",)
-        """The parts whose weights, where any were given, come from them; a saved embedder has heads too."""
         """``weights.digest`` of the tensors that its weights were given as; None of random weights."""
+        self.begun_parts: tuple[str, ...] = ("backbone",)
+        """The parts that given weights are of; a saved embedder's are of its heads too."""
         self.structure_head: StructureHead | None = None
         if architecture.structure != NO_STRUCTURE:
             self.structure_head = StructureHead(
