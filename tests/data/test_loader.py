@@ -52,3 +52,13 @@ def test_an_error_comes_where_its_batch_would(threads: int) -> None:
         np.testing.assert_array_equal(next(reading), Numbers().read(indices))
     with pytest.raises(ValueError, match="image 25: damaged"):
         next(reading)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_pictures_that_are_left_out_leave_no_gap(threads: int) -> None:
+    class Odd(Numbers):
+        def read(self, indices: np.ndarray, views: Any = None) -> np.ndarray:
+            return super().read(indices[indices % 2 == 1])
+
+    for indices, images in zip(BATCHES, Loader(Odd(), threads=threads).epoch(BATCHES), strict=True):
+        np.testing.assert_array_equal(images, Odd().read(indices))

@@ -149,24 +149,34 @@ class Loader:
 
 
 class _Batch:
-    """A batch that several threads fill, each with the images from a position on."""
+    """A batch that several threads fill, each with its share, from a position on.
+
+    A share may come back shorter, as without pictures that are left out; what is missing leaves no gap.
+    """
 
     def __init__(self, num_images: int, empty: Empty | None) -> None:
         self._num_images, self._empty = num_images, empty
         self._images: Inputs | None = None
+        self._filled: dict[int, int] = {}
+        """Positions at which shares begin, and the images that each has."""
         self._lock = threading.Lock()
 
     @property
     def images(self) -> Inputs:
         assert self._images is not None
-        return self._images
+        if sum(self._filled.values()) == len(self._images):
+            return self._images
+        parts = [self._images[first : first + length] for first, length in sorted(self._filled.items())]
+        together: Any = np.concatenate(parts)
+        return cast("Inputs", together)
 
     def put(self, first: int, images: Inputs) -> None:
         """Take images over, as they are if they are the whole batch."""
-        if len(images) == self._num_images and self._empty is None:
-            self._images = images
-            return
         with self._lock:
+            self._filled[first] = len(images)
+            if len(images) == self._num_images and self._empty is None:
+                self._images = images
+                return
             if self._images is None:
                 shape = (self._num_images, *images.shape[1:])
                 self._images = (self._empty or np.empty)(shape, images.dtype)
