@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,20 @@ def test_each_chunk_is_a_sign_of_life() -> None:
     with heartbeat.heard_by(lambda: beats.append(1), every_s=0):
         gradients_of(in_float64(CASE), 5)(*exactness.global_batch(0))
     assert len(beats) == 10
+
+
+def test_images_stay_until_the_next_batch_s_loss_is_known() -> None:
+    # Chunks of pinned memory are copied without waiting. Nothing else keeps that memory from being filled anew.
+    step = in_float64(CASE)
+    calculate = InChunks(step, 4)
+    kept = []
+    for _ in range(2):
+        images_NHWC, y_N, id_N = (tensor.clone() for tensor in exactness.global_batch(0))
+        kept.append(weakref.ref(images_NHWC))
+        calculate(images_NHWC, y_N, id_N)
+        del images_NHWC
+        assert kept[-1]() is not None
+    assert kept[0]() is None
 
 
 def test_a_loss_that_is_not_finite_leaves_no_gradient() -> None:

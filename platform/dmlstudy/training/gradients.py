@@ -88,11 +88,14 @@ class InChunks(Gradients):
             parameter.requires_grad for parameter in step.embedder.backbone.parameters()
         )
         self.is_checked = False
+        self.copied_NHWC: Tensor | None = None
         distributed.take_over_rank_0(step)
 
     def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
         of_batch = self._through_the_head if self.has_frozen_backbone else self._twice
         mean = of_batch(images_NHWC, y_N, id_N, scale)
+        # A device may still be copying the second pass's chunks. What it copied before was waited for by the mean.
+        self.copied_NHWC = images_NHWC
         self.step.weigh_layers()  # not before the second pass, which must find the weights of the first
         distributed.average_gradients(self.step.parameters())
         return mean
