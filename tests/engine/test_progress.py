@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dmlstudy.engine import progress
 from dmlstudy.engine.progress import ProgressLines
-from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
+from dmlstudy.records import (
+    UNTRAINED,
+    BatchConfig,
+    DataConfig,
+    EmbedderConfig,
+    LossConfig,
+    TrainingConfig,
+    TrialConfig,
+)
 from dmlstudy.search.study_search import Assignment
+from dmlstudy.spec.pace import Trials, Work
 from dmlstudy.text import duration
 from dmlstudy.trials import Status
 
@@ -71,7 +81,7 @@ SCORES = {"map_at_r": 0.81234, "map_at_r_stderr": 0.0123, "test_map_at_r": 0.7}
 )
 def test_a_line_for_each_outcome(ended: Assignment, expected: str) -> None:
     told: list[str] = []
-    ProgressLines(told.append, "map_at_r", 4, 12, 22).ended(ended, 7.25, (0.9, "triplet #1"))
+    ProgressLines(told.append, "map_at_r", Trials(8), 12, 22, Work()).ended(ended, 7.25, (0.9, "triplet #1"))
     (line,) = told
     assert line.startswith(f" 5/12  {ended.label}")
     assert expected in line
@@ -83,7 +93,7 @@ def test_a_line_for_each_outcome(ended: Assignment, expected: str) -> None:
 
 def test_an_interrupted_trial_counts_for_nothing() -> None:
     told: list[str] = []
-    shown = ProgressLines(told.append, "map_at_r", 4, 12, 22)
+    shown = ProgressLines(told.append, "map_at_r", Trials(8), 12, 22, Work())
     shown.ended(assignment("interrupted", metrics=SCORES), 3.0, (0.9, "triplet #1"))
     shown.ended(assignment("finished", metrics=SCORES), 3.0, (0.9, "triplet #1"))
     assert told[0].split() == ["triplet", "#3", "interrupted"]
@@ -95,7 +105,7 @@ def test_no_best_yet_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told: list[str] = []
-    shown = ProgressLines(told.append, "map_at_r", 0, 10, 22)
+    shown = ProgressLines(told.append, "map_at_r", Trials(10), 10, 22, Work())
     for pause in (0, 30, 50):  # the first trial paid for the start, so the pace is 40 s
         now[0] += pause
         shown.ended(assignment("failed", reason="x"), 1.0, None)
@@ -108,18 +118,38 @@ def test_no_time_is_told_from_one_burst_of_trials(monkeypatch: pytest.MonkeyPatc
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told: list[str] = []
-    shown = ProgressLines(told.append, "map_at_r", 0, 10, 22, num_at_once=2)
+    shown = ProgressLines(told.append, "map_at_r", Trials(10), 10, 22, Work(), num_at_once=2)
     for pause in (40, 1, 59, 1):
         now[0] += pause
         shown.ended(assignment("failed", reason="x"), 1.0, None)
     assert [line.rpartition("left ")[2] for line in told] == ["...", "...", "...", "3:00 min"]
 
 
+def test_the_time_left_is_that_of_the_kinds_of_trials_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    told: list[str] = []
+    work = Work.of(1, fold_models=False)  # a search trial learns from half of the classes
+    shown = ProgressLines(told.append, "map_at_r", Trials(2, 2, 2), 6, 22, work)
+    for pause, phase, family in (
+        (0, "search", "triplet"),
+        (200, "search", "triplet"),
+        (5, "verdict", UNTRAINED),
+        (5, "verdict", UNTRAINED),
+        (300, "verdict", "triplet"),
+    ):
+        now[0] += pause
+        ended = assignment("finished", phase, metrics=SCORES)
+        shown.ended(replace(ended, config=ended.config.model_copy(update={"family": family})), 1.0, None)
+    left = [line.rpartition("left ")[2] for line in told]
+    assert left == ["...", "10:00 min", "10:15 min", "10:30 min", "5:06 min"]
+
+
 def test_people_hear_that_workers_are_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told: list[str] = []
-    shown = ProgressLines(told.append, "map_at_r", 0, 10, 22)
+    shown = ProgressLines(told.append, "map_at_r", Trials(10), 10, 22, Work())
     for _ in range(45):
         now[0] += 1
         shown.beat(is_training=False)
@@ -131,7 +161,7 @@ def test_people_hear_that_workers_are_still_starting(monkeypatch: pytest.MonkeyP
         "the workers train, 45 s after the start",
     ]
     quick: list[str] = []
-    ProgressLines(quick.append, "map_at_r", 0, 10, 22).beat(is_training=True)
+    ProgressLines(quick.append, "map_at_r", Trials(10), 10, 22, Work()).beat(is_training=True)
     assert quick == []
 
 

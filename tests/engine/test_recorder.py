@@ -27,6 +27,7 @@ from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
+from dmlstudy.spec.pace import Trials, Work
 from dmlstudy.store import Store, StoreError
 from dmlstudy.training.checkpoint import Checkpoint
 
@@ -64,7 +65,7 @@ class Session:
         self.vault = Vault()
         self.checkpoints = store.study_folder(name) / "checkpoints"
         self.told: list[str] = []
-        progress = ProgressLines(self.told.append, "map_at_r", 0, 3, 20)
+        progress = ProgressLines(self.told.append, "map_at_r", Trials(2, 1), 3, 20, Work())
         self.recorder = Recorder(self.search, self.tracker, progress, self.vault, str(self.checkpoints))
 
     def begin(self, trial_id: str) -> TrialConfig:

@@ -36,6 +36,7 @@ from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.epochs import place
+from dmlstudy.spec.pace import Trials, Work, seconds_per_work
 from dmlstudy.spec.space import Fixed
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.store import Store, StoreError, seconds_spent, sole_driver
@@ -44,7 +45,6 @@ from dmlstudy.studies.logs import trial_log
 from dmlstudy.studies.resume import resume as resumed
 from dmlstudy.studies.status import status_lines, status_row, statuses, study_status
 from dmlstudy.studies.stop import stop_trial
-from dmlstudy.text import pace
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -532,11 +532,26 @@ def test_epochs_are_counted_fold_by_fold(tmp_path: Path) -> None:
 
 
 def test_the_pace_leaves_out_the_burst_that_paid_for_the_start() -> None:
+    def pace(moments: list[float], num_at_once: int) -> float | None:
+        return seconds_per_work([(moment, 1.0) for moment in moments], num_at_once)
+
     assert pace([], 1) is None
     assert pace([100.0, 101.0], 2) is None, "two that ran at once say nothing"
     assert pace([100.0, 101.0, 160.0], 2) is None
     assert pace([100.0, 101.0, 160.0, 161.0], 2) == 30
     assert pace([100.0, 140.0], 1) == 40
+
+
+def test_the_pace_is_of_work_and_an_untrained_trial_does_none() -> None:
+    assert seconds_per_work([(100, 2), (105, 0)], 1) is None, "5 s say nothing of training"
+    assert seconds_per_work([(100, 2), (105, 0), (145, 4)], 1) == 45 / 4
+    four, one = Work.of(4, fold_models=True), Work.of(1, fold_models=False)
+    assert (four.search, four.verdict) == (pytest.approx(3 + 1 / 3), 4)
+    assert (one.search, one.verdict, one.of_all(Trials(3, 2, 7))) == (
+        pytest.approx(2 / 3),
+        1,
+        pytest.approx(4),
+    )
 
 
 def test_a_damaged_study_does_not_hide_the_others(ran: Store) -> None:

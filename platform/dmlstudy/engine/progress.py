@@ -15,9 +15,11 @@ from typing import TextIO
 
 from dmlstudy import metric_names
 from dmlstudy.engine.stop_requests import BY_HAND
+from dmlstudy.records import TrialConfig, is_untrained
 from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.epochs import place
-from dmlstudy.text import duration, pace
+from dmlstudy.spec.pace import Trials, Work, seconds_per_work
+from dmlstudy.text import duration
 from dmlstudy.trials import Status
 
 Tell = Callable[[str], None]
@@ -118,20 +120,32 @@ STARTING_TOLD_S = 20.0
 
 
 class ProgressLines:
-    """Tells of each trial that ends: its score, the best so far and the time left; ``num_at_once`` may run at once."""
+    """Tells of each trial that ends: its score, the best so far and the time left.
+
+    ``left`` are the trials that are to end, of ``num_total``; ``num_at_once`` of them may run at once.
+    """
 
     def __init__(
-        self, tell: Tell, objective: str, num_done: int, num_total: int, width: int, num_at_once: int = 1
+        self,
+        tell: Tell,
+        objective: str,
+        left: Trials,
+        num_total: int,
+        width: int,
+        work: Work,
+        num_at_once: int = 1,
     ) -> None:
         self._tell = tell
         self._num_at_once = num_at_once
         self._begun_at = self._starting_told = time.monotonic()
         self._is_training = False
         self._objective = objective
-        self._num_done = num_done
+        self._left = left
+        self._num_done = num_total - sum(left)
         self._num_total = num_total
         self._width = width
-        self._ended_at: list[float] = []
+        self._work = work
+        self._ends: list[tuple[float, float]] = []
 
     def tell(self, line: str) -> None:
         """Something else worth knowing."""
@@ -160,7 +174,10 @@ class ProgressLines:
             return
         self._num_done += 1
         self._is_training = True
-        self._ended_at.append(time.monotonic())
+        kind = _kind(assignment.config)
+        self._ends.append((time.monotonic(), getattr(self._work, kind)))
+        now_left = self._left._replace(**{kind: max(0, getattr(self._left, kind) - 1)})
+        self._left = now_left if kind == "search" else now_left._replace(search=0)
         count = f"{self._num_done:>{len(str(self._num_total))}}/{self._num_total}"
         champion = f"best {best[0]:.4f} {best[1]}" if best else "no best yet"
         line = (
@@ -183,8 +200,15 @@ class ProgressLines:
         return text
 
     def _time_left(self) -> str:
-        left = pace(self._ended_at, self._num_at_once)
-        return "..." if left is None else duration(left * (self._num_total - self._num_done))
+        each = seconds_per_work(self._ends, self._num_at_once)
+        return "..." if each is None else duration(each * self._work.of_all(self._left))
+
+
+def _kind(config: TrialConfig) -> str:
+    """Whose work a trial does: a field of ``Work``."""
+    if config.phase == "search":
+        return "search"
+    return "untrained" if is_untrained(config.family) else "verdict"
 
 
 def _shortened(reason: str, length: int = 90) -> str:

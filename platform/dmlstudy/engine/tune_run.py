@@ -73,7 +73,7 @@ def run_trials(
     vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
     width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
     objective = spec.file.protocol.objective
-    progress = ProgressLines(tell, objective, num_done, num_total, width, num_at_once)
+    progress = ProgressLines(tell, objective, search.left, num_total, width, spec.work, num_at_once)
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = checkpoints_folder(spec, store)
     recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_requested, watch)

@@ -32,7 +32,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.metric_names import LATENCY_MS
-from dmlstudy.records import TrialConfig
+from dmlstudy.records import TrialConfig, is_untrained
 from dmlstudy.search import early_stopping, samplers
 from dmlstudy.search.ledger import Entry, Ledger, label
 from dmlstudy.search.subsearch import Subsearch
@@ -40,6 +40,7 @@ from dmlstudy.search.verdict import Verdicts
 from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
+from dmlstudy.spec.pace import Trials
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import Status
@@ -522,11 +523,22 @@ class StudySearch:
         return not self._ledger.num_open and not self._num_to_ask
 
     @property
+    def left(self) -> Trials:
+        """Trials that have not ended yet; at most, while the search runs."""
+        if self._is_search_over:
+            left = self.verdict_configs()
+            num_untrained = sum(is_untrained(config.family) for config in left)
+            return Trials(0, len(left) - num_untrained, num_untrained)
+        num_seeds = self.spec.file.protocol.verdict_seeds
+        num_untrained = num_seeds * self.spec.num_untrained
+        return Trials(
+            self._ledger.num_open + self._num_to_ask, num_seeds * len(self.spec.families), num_untrained
+        )
+
+    @property
     def num_left(self) -> int:
         """Trials that have not ended yet, verdict trials included; at most, while the search runs."""
-        if self._is_search_over:
-            return len(self.verdict_configs())
-        return self._ledger.num_open + self._num_to_ask + self.spec.num_verdict_trials
+        return sum(self.left)
 
     @property
     def is_over(self) -> bool:

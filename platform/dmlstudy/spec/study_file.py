@@ -44,6 +44,7 @@ from dmlstudy.spec import space as spaces
 from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
 from dmlstudy.spec.earlier_keys import Renaming, stored, with_earlier_keys
+from dmlstudy.spec.pace import Work
 from dmlstudy.spec.space import Choice, Domain, Fixed, Space
 from dmlstudy.spec.study_paths import Places
 from dmlstudy.text import nearest, one_line, shown
@@ -331,6 +332,12 @@ class StudySpec:
     def num_verdict_trials(self) -> int:
         """Each family's best with every seed, and each untrained embedder with every seed; at most."""
         return self.file.protocol.verdict_seeds * (len(self.families) + self.num_untrained)
+
+    @property
+    def work(self) -> Work:
+        """What a trial of the search and one of the verdict do."""
+        protocol = self.file.protocol
+        return Work.of(protocol.num_folds, fold_models=protocol.fold_models and self.task.has_fold_models)
 
     @property
     def num_untrained(self) -> int:

@@ -107,6 +107,8 @@ def _run_here(
         folders=list(spec.places.folders),
         num_search_trials=spec.num_search_trials,
         num_verdict_trials=spec.num_verdict_trials,
+        num_untrained_trials=spec.file.protocol.verdict_seeds * spec.num_untrained,
+        work=spec.work,
         started=time.time(),
         job=os.environ.get("DMLSTUDY_JOB", ""),
         starts=starts.entries(spec),

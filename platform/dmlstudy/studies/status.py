@@ -22,9 +22,10 @@ from dmlstudy.engine.stop_requests import (
     running_trials,
 )
 from dmlstudy.metric_names import IMAGES_PER_SECOND
-from dmlstudy.records import Record
+from dmlstudy.records import Record, is_untrained
+from dmlstudy.spec.pace import Trials, Work, seconds_per_work
 from dmlstudy.store import Store, StoreError, seconds_spent, spec_of
-from dmlstudy.text import duration, pace
+from dmlstudy.text import duration
 from dmlstudy.trials import ENDED, Status, best_ranked
 
 if TYPE_CHECKING:
@@ -127,26 +128,43 @@ def study_status(store: Store, name: str) -> StudyStatus:
     is_searched = is_finished or bool(verdicts) or any(trial.phase != "search" for trial in running)
     families = _family_rows(state, trials, verdicts, running, is_searched)
     num_ended = sum(trial.state.is_finished() for trial in trials)
-    num_left = 0 if is_searched else max(0, state.get("num_search_trials", 0) - num_ended)
-    num_left += 0 if is_finished else max(0, state.get("num_verdict_trials", 0) - len(verdicts))
-    ended_at = [trial.datetime_complete.timestamp() for trial in trials if trial.datetime_complete]
-    ended_at += [run.ended for run in verdicts if run.ended]
+    left = Trials() if is_finished else _left(state, num_ended, verdicts)
+    left = left._replace(search=0) if is_searched else left
+    work = Work(*state.get("work", Work()))
+    ends = [(trial.datetime_complete.timestamp(), work.search) for trial in trials if trial.datetime_complete]
+    ends += [
+        (run.ended, work.untrained if is_untrained(run.family) else work.verdict)
+        for run in verdicts
+        if run.ended
+    ]
     started = state.get("started", 0.0)
-    own = [moment for moment in ended_at if moment >= started]
+    own = [(moment, done) for moment, done in ends if moment >= started]
     elapsed = (time.time() if is_running else state["updated"]) - started
-    each = pace(own, max(1, len(running)))
+    each = seconds_per_work(own, max(1, len(running)))
     return StudyStatus(
         study=name,
         state=state["state"],
         reason=str(state.get("reason", "")) if state["state"] in ("failed", "interrupted") else "",
         notes=notes,
         seconds_spent=seconds_spent(state),
-        num_left=num_left,
+        num_left=sum(left),
         families=families,
         running=running,
         trials_per_hour=3600 * len(own) / elapsed if own and elapsed > 0 else None,
         images_per_second=statistics.median(speeds) if speeds else None,
-        seconds_left=each * num_left if each is not None and is_running else None,
+        seconds_left=each * work.of_all(left) if each is not None and is_running else None,
+    )
+
+
+def _left(state: Mapping[str, Any], num_searched: int, verdicts: list[Run]) -> Trials:
+    """Trials that have not ended, of the planned ones."""
+    of_untrained = sum(is_untrained(run.family) for run in verdicts)
+    num_untrained = state.get("num_untrained_trials", of_untrained)  # earlier versions did not say
+    num_trained = state.get("num_verdict_trials", 0) - num_untrained
+    return Trials(
+        max(0, state.get("num_search_trials", 0) - num_searched),
+        max(0, num_trained - (len(verdicts) - of_untrained)),
+        max(0, num_untrained - of_untrained),
     )
 
 
