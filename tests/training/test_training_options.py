@@ -16,7 +16,8 @@ from support.ranks import broken_trial, config, steady, trial
 from dmlstudy import data, embedders
 from dmlstudy.losses import catalogue
 from dmlstudy.records import TrialConfig
-from dmlstudy.training.embedder_trainer import PRECISIONS, EmbedderTrainer, Step
+from dmlstudy.training.embedder_trainer import EmbedderTrainer
+from dmlstudy.training.step import PRECISIONS, Step
 
 
 def learner(**changes: Any) -> EmbedderTrainer:
