@@ -31,7 +31,7 @@ from dmlstudy.data.images import Indices, Inputs, RandomViews
 from dmlstudy.data.loader import Empty
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.modes import in_eval_mode
-from dmlstudy.embedders.precision import full_float32
+from dmlstudy.embedders.precision import PRECISIONS, full_float32
 from dmlstudy.heartbeat import beat
 from dmlstudy.model_folder import JSON
 from dmlstudy.records import TrainingConfig, TrialConfig
@@ -50,8 +50,6 @@ VIEWS_SEED = 0
 
 LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy")
 """Libraries that decide on features' digits; another version computes them anew."""
-
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ChosenImages(NamedTuple):

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dmlstudy import distributed
+from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
-
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Embed: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
