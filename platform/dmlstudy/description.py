@@ -5,12 +5,13 @@ Folders are copied between people: a description may have been changed by anyone
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from dmlstudy.model_folder import MOST_SIDE, read_description
+from dmlstudy.model_folder import MOST_SIDE, read_json
 from dmlstudy.text import reason
 
 FORMAT_VERSION = 1
@@ -107,7 +108,14 @@ T = TypeVar("T", bound=BaseModel)
 
 def described(path: Path, kind: type[T], mend: str) -> T:
     """The description in a file. Raises ValueError naming the file, the field and the ``mend``."""
-    content = read_description(path, FORMAT_VERSION, mend)
+    return understood(read_json(path), path, kind, mend)
+
+
+def understood(content: Mapping[str, Any], path: Path, kind: type[T], mend: str) -> T:
+    """The same of what was read from ``path``. Raises ValueError for another format, too."""
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path}: format version {version!r}, this dmlstudy reads {FORMAT_VERSION}; {mend}")
     try:
         return kind.model_validate(content)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Files of results: where one may go, how it is written whole or not at all, and its digest."""
+"""Files: where one of results may go, how it is written whole or not at all, its digest; the cache and its room."""
 
 from __future__ import annotations
 
@@ -9,12 +9,40 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 PARQUET, ZIP = b"PAR1", b"PK\x03\x04"
 """First bytes of files of results."""
 
+SPARE = 1.1
+"""A disk must have room for so many times the size of a file that is made on it."""
+
 _temporary: set[str] = set()
+
+
+class Look(NamedTuple):
+    """A file as it was at one moment; what has changed it since looks different."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> Look:
+        """Raises OSError where there is none."""
+        found = path.stat()
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def cache_folder() -> Path:
+    """The folder of what can be made again, ``$XDG_CACHE_HOME/dmlstudy`` (default ``~/.cache``); not made yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dmlstudy"
+
+
+def too_little_room(folder: Path, num_bytes: int) -> int | None:
+    """The bytes that are free on a folder's disk where a file of this size needs more; None where it has room."""
+    free = shutil.disk_usage(folder).free
+    return free if free < SPARE * num_bytes else None
 
 
 @contextlib.contextmanager

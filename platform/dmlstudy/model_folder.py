@@ -66,9 +66,12 @@ def example(folder: str | Path) -> NDArray[Any] | None:
 def largest_deviation(folder: str | Path, compute: Compute) -> float | None:
     """The largest difference between the example's outputs as saved and as computed now; None without one."""
     kept = read_example(folder)
-    if kept is None:
-        return None
-    x_N, z_N = kept
+    return None if kept is None else deviation(kept, compute)
+
+
+def deviation(example: tuple[NDArray[Any], NDArray[Any]], compute: Compute) -> float:
+    """The same of an example that was read."""
+    x_N, z_N = example
     return float(np.abs(compute(x_N).astype(np.float64) - z_N).max(initial=0))
 
 
@@ -145,17 +148,6 @@ def verify(folder: str | Path, *needed: str, fingerprint: str | None = None) -> 
 
 def _called(path: Path) -> str:
     return "link" if path.is_symlink() else "file"
-
-
-def read_description(path: Path, format_version: int, mend: str) -> dict[str, Any]:
-    """The description of a model. Raises ValueError for one of another format, with the ``mend``."""
-    description = read_json(path)
-    if description.get("format_version") != format_version:
-        raise ValueError(
-            f"{path}: format version {description.get('format_version')!r}, this dmlstudy reads {format_version};"
-            f" {mend}"
-        )
-    return description
 
 
 def read_extra(path: Path) -> dict[str, Any]:

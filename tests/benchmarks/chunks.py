@@ -25,8 +25,8 @@ from fresh import FORK, Found, cost_in_fresh_process
 
 from dmlstudy import embedders
 from dmlstudy.losses import catalogue
-from dmlstudy.training.embedder_trainer import Step
 from dmlstudy.training.gradients import gradients_of
+from dmlstudy.training.step import Step
 
 DIM, PER_CLASS = 128, 4
 FLOAT32_BYTES, MIB = 4, 2**20

@@ -20,8 +20,8 @@ from dmlstudy import distributed
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum
 from dmlstudy.training import exactness
-from dmlstudy.training.embedder_trainer import Step
 from dmlstudy.training.gradients import gradients_of
+from dmlstudy.training.step import Step
 
 Gather = Callable[[Embeddings], Embeddings]
 Result = tuple[float, dict[str, NDArray[np.float64]]]

@@ -19,9 +19,10 @@ from dmlstudy.losses.interface import Embeddings
 from dmlstudy.records import BatchConfig, TrialConfig
 from dmlstudy.spec import study_file
 from dmlstudy.training import exactness
-from dmlstudy.training.embedder_trainer import EmbedderTrainer, Step
+from dmlstudy.training.embedder_trainer import EmbedderTrainer
 from dmlstudy.training.gradients import InChunks, gradients_of
 from dmlstudy.training.interface import TrialFailed
+from dmlstudy.training.step import Step
 from dmlstudy.training.tasks import embedding_checks
 
 CASE = exactness.CASES["contrastive"]

@@ -14,9 +14,11 @@ from support.gloo_pool import GlooPool
 from support.ranks import broken_trial, config, steady, trial
 
 from dmlstudy import data, embedders
+from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.losses import catalogue
 from dmlstudy.records import TrialConfig
-from dmlstudy.training.embedder_trainer import PRECISIONS, EmbedderTrainer, Step
+from dmlstudy.training.embedder_trainer import EmbedderTrainer
+from dmlstudy.training.step import Step
 
 
 def learner(**changes: Any) -> EmbedderTrainer:

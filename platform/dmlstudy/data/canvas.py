@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import threading
 import weakref
@@ -30,7 +29,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dmlstudy.data.loader import in_threads
-from dmlstudy.files import written_whole
+from dmlstudy.files import cache_folder, too_little_room, written_whole
 from dmlstudy.heartbeat import beat
 
 Kind: TypeAlias = Literal["none", "memory", "disk"]
@@ -39,9 +38,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMAT = 1
 PAGE = 4096
 GIB = 2**30
-SPARE = 1.1
-"""A disk needs so many times the file's size."""
-
 LOOK_S = 2.0
 """Seconds after which who waits for another process looks whether that has come further."""
 
@@ -178,8 +174,8 @@ class Canvas:
             raise ValueError(
                 f"{needed}, more than data.canvas_gib: {self.most_bytes / GIB:g}; raise that, or {mend}"
             )
-        free = shutil.disk_usage(folder).free
-        if free < SPARE * num_bytes:
+        free = too_little_room(folder, num_bytes)
+        if free is not None:
             raise ValueError(
                 f"{needed} and a tenth more, and {folder} has {free / GIB:.2f} free; make room, {mend}, or leave"
                 " data.canvas out"
@@ -225,7 +221,7 @@ def remove_unused() -> None:
 
 def _folder(kind: Kind) -> Path:
     if kind == "disk":
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dmlstudy" / "canvases"
+        return cache_folder() / "canvases"
     shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     return shared / f"dmlstudy-{os.getuid()}"
 

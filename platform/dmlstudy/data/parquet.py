@@ -13,7 +13,6 @@ import glob
 import hashlib
 import itertools
 import json
-import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
-from dmlstudy.files import written_whole
+from dmlstudy.files import cache_folder, written_whole
 from dmlstudy.text import first_line
 
 IN_MEMORY_BYTES = 2**28
@@ -104,7 +103,7 @@ def _mapped(paths: Sequence[Path], schema: Any, groups: Callable[[], Iterator[An
     """The rows in an Arrow file that is mapped into memory, made if it is not there."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     name = hashlib.sha256(repr((stats, schema.names)).encode()).hexdigest()[:32]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dmlstudy"
+    folder = cache_folder()
     kept = folder / f"{name}.arrow"
 
     def write(draft: Path) -> None:

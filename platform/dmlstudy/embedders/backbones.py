@@ -5,9 +5,8 @@ Shapes: N images, C channels, H height, W width, F features.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dmlstudy.embedders import weights as weight_files
 from dmlstudy.embedders.bn_inception import FILE, LEVELS, BNInception, BNInceptionStages, halves_evenly
+from dmlstudy.embedders.modes import shapes_only
 from dmlstudy.embedders.stages import (
     FUSIONS,
     NO_FUSION,
@@ -256,7 +255,7 @@ def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> B
         loaded = weight_files.read(Path(weights))
         weight_files.fit(network, loaded, weights, ignore)
     expected = timm.data.resolve_model_data_config(network)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _in_eval_mode(network):
+    with shapes_only(network):
         num_features = network(torch.zeros(1, 3, *image_size)).shape[1]
     mean, std = tuple(expected["mean"]), tuple(expected["std"])
     has_stages = hasattr(network, "forward_intermediates")
@@ -310,7 +309,7 @@ class TimmStages(nn.Module):
 
 def _timm_stages(network: nn.Module, image_size: tuple[int, ...], count: int) -> Stages:
     stages = TimmStages(network, count)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _in_eval_mode(network):
+    with shapes_only(network):
         maps = stages(torch.zeros(1, 3, *image_size))
     if len(maps) < count:
         raise ValueError(
@@ -424,17 +423,6 @@ def build_backbone(
         levels=stages.channels if fusion in ("heads", UNIT_HEADS) else (),
         stages=None,
     )
-
-
-@contextlib.contextmanager
-def _in_eval_mode(network: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _timm() -> Any:

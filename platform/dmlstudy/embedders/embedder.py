@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
+from dmlstudy.embedders.modes import in_eval_mode
 from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.starting import begun_with
@@ -277,12 +278,11 @@ def embed_with_structure(
     """Return ``z_ND`` as ``embed`` does, and ``omega_ND``, which is None without a structure head."""
     home = embedder.mean_C.device
     target = home if device is None else torch.device(device)
-    modes = [(module, module.training) for module in embedder.modules()]
     z_ND = np.empty((len(images_NHWC), embedder.architecture.dim), dtype=np.float32)
     omega_ND = None if embedder.structure_head is None else np.empty_like(z_ND)
     try:
-        embedder.to(target).eval()
-        with torch.inference_mode(), full_float32():
+        embedder.to(target)  # half of it may be there when memory runs out
+        with in_eval_mode(embedder), torch.inference_mode(), full_float32():
             for start in range(0, len(images_NHWC), batch_size):
                 beat()
                 rows = slice(start, start + batch_size)
@@ -292,6 +292,4 @@ def embed_with_structure(
                     omega_ND[rows] = omega.cpu().numpy()
     finally:
         embedder.to(home)
-        for module, mode in modes:
-            module.training = mode
     return z_ND, omega_ND

@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 import torch
 
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The types of numbers that a backbone may compute in during training (``training.precision``)."""
+
 Setting = TypeVar("Setting", str, bool)
 _BACKENDS: Any = torch.backends
 """Their types say nothing of these settings."""

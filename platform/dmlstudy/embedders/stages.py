@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dmlstudy.embedders.modes import shapes_only
 
 NO_FUSION, OWN_POOLING = "none", "own"
 
@@ -100,16 +101,12 @@ def cut(network: nn.Module, side: int, channels: int, count: int, *, channels_la
     """
     paths = _paths(network)
     last_at: dict[tuple[int, ...], tuple[str, int]] = {}
-    training = [(module, module.training) for module in network.modules()]
-    network.eval()
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with shapes_only(network):
         x = torch.zeros(1, channels, side, side)
         for path in paths:
             x = network.get_submodule(path)(x)
             size, width = (x.shape[1:3], x.shape[3]) if channels_last else (x.shape[2:], x.shape[1])
             last_at[tuple(size)] = (path, width)
-    for module, mode in training:
-        module.training = mode
     if len(last_at) < count:
         raise ValueError(
             f"embedder.fusion: this backbone has {len(last_at)} stages, not {count}; set it to none"

@@ -284,8 +284,9 @@ def _fetched(
         model = Model.open(
             folder, device=device, batch_size=batch_size, name=reference, fingerprint=version.sha256
         )
-        deviation = model_folder.largest_deviation(folder, model.loaded.compute) or 0.0
-        _ = model.example  # from now on in memory, as the network is
+        compute = model.loaded.compute
+        # Both the network and the example are in memory from now on.
+        deviation = 0.0 if model.example is None else model_folder.deviation(model.example, compute)
     except ValueError as error:
         raise StoreError(f"{reference}: {error}") from None
     if not deviation <= TOLERANCE:

@@ -100,7 +100,8 @@ class Model:
         folder = Path(folder)
         file = _description(folder)
         own = model_folder.verify(folder, file, fingerprint=fingerprint)
-        described, takes = model_folder.read_json(folder / file), _takes(folder / file)
+        described = model_folder.read_json(folder / file)
+        takes = _takes(folder / file, described)
         return cls(folder, own, takes, device, batch_size, name or str(folder), KINDS[file], described)
 
     @property
@@ -226,14 +227,15 @@ def _description(folder: str | Path) -> str:
     return there[0]
 
 
-def _takes(path: Path) -> Takes:
-    """The inputs of the model of this description."""
+def _takes(path: Path, described: Mapping[str, Any]) -> Takes:
+    """The inputs of the model of the description that was read from ``path``."""
     if path.name != "embedder.json":
         kind: type[description.HashingDescription | description.OnlineDescription] = (
             description.HashingDescription if path.name == "hashing.json" else description.OnlineDescription
         )
-        return Takes(None, 0, description.described(path, kind, MEND).input.features)
-    architecture = description.described(path, description.EmbedderDescription, MEND).architecture
+        return Takes(None, 0, description.understood(described, path, kind, MEND).input.features)
+    read = description.understood(described, path, description.EmbedderDescription, MEND)
+    architecture = read.architecture
     size, channels = architecture.image_size, architecture.in_channels
     return Takes(size[0] if size else None, channels, 0 if size else channels)
 

@@ -1,4 +1,4 @@
-"""An embedder in training: its batches, its step on every rank, its embeddings, and its state between epochs.
+"""An embedder in training: its epochs on every rank, its embeddings and scores, and its state between epochs.
 
 Shapes: N images, H height, W width, C channels, D embedding size.
 """
@@ -8,140 +8,31 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from dmlstudy import data, distributed, embedders
-from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
-from dmlstudy.data.images import Indices, Inputs, Labels
+from dmlstudy import distributed, embedders
+from dmlstudy.data import Features, ImageSet, LabelledImages, Loader
+from dmlstudy.data.images import Indices, Inputs
 from dmlstudy.embedders import Embedder
-from dmlstudy.embedders.recomputation import recompute_blocks
 from dmlstudy.heartbeat import beat
-from dmlstudy.losses import catalogue
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
-from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
-from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
-from dmlstudy.training import canvases, dataset_cache, feature_cache, started, trainer_state
+from dmlstudy.records import TrialConfig
+from dmlstudy.training import assembly, canvases, dataset_cache, feature_cache, started, trainer_state
 from dmlstudy.training.averaging import MovingAverage, StartWeights
 from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.optimization import Optimization
-from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
-
-Embed = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Encoder(Protocol):
-    """The model that a step trains: unit embeddings of images and, from a structure head, weights of dimensions."""
-
-    @property
-    def backbone(self) -> nn.Module: ...
-
-    @property
-    def has_layers(self) -> bool: ...
-
-    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]: ...
-
-    def features(self, images_NHWC: Tensor) -> Tensor: ...
-
-    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]: ...
-
-    def weigh_layers(self, alpha_L: Tensor) -> None: ...
-
-
-class Step(nn.Module):
-    """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare.
-
-    The embedder, a module, runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
-    ``gather`` and ``world`` are those of the process group, unless given.
-    """
-
-    def __init__(
-        self,
-        embedder: Encoder,
-        loss: Loss,
-        memory: CrossBatchMemory | None,
-        precision: str = "float32",
-        is_compiled: bool = False,
-        *,
-        gather: Callable[[Embeddings], Embeddings] | None = None,
-        world: World | None = None,
-    ) -> None:
-        super().__init__()
-        self.embedder = embedder
-        self.gather, self.world = gather, world
-        self.loss = loss
-        self.dtype = PRECISIONS[precision]
-        self.embed: Embed = embedder.embed_with_structure
-        self.find_features: Callable[[Tensor], Tensor] = embedder.features
-        if is_compiled:
-            self.embed, self.find_features = _compiled(self.embed, self.find_features)
-        # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
-        self.memory = (memory,)
-
-    def forward(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
-        z_ND, structure_ND = self.encode(images_NHWC)
-        total, count = self.compare(Embeddings(z_ND, y_N, id_N, structure_ND))
-        self.weigh_layers()
-        return total, count
-
-    def encode(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Embeddings of images and, from a structure head, their structure embeddings."""
-        with self._precision(images_NHWC):
-            return self.embed(images_NHWC)
-
-    def features(self, images_NHWC: Tensor) -> Tensor:
-        """The backbone's features of images, in the step's precision."""
-        with self._precision(images_NHWC):
-            return self.find_features(images_NHWC)
-
-    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The output of ``encode``, from the backbone's features."""
-        with self._precision(features_NF):
-            return self.embedder.embed_features(features_NF)
-
-    def compare(self, anchors: Embeddings) -> LossSum:
-        """The loss of this rank's embeddings beside those of all ranks, and of the memory, which takes them in."""
-        references = (self.gather or distributed.gather)(anchors)
-        (memory,) = self.memory
-        if memory is not None:
-            references = memory.references(references)
-        return self.loss(anchors, references, self.world or distributed.world())
-
-    def weigh_layers(self) -> None:
-        """Hand the weights of layers that the loss has found on to the embedder, for the next batch."""
-        layer_weights = self.loss.layer_weights
-        if layer_weights is not None and self.embedder.has_layers:
-            self.embedder.weigh_layers(layer_weights)
-
-    def _precision(self, x: Tensor) -> torch.autocast:
-        return torch.autocast(x.device.type, self.dtype, enabled=self.dtype is not torch.float32)
-
-
-def _compiled(
-    embed: Embed, find_features: Callable[[Tensor], Tensor]
-) -> tuple[Embed, Callable[[Tensor], Tensor]]:
-    """The functions, each to be compiled at its first batch.
-
-    PyTorch compiles one function for 8 architectures in a process and runs it as it is for all further ones. So what
-    it compiled before, which this process needs no more, is forgotten; its cache on disk is not.
-    """
-    torch.compiler.reset()
-    return torch.compile(embed), torch.compile(find_features)
 
 
 class HeldOut(NamedTuple):
@@ -165,84 +56,21 @@ class EmbedderTrainer(Trainer):
         held_out: HeldOut | None = None,
         sides: feature_cache.WholeSides | None = None,
     ) -> None:
-        self.config = config
-        self.device = device
-        self.held_out = held_out
+        self.config, self.device, self.held_out = config, device, held_out
+        self.images = train
         self.seed = derived_seed(config.seed, stream)
         present, labels_N = np.unique(train.labels_N, return_inverse=True)
-        self.images = train
         self.labels_N = labels_N.astype(np.int64)
-        *height_width, channels = train.image_shape
-        augmentation = data.Augmentation(**config.augmentation.model_dump())
-        data.check_augmentation(augmentation, config.data.image_size, config.data.resize_to)
-        data.check_channels(augmentation, channels)
-        canvases.prepare(train, config.data)
-        regularizer = config.regularizer
-        if problem := draw_mismatch(config.batch, regularizer):
-            raise ValueError(problem)
-        check_recipe(config.training)
-        check_chunk_and_share(config)
-        self.embedder = embedders.build(
-            config.embedder.backbone,
-            config.embedder.dim,
-            width=config.embedder.width,
-            weights=started.weights_of(config),
-            freeze_bn=config.embedder.freeze_bn,
-            in_channels=channels,
-            image_size=tuple(height_width),
-            structure=_structure_head(regularizer),
-            fusion=config.embedder.fusion,
-            pooling=config.embedder.pooling,
-            head_norm=config.embedder.head_norm,
-            code=config.embedder.code,
-            head_depth=config.embedder.head_depth,
-            head_width=config.embedder.head_width,
-            seed=self.seed,
-            make_backbone=feature_cache.backbone_maker(config),
-        ).to(device)
-        started.check(config, self.embedder)
-        fill = data.fill_for(self.embedder.mean_C.tolist(), channels)
-        # Images that are in memory as they are trained on need no reading ahead.
-        self.loader = (
-            None
-            if isinstance(train, Features) or (isinstance(train, ImageSet) and augmentation.is_off)
-            else feature_cache.loader(
-                config,
-                sides,
-                train,
-                replace(augmentation, fill=fill),
-                self.seed,
-                empty=data.pinned if device.type == "cuda" else None,
-            )
-        )
         training = config.training
-        if training.channels_last:
-            self.embedder.backbone.to(memory_format=torch.channels_last)
-        if training.checkpointing and not feature_cache.applies(config):
-            recompute_blocks(self.embedder.backbone)
-        batch = config.batch
-        loss = catalogue.build(
-            config.loss.name,
-            config.loss.params,
-            regularizer=(regularizer.name, regularizer.params) if regularizer else None,
-            memory=batch.memory_size > 0,
-            num_classes=len(present),
-            dim=config.embedder.dim,
-            num_layers=config.embedder.head_depth + 1,
-            seed=self.seed,
-        ).to(device)
-        check_draw(batch, has_classes=catalogue.has_class_vectors(loss))
-        self.batches = _batches(batch, self.labels_N, len(present), self.seed)
-        memory = (
-            CrossBatchMemory(batch.memory_size, config.embedder.dim, batch.memory_warmup).to(device)
-            if batch.memory_size
-            else None
-        )
-        self.parts = {"embedder": self.embedder, "loss": loss} | ({"memory": memory} if memory else {})
+        assembly.check(config, train)
+        self.embedder = assembly.make_embedder(config, train.image_shape, self.seed, device)
+        self.loader = assembly.make_loader(config, self.embedder, train, sides, self.seed, device)
+        loss = assembly.make_loss(config, len(present), self.seed, device)
+        self.batches = assembly.make_batches(config.batch, self.labels_N, len(present), self.seed)
+        memory = assembly.make_memory(config, device)
         self.features = feature_cache.of_trainer(config, self.embedder, device, sides)
-        encoder = self.embedder if self.features is None else feature_cache.HeadOnly(self.embedder)
-        is_compiled = training.compile and self.features is None
-        self.module = Step(encoder, loss, memory, training.precision, is_compiled)
+        has_features = self.features is not None
+        self.module = assembly.make_step(config, self.embedder, loss, memory, has_features=has_features)
         self.optimization = Optimization(training, self.embedder, loss, len(self.batches), device)
         self.optimizer = self.optimization.optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
@@ -250,8 +78,9 @@ class EmbedderTrainer(Trainer):
         self._wrap()
         # After wrapping, which makes all ranks begin with the same weights.
         self.average = MovingAverage(self.embedder, training.ema_decay) if training.ema_decay else None
-        self.parts |= {"average": self.average} if self.average else {}
         self.start = StartWeights(self.embedder, training.wise_ft) if training.wise_ft < 1 else None
+        named = {"embedder": self.embedder, "loss": loss, "memory": memory, "average": self.average}
+        self.parts = {name: part for name, part in named.items() if part is not None}
         self.num_epochs = 0
 
     def _wrap(self) -> None:
@@ -459,19 +288,3 @@ def _unreadable(
     return TrialFailed(
         f"epoch {max(epoch, 0) + 1}: a picture was not readable on some rank, but is on others"
     )
-
-
-def _batches(batch: BatchConfig, labels_N: Labels, num_classes: int, seed: int) -> Batches:
-    classes = num_classes if batch.classes == "all" else batch.classes
-    if batch.draw == "random":
-        return data.RandomBatches(len(labels_N), classes * batch.images_per_class, batch.per_epoch, seed)
-    if batch.draw == "two_draws":
-        return data.TwoDraws(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
-    return PKBatches(labels_N, classes, batch.images_per_class, batch.per_epoch, seed)
-
-
-def _structure_head(regularizer: LossConfig | None) -> str:
-    """The structure head a regulariser trains: its preset, or none."""
-    if regularizer is None or regularizer.name != "structure":
-        return "none"
-    return str((catalogue.parameters_of("structure") | regularizer.params)["preset"])

@@ -25,8 +25,8 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import Scalar
-from dmlstudy.training.embedder_trainer import Step
 from dmlstudy.training.gradients import gradients_of
+from dmlstudy.training.step import Step
 
 NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
 CHUNK = 5

@@ -30,7 +30,8 @@ from dmlstudy.data import LabelledImages, Loader, ZeroShotData
 from dmlstudy.data.images import Indices, Inputs, RandomViews
 from dmlstudy.data.loader import Empty
 from dmlstudy.embedders.backbones import Backbone, build_backbone
-from dmlstudy.embedders.precision import full_float32
+from dmlstudy.embedders.modes import in_eval_mode
+from dmlstudy.embedders.precision import PRECISIONS, full_float32
 from dmlstudy.heartbeat import beat
 from dmlstudy.model_folder import JSON
 from dmlstudy.records import TrainingConfig, TrialConfig
@@ -49,8 +50,6 @@ VIEWS_SEED = 0
 
 LIBRARIES = ("torch", "torchvision", "timm", "pillow", "numpy")
 """Libraries that decide on features' digits; another version computes them anew."""
-
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ChosenImages(NamedTuple):
@@ -202,7 +201,7 @@ class FrozenFeatures:
         rows = self._rows(self._sides.held_out, False, None, "float32")
         numbers = np.arange(rows.num_rows)[share]
         parts = [np.empty((0, embedder.architecture.dim * (1 + structure)), np.float32)]
-        with _in_eval_mode(embedder), torch.inference_mode(), full_float32():
+        with in_eval_mode(embedder), torch.inference_mode(), full_float32():
             for start in range(0, len(numbers), HEAD_PIECE):
                 features_BF = torch.from_numpy(rows.read(numbers[start : start + HEAD_PIECE]))
                 z_BD, omega_BD = embedder.embed_features(features_BF.to(self._device))
@@ -244,7 +243,7 @@ class FrozenFeatures:
             fill = data.fill_for(self._embedder.mean_C.tolist(), images.image_shape[-1])
             augmentation = replace(_augmentation(self._config), fill=fill)
             read = Loader(images, augmentation, VIEWS_SEED).epoch(pieces, view)
-        with _in_eval_mode(self._embedder), torch.inference_mode():
+        with in_eval_mode(self._embedder), torch.inference_mode():
             for images_BHWC in read:
                 with _computing(precision, self._device):
                     features_BF = self._embedder.features(torch.from_numpy(images_BHWC).to(self._device))
@@ -277,21 +276,6 @@ def _computing(precision: str, device: torch.device) -> AbstractContextManager[A
     if precision == "float32":
         return full_float32()
     return torch.autocast(device.type, PRECISIONS[precision])
-
-
-class _in_eval_mode:
-    """A block in which all of a module is in eval mode; afterwards each part is in its own again."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __enter__(self) -> None:
-        self._modes = [(part, part.training) for part in self._module.modules()]
-        self._module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for part, mode in self._modes:
-            part.training = mode
 
 
 def _of_backbone(config: TrialConfig, embedder: embedders.Embedder, device: torch.device) -> dict[str, JSON]:

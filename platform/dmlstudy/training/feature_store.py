@@ -18,12 +18,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from dmlstudy.files import Look, cache_folder, too_little_room
 from dmlstudy.heartbeat import beat
 from dmlstudy.model_folder import JSON
 
@@ -32,34 +33,12 @@ Matrix: TypeAlias = NDArray[np.floating[Any]]
 BLOCK = 65_536
 """Rows that one digest is of."""
 
-ROOM = 1.1
-"""Free room on the disk that a matrix needs, as a multiple of its size."""
-
 WAIT_S = 0.1
 MATRIX, MANIFEST = "features.npy", "manifest.json"
 
 
-class _Look(NamedTuple):
-    """A file as it was when its content was checked."""
-
-    inode: int
-    size: int
-    changed_ns: int
-
-    @classmethod
-    def at(cls, path: Path) -> _Look:
-        found = path.stat()
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-_checked: dict[Path, _Look] = {}
+_checked: dict[Path, Look] = {}
 """Files whose blocks this process has checked already."""
-
-
-def cache_folder() -> Path:
-    """The folder of all matrices; not made yet."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "dmlstudy" / "features"
 
 
 def key_of(parts: Mapping[str, JSON]) -> str:
@@ -82,7 +61,7 @@ def kept(
 
     Raises ValueError where the disk has no room, and whatever ``compute`` raises.
     """
-    folder = folder or cache_folder()
+    folder = folder or cache_folder() / "features"
     key = key_of(parts)
     place, lock = folder / key, FileLock(folder / f"{key}.lock")
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +95,7 @@ def _opened(place: Path, parts: Mapping[str, JSON], num_rows: int) -> Matrix | N
     path = place / MATRIX
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        look = _Look.at(path)
+        look = Look.at(path)
         matrix_NF: Matrix = np.load(path, mmap_mode="r", allow_pickle=False)
         is_whole = manifest["parts"] == parts and matrix_NF.shape == (num_rows, manifest["num_features"])
         if is_whole and _checked.get(path) != look:
@@ -177,8 +156,8 @@ def _write(
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < ROOM * num_bytes:
+    free = too_little_room(folder, num_bytes)
+    if free is not None:
         raise ValueError(
             f"training.feature_cache: the features take {num_bytes / 2**30:.1f} GiB and {folder} has"
             f" {free / 2**30:.1f} GiB free; free some room, point XDG_CACHE_HOME elsewhere, or set it to off"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from torch import Tensor
 from dmlstudy import distributed
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses.interface import Embeddings, LossSum
-
-if TYPE_CHECKING:
-    from dmlstudy.training.embedder_trainer import Step
+from dmlstudy.training.step import Step
 
 Scale = Callable[[Tensor], Tensor]
 """Makes the objective the number that is backpropagated, larger in fp16 (``GradScaler.scale``)."""

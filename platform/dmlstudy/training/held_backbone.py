@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.weights import digest
+from dmlstudy.files import Look
 from dmlstudy.model_folder import MANIFEST
 
 MOST_STATES = 256
@@ -62,11 +63,8 @@ def forget() -> None:
     _held.clear()
 
 
-def _file(weights: str) -> tuple[int, ...]:
-    """A file as it is now, or a folder by its manifest; empty for a hub's entry."""
+def _file(weights: str) -> Look | None:
+    """A file as it is now, or a folder by its manifest; None for a hub's entry."""
     path = Path(weights)
     path = path / MANIFEST if path.is_dir() else path
-    if not path.is_file():
-        return ()
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return Look.at(path) if path.is_file() else None

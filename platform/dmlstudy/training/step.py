@@ -1,0 +1,118 @@
+"""The training step of one rank: images in, embeddings beside those of all ranks, the sum of its loss terms out.
+
+Shapes: N images, H height, W width, C channels, L layers of the head, F features, D embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from dmlstudy import distributed
+from dmlstudy.embedders.precision import PRECISIONS
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.memory import CrossBatchMemory
+
+Embed: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
+class Encoder(Protocol):
+    """The model that a step trains: unit embeddings of images and, from a structure head, weights of dimensions."""
+
+    @property
+    def backbone(self) -> nn.Module: ...
+
+    @property
+    def has_layers(self) -> bool: ...
+
+    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]: ...
+
+    def features(self, images_NHWC: Tensor) -> Tensor: ...
+
+    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]: ...
+
+    def weigh_layers(self, alpha_L: Tensor) -> None: ...
+
+
+class Step(nn.Module):
+    """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare.
+
+    The embedder, a module, runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
+    ``gather`` and ``world`` are those of the process group, unless given.
+    """
+
+    def __init__(
+        self,
+        embedder: Encoder,
+        loss: Loss,
+        memory: CrossBatchMemory | None,
+        precision: str = "float32",
+        is_compiled: bool = False,
+        *,
+        gather: Callable[[Embeddings], Embeddings] | None = None,
+        world: World | None = None,
+    ) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.gather, self.world = gather, world
+        self.loss = loss
+        self.dtype = PRECISIONS[precision]
+        self.embed: Embed = embedder.embed_with_structure
+        self.find_features: Callable[[Tensor], Tensor] = embedder.features
+        if is_compiled:
+            self.embed, self.find_features = _compiled(self.embed, self.find_features)
+        # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
+        self.memory = (memory,)
+
+    def forward(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
+        z_ND, structure_ND = self.encode(images_NHWC)
+        total, count = self.compare(Embeddings(z_ND, y_N, id_N, structure_ND))
+        self.weigh_layers()
+        return total, count
+
+    def encode(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Embeddings of images and, from a structure head, their structure embeddings."""
+        with self._precision(images_NHWC):
+            return self.embed(images_NHWC)
+
+    def features(self, images_NHWC: Tensor) -> Tensor:
+        """The backbone's features of images, in the step's precision."""
+        with self._precision(images_NHWC):
+            return self.find_features(images_NHWC)
+
+    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output of ``encode``, from the backbone's features."""
+        with self._precision(features_NF):
+            return self.embedder.embed_features(features_NF)
+
+    def compare(self, anchors: Embeddings) -> LossSum:
+        """The loss of this rank's embeddings beside those of all ranks, and of the memory, which takes them in."""
+        references = (self.gather or distributed.gather)(anchors)
+        (memory,) = self.memory
+        if memory is not None:
+            references = memory.references(references)
+        return self.loss(anchors, references, self.world or distributed.world())
+
+    def weigh_layers(self) -> None:
+        """Hand the weights of layers that the loss has found on to the embedder, for the next batch."""
+        layer_weights = self.loss.layer_weights
+        if layer_weights is not None and self.embedder.has_layers:
+            self.embedder.weigh_layers(layer_weights)
+
+    def _precision(self, x: Tensor) -> torch.autocast:
+        return torch.autocast(x.device.type, self.dtype, enabled=self.dtype is not torch.float32)
+
+
+def _compiled(
+    embed: Embed, find_features: Callable[[Tensor], Tensor]
+) -> tuple[Embed, Callable[[Tensor], Tensor]]:
+    """The functions, each to be compiled at its first batch.
+
+    PyTorch compiles one function for 8 architectures in a process and runs it as it is for all further ones. So what
+    it compiled before, which this process needs no more, is forgotten; its cache on disk is not.
+    """
+    torch.compiler.reset()
+    return torch.compile(embed), torch.compile(find_features)
