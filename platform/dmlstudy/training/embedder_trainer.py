@@ -22,6 +22,7 @@ from dmlstudy import data, distributed, embedders
 from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
 from dmlstudy.data.images import Indices, Inputs, Labels
 from dmlstudy.embedders import Embedder
+from dmlstudy.embedders.adapters import merged
 from dmlstudy.embedders.recomputation import recompute_blocks
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses import catalogue
@@ -30,6 +31,7 @@ from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
 from dmlstudy.training import canvases, dataset_cache, feature_cache, started, trainer_state
+from dmlstudy.training.adaptation import adapt, check_adapter
 from dmlstudy.training.averaging import MovingAverage, StartWeights
 from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
@@ -182,6 +184,7 @@ class EmbedderTrainer(Trainer):
             raise ValueError(problem)
         check_recipe(config.training)
         check_chunk_and_share(config)
+        check_adapter(config)
         self.embedder = embedders.build(
             config.embedder.backbone,
             config.embedder.dim,
@@ -220,6 +223,7 @@ class EmbedderTrainer(Trainer):
             self.embedder.backbone.to(memory_format=torch.channels_last)
         if training.checkpointing and not feature_cache.applies(config):
             recompute_blocks(self.embedder.backbone)
+        adapt(self.embedder, training, self.seed)
         batch = config.batch
         loss = catalogue.build(
             config.loss.name,
@@ -251,7 +255,7 @@ class EmbedderTrainer(Trainer):
         # After wrapping, which makes all ranks begin with the same weights.
         self.average = MovingAverage(self.embedder, training.ema_decay) if training.ema_decay else None
         self.parts |= {"average": self.average} if self.average else {}
-        self.start = StartWeights(self.embedder, training.wise_ft) if training.wise_ft < 1 else None
+        self.start = StartWeights(merged(self.embedder), training.wise_ft) if training.wise_ft < 1 else None
         self.num_epochs = 0
 
     def _wrap(self) -> None:
@@ -353,8 +357,8 @@ class EmbedderTrainer(Trainer):
         return Embedded(z_ND, np.ascontiguousarray(both_NE[:, dim:]) if structure else None)
 
     def kept(self) -> Embedder:
-        """The embedder that is scored and saved: the trained one, or an average in its place."""
-        embedder = self.embedder if self.average is None else self.average.embedder
+        """The embedder that is scored and saved: the trained one, or an average in its place; adapters merged."""
+        embedder = merged(self.embedder if self.average is None else self.average.embedder)
         return embedder if self.start is None else self.start.mixed(embedder)
 
     def _read_and_embed(
