@@ -398,6 +398,11 @@ class TrainingConfig(Grown):
         "wise_ft",
         "feature_cache",
         "cached_views",
+        "adapter",
+        "lora_rank",
+        "lora_alpha",
+        "lora_targets",
+        "lora_blocks",
     )
 
     epochs: Annotated[
@@ -537,6 +542,30 @@ class TrainingConfig(Grown):
             " one in each epoch",
         ),
     ] = 0
+    adapter: Annotated[
+        Literal["none", "lora"],
+        Field(
+            description="lora: of the backbone, low-rank terms of weights are trained in their place, and merged into"
+            " them in what is scored and kept"
+        ),
+    ] = "none"
+    lora_rank: Annotated[
+        PositiveInt, Field(le=4096, description="r of W0 + (alpha / r) B A; at most a weight's smaller side")
+    ] = 8
+    lora_alpha: Annotated[
+        PositiveFloat | None, Field(allow_inf_nan=False, description="default: the rank, for a factor of 1")
+    ] = None
+    lora_targets: Annotated[
+        Literal["all", "attention", "mlp"],
+        Field(
+            description="linear layers and convolutions (of one group) that are adapted: all, the projections of"
+            " attention, or those of its MLPs"
+        ),
+    ] = "all"
+    lora_blocks: Annotated[
+        Annotated[int, Field(ge=1, le=10_000)] | Literal["all"],
+        Field(description="last blocks of the backbone that are adapted, with what follows them"),
+    ] = "all"
 
 
 class RetrievalConfig(Record):

@@ -91,13 +91,18 @@ def num_blocks(name: str, fusion: str, side: int = PROBED_SIDE) -> int | None:
 
     None where it cannot be built so: for other images, or as RegNet, whose builder reads values.
     """
+    network = without_data(name, fusion, side)
+    return None if network is None else blocks_of(network).num
+
+
+def without_data(name: str, fusion: str, side: int = PROBED_SIDE) -> nn.Module | None:
+    """A backbone's modules by its name, without memory for their weights; None where it cannot be built so."""
     size = () if name in TAKE_VECTORS else (side, side)
     try:
         with torch.device("meta"):
-            network = build_backbone(name, 3, 8, None, size, fusion)
+            return build_backbone(name, 3, 8, None, size, fusion).network
     except (ValueError, NotImplementedError, RuntimeError):
         return None
-    return blocks_of(network.network).num
 
 
 def block_modules(backbone: nn.Module, blocks: Blocks) -> list[tuple[str, nn.Module]]:

@@ -20,6 +20,7 @@ from dmlstudy.losses.interface import Loss
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
 from dmlstudy.training import canvases, feature_cache, started
+from dmlstudy.training.adaptation import adapt, check_adapter
 from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe
 from dmlstudy.training.step import Step
 
@@ -37,6 +38,7 @@ def check(config: TrialConfig, train: LabelledImages) -> None:
         raise ValueError(problem)
     check_recipe(config.training)
     check_chunk_and_share(config)
+    check_adapter(config)
 
 
 def make_embedder(
@@ -68,6 +70,7 @@ def make_embedder(
         embedder.backbone.to(memory_format=torch.channels_last)
     if training.checkpointing and not feature_cache.applies(config):
         recompute_blocks(embedder.backbone)
+    adapt(embedder, training, seed)
     return embedder
 
 

@@ -21,6 +21,7 @@ from dmlstudy import distributed, embedders
 from dmlstudy.data import Features, ImageSet, LabelledImages, Loader
 from dmlstudy.data.images import Indices, Inputs
 from dmlstudy.embedders import Embedder
+from dmlstudy.embedders.adapters import merged
 from dmlstudy.heartbeat import beat
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import TrialConfig
@@ -78,7 +79,7 @@ class EmbedderTrainer(Trainer):
         self._wrap()
         # After wrapping, which makes all ranks begin with the same weights.
         self.average = MovingAverage(self.embedder, training.ema_decay) if training.ema_decay else None
-        self.start = StartWeights(self.embedder, training.wise_ft) if training.wise_ft < 1 else None
+        self.start = StartWeights(merged(self.embedder), training.wise_ft) if training.wise_ft < 1 else None
         named = {"embedder": self.embedder, "loss": loss, "memory": memory, "average": self.average}
         self.parts = {name: part for name, part in named.items() if part is not None}
         self.num_epochs = 0
@@ -182,8 +183,8 @@ class EmbedderTrainer(Trainer):
         return Embedded(z_ND, np.ascontiguousarray(both_NE[:, dim:]) if structure else None)
 
     def kept(self) -> Embedder:
-        """The embedder that is scored and saved: the trained one, or an average in its place."""
-        embedder = self.embedder if self.average is None else self.average.embedder
+        """The embedder that is scored and saved: the trained one, or an average in its place; adapters merged."""
+        embedder = merged(self.embedder if self.average is None else self.average.embedder)
         return embedder if self.start is None else self.start.mixed(embedder)
 
     def _read_and_embed(

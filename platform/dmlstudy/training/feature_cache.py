@@ -83,6 +83,8 @@ def sides_of(dataset: ZeroShotData, share: Share) -> WholeSides:
 
 def is_frozen_throughout(training: TrainingConfig) -> bool:
     """True if no parameter of the backbone trains in any epoch. The one place that decides it."""
+    if training.adapter != "none":
+        return False
     return training.unfreeze_last == 0 or training.freeze_backbone_epochs >= max(training.epochs, 1)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dmlstudy import embedders
+from dmlstudy.embedders.adapters import depths
 from dmlstudy.embedders.blocks import blocks_of, not_decayed, rest
 from dmlstudy.records import TrainingConfig
 from dmlstudy.training import schedule
@@ -32,7 +33,7 @@ class Group(NamedTuple):
 
 
 class Unfrozen:
-    """The parameters of a backbone that are ever trained: all of them, or those of the last blocks.
+    """The parameters of a backbone that are ever trained: all, those of the last blocks, or its adapters'.
 
     ``last`` is the number of blocks, or 'all'. What follows the last block is trained with it; 0 trains nothing.
     Raises ValueError for more blocks than there are.
@@ -40,7 +41,7 @@ class Unfrozen:
 
     def __init__(self, backbone: nn.Module, last: int | str) -> None:
         self.backbone = backbone
-        self.names = {name for name, _ in backbone.named_parameters()}
+        self.names = set(depths(backbone)) or {name for name, _ in backbone.named_parameters()}
         self.is_all = last == "all"
         if self.is_all:
             return
@@ -138,7 +139,9 @@ def _groups(
     backbone = embedder.backbone
     trained = {name: value for name, value in backbone.named_parameters() if name in unfrozen}
     undecayed = set() if training.decay_norms else not_decayed(backbone)
-    if training.layer_decay == 1:
+    if adapted := depths(backbone):
+        yield from _of_adapters(training, trained, adapted)
+    elif training.layer_decay == 1:
         yield Group(trained, training.lr, undecayed)
     else:
         blocks = blocks_of(backbone)
@@ -152,6 +155,15 @@ def _groups(
     yield Group(heads, training.lr * training.head_lr_mult, thin)
     loss_lr = training.lr * training.loss_lr_mult if training.loss_lr is None else training.loss_lr
     yield Group(dict(loss.named_parameters()), loss_lr, set(), 0.0)
+
+
+def _of_adapters(
+    training: TrainingConfig, trained: dict[str, nn.Parameter], adapted: dict[str, int]
+) -> Iterator[Group]:
+    """Groups of adapters, those of the first blocks first: each has its block's rate, and none decays."""
+    lrs = {name: training.lr * training.layer_decay**depth for name, depth in adapted.items()}
+    for lr in sorted(set(lrs.values())):
+        yield Group({name: trained[name] for name in trained if lrs[name] == lr}, lr, set(), 0.0)
 
 
 def _optimizer(

@@ -114,7 +114,7 @@ class Embedding(Task):
         if distributed.rank() != 0:  # alone, for ranks of one machine would share its cores
             return {}
         image_HWC = self.dataset(config.data).development.read(np.arange(1))[0]
-        return {metric_names.LATENCY_MS: embedders.latency_ms(trainer.embedder, image_HWC, device)}
+        return {metric_names.LATENCY_MS: embedders.latency_ms(trainer.kept(), image_HWC, device)}
 
     def seconds(
         self, config: TrialConfig, labels_N: Labels, num_test: int, first_reports: FirstReports

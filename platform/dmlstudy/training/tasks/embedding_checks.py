@@ -6,6 +6,7 @@ from dmlstudy import data, embedders
 from dmlstudy.embedders.blocks import num_blocks
 from dmlstudy.losses import catalogue
 from dmlstudy.records import AugmentationConfig, TrialConfig
+from dmlstudy.training import adaptation
 from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe, check_unfrozen
 from dmlstudy.training.tasks.checked import TOO_LARGE, said
 
@@ -42,6 +43,8 @@ def _check_loss(config: TrialConfig, key: str) -> None:
 def _check_recipe(config: TrialConfig, *, has_classes: bool) -> None:
     check_recipe(config.training)
     check_chunk_and_share(config)
+    adaptation.check_adapter(config)
+    adaptation.check_backbone(config)
     check_draw(config.batch, has_classes=has_classes)
     if last := config.training.unfreeze_last:  # 0 and all are of any backbone
         embedder = config.embedder
