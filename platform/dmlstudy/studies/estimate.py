@@ -119,7 +119,12 @@ def facts(
         "num_at_once": num_at_once(spec.file.resources, machine),
         "seconds": total_seconds(spec, trials, START_S, machine) if measure else None,
         "seconds_of_a_trial": {name: each._asdict() for name, each in trials.items()},
-        "notes": [*data.remarks(dataset, spec.data.path), *retention.lines(spec, dataset), *_notes(spec, dataset), *noted],
+        "notes": [
+            *data.remarks(dataset, spec.data.path),
+            *retention.lines(spec, dataset),
+            *_notes(spec, dataset),
+            *noted,
+        ],
     }
 
 

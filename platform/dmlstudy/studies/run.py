@@ -76,7 +76,9 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             for remark in remarks:
                 said(remark)
             try:
-                return _run_here(spec, store, said, interruption, origin, origin | digests, description, watch)
+                return _run_here(
+                    spec, store, said, interruption, origin, origin | digests, description, watch
+                )
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 
