@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import pandas as pd
 
-from dmlstudy.metric_names import for_people, on_test
+from dmlstudy.metric_names import for_people, on_retention, on_test
 from dmlstudy.registry import leaderboard_file
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.store import Store
@@ -96,12 +96,15 @@ class Study:
     def _repr_html_(self) -> str:
         board = self._board
         metric = on_test(board.objective)
-        head = ("family", f"validation {board.objective}", for_people(metric), "seeds")
+        elsewhere = [on_retention(board.objective)] if board.retention else []
+        known = (for_people(name) for name in (metric, *elsewhere))
+        head = ("family", f"validation {board.objective}", *known, "seeds")
         rows = [
             (
                 f"{row.family}{' *' if row.family == board.winner else ''}",
                 "" if row.validation is None else f"{row.validation:.4f}",
                 str(row.test.get(metric, "")),
+                *(str(row.retention.get(name, "")) for name in elsewhere),
                 str(row.num_judged or ""),
             )
             for row in board.rows

@@ -10,6 +10,7 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 | ``test_separate_map_at_r`` | mean over the folds' models on the test classes |
 | ``test_concatenated_map_at_r`` | the folds' models as one embedding on the test classes |
 | ``test_map_at_r_low``, ``test_map_at_r_high`` | ends of an interval, in a leaderboard's row |
+| ``retention_map_at_r`` | score on the test classes of the retention data |
 | ``test_num_queries`` | a count that tells how a score came about |
 """
 
@@ -25,6 +26,7 @@ VALIDATION = "validation"
 """The objective on validation classes, in a leaderboard's row."""
 
 _TEST = "test_"
+_RETENTION = "retention_"
 _COUNT = "num_"
 _SEPARATE, _CONCATENATED = "separate_", "concatenated_"
 _OF_FOLD_MODELS = (_SEPARATE, _CONCATENATED)
@@ -45,13 +47,31 @@ def is_on_test(name: str) -> bool:
     return name.startswith(_TEST)
 
 
+def on_retention(metric: str) -> str:
+    """The name of a score on the test classes of the retention data."""
+    return f"{_RETENTION}{metric}"
+
+
+def all_on_retention(scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores under their names on the test classes of the retention data."""
+    return {on_retention(name): score for name, score in scores.items()}
+
+
+def is_on_retention(name: str) -> bool:
+    """True for the name of a score on the test classes of the retention data."""
+    return name.startswith(_RETENTION)
+
+
 def metric_of(name: str) -> str:
-    """The metric whose score on the test classes has this name; a bare name stays unchanged."""
-    return name.removeprefix(_TEST)
+    """The metric whose score on test classes, the study's or the retention data's, has this name; a bare name stays
+    unchanged."""
+    return name.removeprefix(_TEST).removeprefix(_RETENTION)
 
 
 def for_people(name: str) -> str:
     """A name as axes and columns show it: ``test map_at_r``."""
+    if is_on_retention(name):
+        return f"retention {metric_of(name)}"
     return f"test {metric_of(name)}" if is_on_test(name) else name
 
 
@@ -72,7 +92,7 @@ def is_of_fold_models(name: str) -> bool:
 
 def is_count(name: str) -> bool:
     """True for a name among the test scores that is a count, of queries or pictures."""
-    return is_on_test(name) and f"_{_COUNT}" in name
+    return (is_on_test(name) or is_on_retention(name)) and f"_{_COUNT}" in name
 
 
 def stderr(metric: str) -> str:

@@ -845,7 +845,7 @@ class StartConfig(Record):
 class TrialConfig(MetricsConfig, Grown):
     """Everything one trial needs; equal configurations on one machine give equal scores."""
 
-    LATER = ("start",)
+    LATER = ("start", "retention")
 
     family: str
     phase: Literal["search", "verdict"] = "search"
@@ -874,10 +874,16 @@ class TrialConfig(MetricsConfig, Grown):
     start: Annotated[
         StartConfig | None, Field(description="what embedder.weights stood for when the study began")
     ] = None
+    retention: Annotated[
+        DataConfig | None,
+        Field(description="data whose test classes a verdict trial's model is scored on as well"),
+    ] = None
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""
-        values = self.model_dump(mode="json", exclude={"start"})
+        # A search trial computes the same with and without retention data.
+        apart = {"start"} if self.phase == "verdict" else {"start", "retention"}
+        values = self.model_dump(mode="json", exclude=apart)
         if self.start is not None and self.start.source.startswith(
             REGISTERED
         ):  # an alias may mean another later
@@ -887,6 +893,7 @@ class TrialConfig(MetricsConfig, Grown):
             values[section][earlier.removeprefix(f"{section}.")] = values[section].pop(name)
         for key in DataConfig.SPEED:
             values["data"].pop(key, None)
+            values.get("retention", {}).pop(key, None)
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dmlstudy.metric_names import for_people, on_test
+from dmlstudy.metric_names import for_people, on_retention, on_test
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
@@ -63,8 +63,9 @@ def show_leaderboard(board: Leaderboard) -> None:
     objective = board.objective
     known = [name for name in SCORES if any(on_test(name) in row.test for row in board.rows)]
     tests = [on_test(name) for name in [objective, *(name for name in known if name != objective)][:2]]
+    elsewhere = [on_retention(objective)] if board.retention else []
     table = Table(title=f"{board.study}: {board.status}", title_justify="left", box=None)
-    for column in ("family", f"val {objective}", *tests, "seeds", "trials"):
+    for column in ("family", f"val {objective}", *tests, *elsewhere, "seeds", "trials"):
         table.add_column(for_people(column), no_wrap=True)
     for row in board.rows:
         spread = "" if row.validation_stderr is None else f" ± {row.validation_stderr:.3f}"
@@ -72,6 +73,7 @@ def show_leaderboard(board: Leaderboard) -> None:
             f"{row.family}{' *' if row.family == board.winner else ''}",
             "-" if row.validation is None else f"{row.validation:.4f}{spread}",
             *(str(row.test.get(name, "-")) for name in tests),
+            *(str(row.retention.get(name, "-")) for name in elsewhere),
             str(row.num_judged or ""),
             f"{row.num_finished}+{row.num_pruned}+{row.num_failed}" if row.num_tried else "",
         )
@@ -86,6 +88,8 @@ def show_leaderboard(board: Leaderboard) -> None:
         _show_front(board)
     if board.comparisons:
         _show_comparisons(board)
+    if board.retention:
+        _show_retention(board)
 
 
 def show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> None:
@@ -131,3 +135,15 @@ def _show_comparisons(board: Leaderboard) -> None:
         f"[ ]: hold for all {num} pairs at once with 95% (Bonferroni); wider than the test, so one may reach past 0"
         " beside a better"
     )
+
+
+def _show_retention(board: Leaderboard) -> None:
+    assert board.retention is not None
+    say(f"\nretention: the same models on {board.retention}, of no part in the search or the choice")
+    if board.retention.seen:
+        say(f"  but {board.retention.seen}")
+    if not board.lost:
+        return
+    say(f"retention {board.objective} less the untrained embedder's, paired by seed, adjusted among these:")
+    for comparison in board.lost:
+        say(f"  {comparison}")

@@ -47,6 +47,12 @@ def told(known: Known, development: Known, test: Known) -> str:
     return f"was trained on {'; and on '.join(parts)}" if parts else ""
 
 
+def in_both(images: LabelledImages, others: LabelledImages) -> str:
+    """The classes of ``others`` that are among those of ``images``, in words; empty if none."""
+    shared = _shared(of_images(images), of_images(others))
+    return f"{shared.num} of the {shared.num_all} classes{shared.how}" if shared.num else ""
+
+
 class _Shared(NamedTuple):
     """Classes of a side that are known, by their images or, of the others, by their names."""
 
@@ -58,12 +64,15 @@ class _Shared(NamedTuple):
     def num(self) -> int:
         return self.num_same + self.num_named
 
-    def __str__(self) -> str:
+    @property
+    def how(self) -> str:
+        """A remark on classes that are known by their names alone; empty if none are."""
         if not self.num_named:
-            how = ""
-        else:
-            how = " (by their names)" if not self.num_same else f" ({self.num_named} by their names)"
-        return f"{self.num} of the {self.num_all}{how}"
+            return ""
+        return " (by their names)" if not self.num_same else f" ({self.num_named} by their names)"
+
+    def __str__(self) -> str:
+        return f"{self.num} of the {self.num_all}{self.how}"
 
 
 def _shared(known: Known, side: Known) -> _Shared:

@@ -16,19 +16,21 @@ import torch
 from dmlstudy import data
 from dmlstudy.records import DataConfig, TrialConfig
 from dmlstudy.registry.environment import source_sha256
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.dataset_cache import GREY, PIXELS
 from dmlstudy.training.tasks import TASKS, task_of
 
 COUNTS = {"num_development_images": "development", "num_test_images": "test"}
 FILES = "files_digest"
+RETENTION_COUNT, RETENTION_FILES = "num_retention_images", "retention_files_digest"
 MEND = "give both the same files"
 
 
 def expectations(origin: Mapping[str, str]) -> dict[str, str]:
     """Facts that each worker is to find on its node, from the study's ``origin`` and ``data.files_digest``."""
-    counts = {name: origin[name] for name in COUNTS if name in origin}
+    counts = {name: origin[name] for name in (*COUNTS, RETENTION_COUNT) if name in origin}
     node = ray.get_runtime_context().get_node_id()
-    files = {FILES: origin[FILES]} if FILES in origin else {}
+    files = {name: origin[name] for name in (FILES, RETENTION_FILES) if name in origin}
     return {"node_id": node, "source_sha256": source_sha256(), **counts, **files}
 
 
@@ -64,6 +66,7 @@ def _files(config: TrialConfig) -> dict[str, str]:
     named = {"data.path": config.data.path, "embedder.weights": weights}
     features = task_of(config).features(config)
     named["features"] = None if features in (PIXELS, GREY) else features
+    named["protocol.retention.path"] = None if config.retention is None else config.retention.path
     return {key: path for key, path in named.items() if path is not None and Path(path).is_absolute()}
 
 
@@ -75,7 +78,12 @@ def differing_data(config: TrialConfig, expected: Mapping[str, str]) -> str:
     if not any(name in expected for name in COUNTS):
         return ""
     known = tuple((name, expected[name]) for name in (*COUNTS, FILES) if name in expected)
-    return _differing(config.data, task_of(config).name, known)
+    found = _differing(config.data, task_of(config).name, known)
+    if found or config.retention is None or config.phase != "verdict":
+        return found
+    return _differing_retention(
+        config.retention, expected.get(RETENTION_COUNT, ""), expected.get(RETENTION_FILES, "")
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -91,6 +99,21 @@ def _differing(config: DataConfig, task: str, known: tuple[tuple[str, str], ...]
         if expected.get(name, found) != found:
             return f"{here()} sees {found} {side} items in {where}, the driver {expected[name]}; {MEND}"
     if FILES in expected and data.files_digest(dataset, config.path) != expected[FILES]:
+        return f"{here()} sees as many items in {where} as the driver, but others (by names, labels and sizes); {MEND}"
+    return ""
+
+
+@functools.lru_cache(maxsize=1)
+def _differing_retention(config: DataConfig, num_images: str, digest: str) -> str:
+    try:
+        dataset = dataset_cache.retention(config)
+    except Exception:
+        return ""
+    where = f"{config.path or config.name} (protocol.retention)"
+    found = str(len(dataset.test))
+    if num_images and found != num_images:
+        return f"{here()} sees {found} test items in {where}, the driver {num_images}; {MEND}"
+    if digest and data.files_digest(dataset, config.path) != digest:
         return f"{here()} sees as many items in {where} as the driver, but others (by names, labels and sizes); {MEND}"
     return ""
 

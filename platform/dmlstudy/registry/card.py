@@ -45,6 +45,8 @@ def card(
         (metric for metric in row.test if not metric_names.is_count(metric)),
         key=lambda each: each != objective,
     )[:SHOWN]
+    shown += _of_retention(board, row)
+    protocol = {key: value for key, value in protocol.items() if key != "retention"}
     return "\n".join(
         [
             f"# {name}: {row.family}",
@@ -60,6 +62,7 @@ def card(
                     "development": _of(origin, "development"),
                     "test": _of(origin, "test"),
                     **_start(start or {}),
+                    **_retention(board),
                     "images in both": origin.get("num_shared_images", "not counted"),
                     "licence": "that of the data and of pretrained weights holds; none is noted here",
                 }
@@ -77,10 +80,11 @@ def card(
             *(_score(metric, row) for metric in shown),
             "",
             *_compared(board, row.family),
+            *_lost(board, row.family),
             *_preprocessing(preprocessing or {}),
             "## Limits",
             "",
-            f"{limits} The interval is over seeds of training, not over draws of the data.",
+            f"{limits}{_beyond(board)} The interval is over seeds of training, not over draws of the data.",
             "",
             "",
         ]
@@ -166,15 +170,42 @@ def _of(origin: Mapping[str, str], side: str) -> str:
 
 
 def _score(metric: str, row: Row) -> str:
-    estimate = row.test[metric]
+    estimate = (row.test | row.retention)[metric]
     half = estimate.half_width
     low_high = "one seed" if half is None else f"{estimate.mean - half:.4f} to {estimate.mean + half:.4f}"
-    return f"| {metric_names.metric_of(metric)} | {estimate.mean:.4f} | {low_high} |"
+    name = metric_names.for_people(metric).removeprefix("test ")
+    return f"| {name} | {estimate.mean:.4f} | {low_high} |"
 
 
 def _compared(board: Leaderboard, family: str) -> Sequence[str]:
     lines = [f"* {each}" for each in board.comparisons if family in (each.first, each.second)]
     return ["Paired by seed, corrected for all pairs of the study (Holm):", "", *lines, ""] if lines else []
+
+
+def _retention(board: Leaderboard) -> dict[str, str]:
+    """The retention data, for the list of what the model was trained on and judged by."""
+    if board.retention is None:
+        return {}
+    seen = f"; {board.retention.seen}" if board.retention.seen else ""
+    return {"retention": f"{board.retention}, scored alone{seen}"}
+
+
+def _of_retention(board: Leaderboard, row: Row) -> list[str]:
+    """Scores on the retention data in the table: the objective and Recall@1."""
+    wanted = dict.fromkeys(map(metric_names.on_retention, (board.objective, "recall_at_1")))
+    return [name for name in wanted if name in row.retention]
+
+
+def _lost(board: Leaderboard, family: str) -> Sequence[str]:
+    lost = board.lost_by(family)
+    if lost is None:
+        return []
+    said = f"Retention {board.objective}, against the embedder untrained, paired by seed, corrected for all families:"
+    return [said, "", f"* {lost}", ""]
+
+
+def _beyond(board: Leaderboard) -> str:
+    return "" if board.retention is None else " Beyond them only the retention data were looked at."
 
 
 def _preprocessing(described: Mapping[str, Any]) -> Sequence[str]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from scipy.special import stdtrit
 
 from dmlstudy import metric_names
-from dmlstudy.records import Record, is_untrained
-from dmlstudy.registry import tracking
+from dmlstudy.records import Grown, Record, is_untrained
+from dmlstudy.registry import retention, tracking
 from dmlstudy.registry.comparison import Comparison, compare
+from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
 from dmlstudy.store import Store
 from dmlstudy.training.tasks import task_of_params
@@ -57,13 +58,16 @@ class Estimate(Record):
         return f"{self.mean:.4f}{width}"
 
 
-class Row(Record):
+class Row(Grown):
     """One family: how its search went, its best configuration, and that configuration on the test classes.
 
     ``validation`` is the objective on the validation classes (mean over folds) with its standard error;
     ``test`` holds test metrics over the ``num_judged`` verdict seeds, the shipped model's before those of the folds'
     models. ``untrained`` is the row of its embedder before training. An untrained embedder has no search.
+    ``retention`` holds the same metrics on the retention data, where the study has such.
     """
+
+    LATER = ("retention",)
 
     family: str
     num_finished: int
@@ -75,6 +79,7 @@ class Row(Record):
     params: dict[str, str]
     untrained: str | None
     test: dict[str, Estimate]
+    retention: dict[str, Estimate] = {}
 
     @property
     def num_tried(self) -> int:
@@ -91,11 +96,13 @@ class FrontTrial(Record):
     size: int | float
 
 
-class Leaderboard(Record):
+class Leaderboard(Grown):
     """Rows by validation objective, best first, untrained embedders last; never ordered by test scores.
 
     A row's best configuration is that of the highest validation objective, also where the study has a second one.
     """
+
+    LATER = ("retention", "lost")
 
     study: str
     objective: str
@@ -108,6 +115,13 @@ class Leaderboard(Record):
     """With a second objective: what can be had at each size, smallest first."""
     comparisons: list[Comparison]
     """By the objective on the test classes: each pair of judged families, and each with its untrained embedder."""
+    retention: RetentionSet | None = None
+    lost: list[Comparison] = []
+    """By the objective on the retention data: each judged family with its untrained embedder."""
+
+    def lost_by(self, family: str) -> Comparison | None:
+        """A family's comparison with its untrained embedder on the retention data, where there is one."""
+        return next((each for each in self.lost if each.first == family), None)
 
 
 def leaderboard(store: Store, study: str) -> Leaderboard:
@@ -119,6 +133,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     rows = [_row(runs, family, untrained.get(family)) for family in families]
     scores = {family: _scores_by_seed(runs, family, metric_names.on_test(objective)) for family in families}
     second = parent.second_objective
+    elsewhere = RetentionSet.of(parent)
     return Leaderboard(
         study=study,
         objective=objective,
@@ -136,6 +151,10 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
                 if scores[a.family] and scores[b.family] and _are_comparable(a, b)
             ],
             resolution=_resolution(parent),
+        ),
+        retention=elsewhere,
+        lost=retention.lost(
+            runs, {row.family: row.untrained for row in rows if row.untrained}, elsewhere, objective
         ),
     )
 
@@ -237,11 +256,13 @@ def _row(runs: StudyRuns, family: str, untrained: str | None) -> Row:
         validation_stderr=best.metrics.get(metric_names.stderr(objective)) if best else None,
         params=best.params if best else {},
         untrained=untrained,
-        test={
-            name: Estimate.of([run.metrics[name] for run in judged if name in run.metrics])
-            for name in names_in_order
-        },
+        test=_estimates(judged, names_in_order),
+        retention=_estimates(judged, retention.names(judged)),
     )
+
+
+def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimate]:
+    return {name: Estimate.of([run.metrics[name] for run in judged if name in run.metrics]) for name in names}
 
 
 def _scores_by_seed(runs: StudyRuns, family: str, metric: str) -> dict[int, float]:

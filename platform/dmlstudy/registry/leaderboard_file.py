@@ -42,19 +42,24 @@ def csv_text(board: Leaderboard) -> str:
 
 
 def columns(board: Leaderboard) -> list[Column]:
-    """A family's row: its search, then of each test metric estimate, low, high (95% t-interval) and n, then how it
-    compares with the winner by the objective, then the best configuration (``param.``).
+    """A family's row: its search, then of each test metric, and each on the retention data, estimate, low, high (95%
+    t-interval) and n, then how it compares with the winner by the objective, then the best configuration (``param.``).
 
     ``effect`` is the family's mean score less the winner's, paired by seed, ``effect_low`` and ``effect_high`` hold for
     all pairs at once, ``verdict`` says what the family is beside the winner. What is not known is null: intervals of
     one seed, the winner's own comparison, and all comparisons before there is a winner.
+
+    With retention data ``retention_effect`` and those after it are the same there, against the untrained embedder.
     """
     rows = board.rows
     against = [_beside(board, row.family) for row in rows]
-    metrics = sorted({name for row in rows for name in row.test})
+    metrics = [
+        *sorted({name for row in rows for name in row.test}),
+        *sorted({name for row in rows for name in row.retention}),
+    ]
     params = sorted({name for row in rows for name in row.params})
     validation = f"{metric_names.VALIDATION}_{board.objective}"
-    estimates = {name: [row.test.get(name) for row in rows] for name in metrics}
+    estimates = {name: [(row.test | row.retention).get(name) for row in rows] for name in metrics}
     return [
         Column("study", "string", [board.study] * len(rows)),
         Column("family", "string", [row.family for row in rows]),
@@ -83,7 +88,24 @@ def columns(board: Leaderboard) -> list[Column]:
         Column("p_value", "float64", _each(against, "p_value")),
         Column("adjusted_p_value", "float64", _each(against, "adjusted_p_value")),
         Column("num_paired_seeds", "int64", _each(against, "num_seeds")),
+        *_lost(board),
         *(Column(f"param.{name}", "string", [row.params.get(name) for row in rows]) for name in params),
+    ]
+
+
+def _lost(board: Leaderboard) -> list[Column]:
+    """Each family on the retention data, beside its untrained embedder; no column in a study without such data."""
+    if board.retention is None:
+        return []
+    lost = [board.lost_by(row.family) for row in board.rows]
+    effect = metric_names.on_retention("effect")
+    return [
+        Column(metric_names.on_retention("verdict"), "string", _each(lost, "outcome")),
+        Column(effect, "float64", _each(lost, "effect")),
+        Column(metric_names.low(effect), "float64", _each(lost, "low")),
+        Column(metric_names.high(effect), "float64", _each(lost, "high")),
+        Column(metric_names.on_retention("p_value"), "float64", _each(lost, "p_value")),
+        Column(metric_names.on_retention("adjusted_p_value"), "float64", _each(lost, "adjusted_p_value")),
     ]
 
 

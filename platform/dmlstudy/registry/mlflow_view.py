@@ -150,6 +150,8 @@ def view(board: Leaderboard) -> dict[str, Any]:
     objective = metric_names.on_test(board.objective)
     interval = metric_names.low(objective), metric_names.high(objective)
     metrics = [VALIDATION, objective, *interval, *_others(board, objective)]
+    if board.retention:
+        metrics.append(metric_names.on_retention(board.objective))
     columns = [
         *(f"metrics.`{name}`" for name in metrics),
         "tags.`comparison`",
@@ -172,17 +174,27 @@ def note(board: Leaderboard, models: Mapping[str, str], experiment_id: str) -> s
     lines = [
         f"[Leaderboard](#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}): {_news(board)}",
         "",
-        f"| family | validation | {board.objective} on the test classes (95% t-interval) | with the winner | model |",
-        "|---|---:|---:|---|---|",
+        f"| family | validation | {board.objective} on the test classes (95% t-interval) |{_retention_head(board)} with"
+        " the winner | model |",
+        f"|---|---:|---:|{'---:|' * bool(board.retention)}---|---|",
     ]
     for row in board.rows:
         validation = "-" if row.validation is None else f"{row.validation:.4f}"
         test = str(row.test.get(objective, "-"))
         lines.append(
-            f"| {row.family} | {validation} | {test} | {outcome(board, row.family)} |"
+            f"| {row.family} | {validation} | {test} |{_retention_cell(board, row)} {outcome(board, row.family)} |"
             f" {models.get(row.family, '')} |"
         )
     return "\n".join(lines)
+
+
+def _retention_head(board: Leaderboard) -> str:
+    return f" on {board.retention.name} (retention) |" if board.retention else ""
+
+
+def _retention_cell(board: Leaderboard, row: Row) -> str:
+    metric = metric_names.on_retention(board.objective)
+    return f" {row.retention.get(metric, '-')} |" if board.retention else ""
 
 
 def _news(board: Leaderboard) -> str:
@@ -217,7 +229,7 @@ def _metrics(row: Row) -> Iterator[tuple[str, float]]:
         yield VALIDATION, row.validation
     if not is_untrained(row.family):
         yield "num_trials", float(row.num_tried)
-    for name, estimate in row.test.items():
+    for name, estimate in (row.test | row.retention).items():
         yield name, estimate.mean
         if estimate.half_width is not None:
             yield metric_names.low(name), estimate.mean - estimate.half_width

@@ -13,7 +13,7 @@ from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.registry.curves import verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.report import examples, figures, streams, words
+from dmlstudy.report import examples, figures, retention, streams, words
 from dmlstudy.report.page import (
     Plot,
     Section,
@@ -132,6 +132,7 @@ def _leaderboard(board: Leaderboard) -> list[str | Plot]:
     if board.front:
         parts.append(words.front_table(board))
     scores = words.scores_table(board, [*further[:MOST_FURTHER], *of_folds])
+    parts += retention.parts(board)
     more = [words.search_table(board), *([scores] if scores else [])]
     told = "Validation scores, trials and seeds" + (", other test scores" if scores else "")
     return [*parts, folded(told, *more)]

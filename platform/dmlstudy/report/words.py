@@ -142,6 +142,7 @@ def leaderboard_table(board: Leaderboard) -> Html:
         rows = [[_named(board, row), _validation(row)] for row in board.rows]
         caption = "Best on the validation classes first, mean over folds ± standard error; no test score yet."
         return table(caption, ["family", f"validation {board.objective}"], rows, "ln")
+    elsewhere = [metric_names.on_retention(board.objective)] if board.retention else []
     rows = []
     for row in board.rows:
         outcome, each = comparison_of(board, row.family, row.untrained) if row.untrained else ("", None)
@@ -149,13 +150,18 @@ def leaderboard_table(board: Leaderboard) -> Html:
         if each is not None:
             against = "" if row.untrained == UNTRAINED else f" ({row.untrained})"
             told = [_two_lines(difference(each, row.family)), f"{outcome}, {p_value(each)}{against}"]
-        rows.append([_named(board, row), _two_lines(interval(row.test.get(metric))), *told])
+        kept = [_two_lines(interval(row.retention.get(name))) for name in elsewhere]
+        rows.append([_named(board, row), _two_lines(interval(row.test.get(metric))), *told, *kept])
     caption = (
         "Best on the validation classes first. Test: mean over seeds, each scored once, with its 95% t-interval."
         " Less untrained: paired by seed, against the same embedder before training, with an interval that holds for"
         " all pairs at once (95%); better or worse is what has p ≤ 0.05 adjusted for all pairs."
     )
-    return table(caption, ["family", metric.replace("_", " ", 1), "less untrained", "verdict"], rows, "lnnl")
+    if board.retention:
+        caption += " Retention: the same models on other data."
+    head = ["family", metric_names.for_people(metric), "less untrained", "verdict"]
+    head += [metric_names.for_people(name) for name in elsewhere]
+    return table(caption, head, rows, "lnnl" + "n" * len(elsewhere))
 
 
 def search_table(board: Leaderboard) -> Html:

@@ -25,6 +25,7 @@ from dmlstudy.records import (
     CodesConfig,
     DataConfig,
     EmbedderConfig,
+    Grown,
     LossConfig,
     MetricsConfig,
     OnlineConfig,
@@ -45,6 +46,8 @@ from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
 from dmlstudy.spec.earlier_keys import Renaming, stored, with_earlier_keys
 from dmlstudy.spec.pace import Work
+from dmlstudy.spec.retention import KEY as RETENTION
+from dmlstudy.spec.retention import RetentionConfig
 from dmlstudy.spec.space import Choice, Domain, Fixed, Space
 from dmlstudy.spec.study_paths import Places
 from dmlstudy.text import nearest, one_line, shown
@@ -163,8 +166,10 @@ class SearchConfig(Record):
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of sampling, folds and training")] = 0
 
 
-class ProtocolConfig(MetricsConfig):
+class ProtocolConfig(MetricsConfig, Grown):
     """Evaluation of trials: folds over the development classes, seeds on the test classes."""
+
+    LATER = ("retention",)
 
     num_folds: Annotated[
         PositiveInt,
@@ -180,6 +185,13 @@ class ProtocolConfig(MetricsConfig):
         bool, Field(description="judge a model per fold as well: separately, and concatenated")
     ] = True
     objective: Annotated[str, Field(description="the metric that is searched for and decides")] = "map_at_r"
+    retention: Annotated[
+        RetentionConfig | None,
+        Field(
+            description="other data, with keys as of data (else the study's), whose test classes every verdict trial's"
+            " model is scored on as well: what is kept elsewhere"
+        ),
+    ] = None
 
 
 class FamilyEntry(Record):
@@ -290,6 +302,8 @@ class StudySpec:
             update={"path": None if path is None else self._lead("data.path", path)}
         )
         """The file's, with an absolute path: workers have other working folders."""
+        self.retention = self._retention()
+        """The data of ``protocol.retention`` in the same way, with the study's settings where it has none."""
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
@@ -383,6 +397,13 @@ class StudySpec:
         except ValueError as error:
             raise SpecError(error) from None
 
+    def _retention(self) -> DataConfig | None:
+        written = self.file.protocol.retention
+        if written is None:
+            return None
+        path = None if written.path is None else self._lead(f"{RETENTION}.path", written.path)
+        return written.settled(self.data, path)
+
     def _with_space(self, name: str, entry: FamilyEntry) -> FamilyEntry:
         """The entry, with an absolute path where its space is a file of the user's."""
         if entry.space in family_files() or not entry.space.endswith(YAML):
@@ -394,6 +415,7 @@ class StudySpec:
         file = self.file.model_dump(mode="json", exclude={"resources"})
         for key in DataConfig.SPEED:
             file["data"].pop(key, None)
+            file["protocol"].get("retention", {}).pop(key, None)
         meaning = {
             "file": with_earlier_keys(file),
             "spaces": {name: tree(family.stored) for name, family in self.families.items()},
@@ -449,6 +471,7 @@ class StudySpec:
             objective=protocol.objective,
             measure_latency=phase == "search" and self.file.search.second_objective == "latency_ms",
             start=self.starts.get((records["embedder"].backbone, records["embedder"].weights or "")),
+            retention=self.retention,
             **{name: getattr(protocol, name) for name in MetricsConfig.model_fields},
             **records,
         )

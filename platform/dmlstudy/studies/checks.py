@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from dmlstudy.data import state_file
 from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.studies import retention
 from dmlstudy.text import first_line, nearest
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.interface import TrialData
@@ -35,6 +36,7 @@ def check_parts(spec: StudySpec) -> TrialData:
     dataset = _loaded(spec)
     with _refused():
         task.check_data(configs, dataset)
+    retention.check(spec, dataset)
     return dataset
 
 

@@ -17,6 +17,7 @@ from dmlstudy import data
 from dmlstudy.data import ClosedSet
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
+from dmlstudy.studies import retention
 from dmlstudy.studies.wall_time import (
     Machine,
     Seconds,
@@ -53,6 +54,7 @@ def describe(
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
+        *retention.lines(spec, dataset),
         f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
         room(resources, machine),
@@ -102,6 +104,8 @@ def facts(
     with _noting() as noted:
         trials = _all_measured(spec, dataset, machine, tell) if measure else {}
     sides = {"development": dataset.development, "test": dataset.test}
+    if (elsewhere := retention.loaded(spec)) is not None:
+        sides["retention"] = elsewhere.test
     return {
         "study": spec.name,
         "fingerprint": spec.fingerprint(),
@@ -115,7 +119,12 @@ def facts(
         "num_at_once": num_at_once(spec.file.resources, machine),
         "seconds": total_seconds(spec, trials, START_S, machine) if measure else None,
         "seconds_of_a_trial": {name: each._asdict() for name, each in trials.items()},
-        "notes": [*data.remarks(dataset, spec.data.path), *_notes(spec, dataset), *noted],
+        "notes": [
+            *data.remarks(dataset, spec.data.path),
+            *retention.lines(spec, dataset),
+            *_notes(spec, dataset),
+            *noted,
+        ],
     }
 
 

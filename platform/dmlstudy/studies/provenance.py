@@ -14,6 +14,7 @@ from dmlstudy.registry.environment import commit, environment, source_sha256
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import StoreError
+from dmlstudy.studies import retention
 from dmlstudy.training.dataset_cache import GREY, PIXELS
 from dmlstudy.training.interface import TrialData
 
@@ -21,6 +22,7 @@ SIDES = {
     "development_sha256": "development data",
     "test_sha256": "test data",
     "features_sha256": "features",
+    "retention_sha256": "retention data",
 }
 
 
@@ -41,6 +43,7 @@ def origin(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
         "num_shared_between_folds": str(dataset.num_shared_between_folds),
         **_damaged(dataset),
         **_features(spec),
+        **retention.origin(spec, dataset),
     }
 
 

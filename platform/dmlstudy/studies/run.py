@@ -24,7 +24,7 @@ from dmlstudy.search.storage import open_storage
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
-from dmlstudy.studies import checks, provenance, starts
+from dmlstudy.studies import checks, provenance, retention, starts
 from dmlstudy.studies.conclude import conclude
 from dmlstudy.training import dataset_cache
 
@@ -48,7 +48,11 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
     remarks = data.remarks(dataset, spec.data.path)
     present = starts.present(spec, dataset)
-    known = origin | {preflight.FILES: data.files_digest(dataset, spec.data.path)}
+    remarks += retention.lines(spec, dataset)
+    digests = {
+        preflight.FILES: data.files_digest(dataset, spec.data.path),
+        preflight.RETENTION_FILES: retention.files_digest(spec),
+    }
     del dataset
     dataset_cache.forget()  # trials run in other processes
     store.prepare()
@@ -72,7 +76,9 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
             for remark in remarks:
                 said(remark)
             try:
-                return _run_here(spec, store, said, interruption, origin, known, description, watch)
+                return _run_here(
+                    spec, store, said, interruption, origin, origin | digests, description, watch
+                )
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 

@@ -30,6 +30,12 @@ def zero_shot(config: DataConfig) -> ZeroShotData:
 
 
 @functools.lru_cache(maxsize=1)
+def retention(config: DataConfig) -> ZeroShotData:
+    """``data.load`` of the retention data, kept beside the study's own."""
+    return data.load(**config.model_dump())
+
+
+@functools.lru_cache(maxsize=1)
 def closed(config: DataConfig) -> ClosedSet:
     """``data.load_closed`` of the configuration."""
     return data.load_closed(**config.model_dump())
@@ -64,4 +70,5 @@ def features_of(
 def forget() -> None:
     """Give the memory back, and have the files read again when they are asked for next."""
     zero_shot.cache_clear()
+    retention.cache_clear()
     closed.cache_clear()

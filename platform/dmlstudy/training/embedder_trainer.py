@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dmlstudy import distributed, embedders
-from dmlstudy.data import Features, ImageSet, LabelledImages, Loader
+from dmlstudy.data import Features, ImageSet, LabelledImages, Loader, ZeroShotData
 from dmlstudy.data.images import Indices, Inputs
 from dmlstudy.embedders import Embedder
 from dmlstudy.embedders.adapters import merged
@@ -218,14 +218,24 @@ class EmbedderTrainer(Trainer):
         embedded, (images, query, gallery) = self._embed_held_out()
         return retrieval_scores(embedded, images.labels_N, query, gallery, self.config)
 
+    def score_elsewhere(self, dataset: ZeroShotData) -> dict[str, float]:
+        """The same among the test images of other data."""
+        if self.config.retention is not None:
+            canvases.prepare(dataset.test, self.config.retention)
+        embedded = self._embed_to_judge(dataset.test)
+        rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery
+        return retrieval_scores(embedded, *rest, self.config)
+
     def outputs(self) -> dict[str, Tensor]:
         """Embeddings of the held-out images."""
         return self._embed_held_out()[0].tensors()
 
     def _embed_held_out(self) -> tuple[Embedded, HeldOut]:
         assert self.held_out is not None
-        has_structure = self.config.retrieval.rerank == "structure"
-        return self.embed(self.held_out.images, structure=has_structure), self.held_out
+        return self._embed_to_judge(self.held_out.images), self.held_out
+
+    def _embed_to_judge(self, images: LabelledImages) -> Embedded:
+        return self.embed(images, structure=self.config.retrieval.rerank == "structure")
 
     def save(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         """Write the embedder, and what it makes of some held-out images."""

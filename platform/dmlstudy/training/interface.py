@@ -64,6 +64,10 @@ class Trainer(Protocol):
     def score(self) -> dict[str, float]:
         """Metrics of the model as it is now, on the held-out items; every rank must call this."""
 
+    def score_elsewhere(self, dataset: ZeroShotData) -> dict[str, float]:
+        """The same metrics on the test items of other data, which ``Task.retention`` gives; empty for most tasks."""
+        return {}
+
     def outputs(self) -> dict[str, Tensor]:
         """The model's outputs on the held-out items, for ``Task.score_fold_models``; empty for most tasks."""
         return {}
@@ -160,6 +164,10 @@ class Task(Protocol):
 
     def dataset(self, config: DataConfig) -> TrialData:
         """The data, read once by a process that runs many trials."""
+
+    def retention(self, config: TrialConfig) -> ZeroShotData | None:
+        """Data beside the study's on which a verdict's model is scored as well, read once; none for most tasks."""
+        return None
 
     def folds(self, config: TrialConfig) -> Sequence[TwoSides]:
         """Folds of the development items. Raises ValueError where these are too few."""

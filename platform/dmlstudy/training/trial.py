@@ -50,7 +50,8 @@ def run_trial(
     the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
 
     Phase ``verdict``: train on all development items and evaluate once, at the end, on the test items; a stream of
-    constraints also after each of its parts, which are its epochs.
+    constraints also after each of its parts, which are its epochs. With ``retention`` the same model is scored on the
+    test classes of that data too ('retention_').
 
     With ``fold_models`` an embedder is trained for each fold as well, and scored on the test classes twice: each by
     itself ('test_separate_', the mean over folds), and all together as one embedding, the concatenation
@@ -156,7 +157,19 @@ class _Trial:
             metrics = metric_names.all_on_test(self.task.score_fold_models(self.config, left))
         trainer, scores = self._train(whole)
         metrics |= metric_names.all_on_test(scores or trainer.score())
+        metrics |= self._retention(trainer)
         return trainer, metrics | _damaged(self.config, self.dataset)
+
+    def _retention(self, trainer: Trainer) -> dict[str, float]:
+        """Scores on the test items of the retention data; empty where the trial has none."""
+        dataset = self.task.retention(self.config)
+        if dataset is None:
+            return {}
+        _agree_on(dataset)
+        try:
+            return metric_names.all_on_retention(trainer.score_elsewhere(dataset))
+        except TrialFailed as error:
+            raise TrialFailed(f"protocol.retention: {error}") from None
 
     def _train(self, number: int) -> tuple[Trainer, dict[str, float]]:
         """The trainer of a share after all its epochs, or those that are left, and its scores after the last one.

@@ -62,6 +62,11 @@ class Embedding(Task):
 
         return dataset_cache.zero_shot(config)
 
+    def retention(self, config: TrialConfig) -> ZeroShotData | None:
+        from dmlstudy.training import dataset_cache
+
+        return None if config.retention is None else dataset_cache.retention(config.retention)
+
     def folds(self, config: TrialConfig) -> Sequence[Fold]:
         from dmlstudy import data
 
@@ -137,4 +142,6 @@ class Embedding(Task):
         epochs = config.training.epochs
         search = sum(epochs * (train + validation / 3) for train, validation in sizes) / rate
         trained_on = [len(labels_N)] + [train for train, _ in sizes] * config.fold_models
-        return search, sum(epochs * part + num_test / 3 for part in trained_on) / rate
+        elsewhere = self.retention(config)
+        num_elsewhere = 0 if elsewhere is None else len(elsewhere.test)
+        return search, (sum(epochs * part + num_test / 3 for part in trained_on) + num_elsewhere / 3) / rate
