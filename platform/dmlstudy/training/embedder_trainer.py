@@ -36,6 +36,7 @@ from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.optimization import Optimization
 from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
+from dmlstudy.training.shares import shares_of
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -251,7 +252,10 @@ class EmbedderTrainer(Trainer):
         # After wrapping, which makes all ranks begin with the same weights.
         self.average = MovingAverage(self.embedder, training.ema_decay) if training.ema_decay else None
         self.parts |= {"average": self.average} if self.average else {}
-        self.start = StartWeights(self.embedder, training.wise_ft) if training.wise_ft < 1 else None
+        self.shares = shares_of(training.wise_ft)
+        self.share = self.shares[-1]
+        """The share of the trained weights in what is scored now."""
+        self.start = StartWeights(self.embedder) if self.shares[0] < 1 else None
         self.num_epochs = 0
 
     def _wrap(self) -> None:
@@ -355,7 +359,7 @@ class EmbedderTrainer(Trainer):
     def kept(self) -> Embedder:
         """The embedder that is scored and saved: the trained one, or an average in its place."""
         embedder = self.embedder if self.average is None else self.average.embedder
-        return embedder if self.start is None else self.start.mixed(embedder)
+        return embedder if self.start is None else self.start.mixed(embedder, self.share)
 
     def _read_and_embed(
         self, embedder: Embedder, images: LabelledImages, indices: Indices, structure: bool
@@ -387,6 +391,16 @@ class EmbedderTrainer(Trainer):
         """Metrics of retrieval among the held-out images, computed by rank 0 for all."""
         embedded, (images, query, gallery) = self._embed_held_out()
         return retrieval_scores(embedded, images.labels_N, query, gallery, self.config)
+
+    def score_shares(self, scores: dict[str, float]) -> list[dict[str, float]]:
+        """Metrics with each share of the trained weights, the largest's being ``scores``; none where there is one."""
+        *others, largest = self.shares
+        found = []
+        for self.share in others:
+            found.append(self.score())
+            beat()
+        self.share = largest
+        return [*found, scores] if others else []
 
     def outputs(self) -> dict[str, Tensor]:
         """Embeddings of the held-out images."""

@@ -64,6 +64,13 @@ class Trainer(Protocol):
     def score(self) -> dict[str, float]:
         """Metrics of the model as it is now, on the held-out items; every rank must call this."""
 
+    def score_shares(self, scores: dict[str, float]) -> list[dict[str, float]]:
+        """Metrics with each of several shares of the trained weights; empty where there is nothing to choose.
+
+        ``scores`` are the model's as it is now, which has the largest share. Every rank must call this.
+        """
+        return []
+
     def outputs(self) -> dict[str, Tensor]:
         """The model's outputs on the held-out items, for ``Task.score_fold_models``; empty for most tasks."""
         return {}
