@@ -6,6 +6,7 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 |---|---|
 | ``map_at_r_stderr`` | standard error of the mean over folds |
 | ``fold_0_map_at_r`` | score of one fold |
+| ``wise_ft``, ``wise_ft_0.5_map_at_r`` | chosen share of the trained weights, of several; score with this one |
 | ``test_map_at_r`` | score on the test classes |
 | ``test_separate_map_at_r`` | mean over the folds' models on the test classes |
 | ``test_concatenated_map_at_r`` | the folds' models as one embedding on the test classes |
@@ -22,6 +23,8 @@ from collections.abc import Iterable, Mapping
 TRAIN_LOSS = "train_loss"
 IMAGES_PER_SECOND = "images_per_second"
 LATENCY_MS = "embed_ms_per_image"
+WISE_FT = "wise_ft"
+"""The share of the trained weights that the folds have chosen, of several."""
 VALIDATION = "validation"
 """The objective on validation classes, in a leaderboard's row."""
 
@@ -103,6 +106,16 @@ def stderr(metric: str) -> str:
 def of_fold(fold: int, metric: str) -> str:
     """The name of one fold's score."""
     return f"fold_{fold}_{metric}"
+
+
+def of_share(share: float, metric: str) -> str:
+    """The name of a score with this share of the trained weights."""
+    return f"{WISE_FT}_{share}_{metric}"
+
+
+def is_of_share(name: str) -> bool:
+    """True for a score with one of several shares of the trained weights."""
+    return name.startswith(f"{WISE_FT}_")
 
 
 def num_folds(names: Iterable[str], metric: str) -> int:

@@ -60,7 +60,25 @@ def _joined(value: object) -> object:
 NumberList: TypeAlias = Annotated[str, BeforeValidator(_joined)]
 """Several numbers as one text with spaces between them; a list of them, or one number, is read as that."""
 
-NUMBER_LISTS = frozenset({"training.step_at"})
+
+def _shares(value: object) -> object:
+    """A share as a number; several, given as a list or a text, as a text in rising order without repetitions."""
+    words = [value] if isinstance(value, int | float) else str(_joined(value)).replace(",", " ").split()
+    try:
+        shares = sorted({float(word) for word in words})
+    except ValueError:
+        shares = []
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise PydanticCustomError(
+            "shares", "expected a number from 0 to 1, or a list of them as [0.3, 0.5, 1.0]"
+        )
+    return shares[0] if len(shares) == 1 else " ".join(map(str, shares))
+
+
+ShareList: TypeAlias = Annotated[Annotated[float, Field(ge=0, le=1)] | str, BeforeValidator(_shares)]
+"""A number from 0 to 1, or several as one text."""
+
+NUMBER_LISTS = frozenset({"training.step_at", "training.wise_ft"})
 """Keys of it."""
 
 
@@ -518,12 +536,10 @@ class TrainingConfig(Grown):
         ),
     ] = 0.0
     wise_ft: Annotated[
-        float,
+        ShareList,
         Field(
-            ge=0,
-            le=1,
             description="share of the trained weights in what is scored and kept, the rest being the start's; of"
-            " weights that came from a file; 1: the trained ones",
+            " weights that came from a file; 1: the trained ones; [0.3, 0.5, 1.0]: the best of these on the folds"
         ),
     ] = 1.0
     feature_cache: Annotated[
@@ -919,3 +935,5 @@ class RecordedEnd(NamedTuple):
     status: Status
     reason: str
     values: list[float]
+    settled: Mapping[str, float] = {}
+    """What the folds have chosen, by its name among the metrics."""

@@ -16,6 +16,7 @@ from dmlstudy.registry.comparison import Comparison, compare
 from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
 from dmlstudy.store import Store
+from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, rank
 
@@ -254,7 +255,7 @@ def _row(runs: StudyRuns, family: str, untrained: str | None) -> Row:
         num_judged=len(judged),
         validation=best.metrics[objective] if best else None,
         validation_stderr=best.metrics.get(metric_names.stderr(objective)) if best else None,
-        params=best.params if best else {},
+        params=params_settled(best.params, best.metrics) if best else {},
         untrained=untrained,
         test=_estimates(judged, names_in_order),
         retention=_estimates(judged, retention.names(judged)),

@@ -40,6 +40,7 @@ from dmlstudy.registry.runs import (
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
 from dmlstudy.training import lineage
+from dmlstudy.training.shares import settled_of
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import MLFLOW_STATUSES, Status
 
@@ -363,7 +364,7 @@ class StudyTracker:
     def recorded_ends(self, number: int) -> list[RecordedEnd]:
         """Ends of a search trial's runs, oldest first, without interrupted ones."""
         return [
-            RecordedEnd(run.id, run.status, run.reason, run.values)
+            RecordedEnd(run.id, run.status, run.reason, run.values, settled_of(run.metrics))
             for run in self._runs.every(RunKind.SEARCH, number=number)
             if run.status.has_ended
         ]

@@ -4,8 +4,9 @@ The storage is read once, when a session begins, and only written to from then o
 grow with the number of trials.
 
 Trials of the search have ``generation`` and ``family`` among their user attributes, once they have ended ``reason``,
-and ``warm_start`` if they come from an earlier study. Trials that others have enqueued (``enqueue_trial``, Optuna's
-dashboard) are taken in when a session begins; one outside each family's space fails with a reason.
+``settled`` if their folds have chosen a value (``training.shares``), and ``warm_start`` if they come from an earlier
+study. Trials that others have enqueued (``enqueue_trial``, Optuna's dashboard) are taken in when a session begins; one
+outside each family's space fails with a reason.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +28,11 @@ from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, direction
 from dmlstudy.search.storage import to_disk
 from dmlstudy.search.subsearch import Subsearch, subsearches_of
 from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.training.shares import with_settled
 from dmlstudy.trials import ENDED, Status, rank
+
+SETTLED = "settled"
+"""The user attribute of what a finished trial's folds have chosen."""
 
 
 @dataclass
@@ -170,7 +175,12 @@ class Ledger:
         return True
 
     def end(
-        self, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None = None, reason: str = ""
+        self,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None = None,
+        reason: str = "",
+        settled: Mapping[str, float] = {},
     ) -> None:
         """Store how a trial ended. As in Optuna, the value of a pruned one is its last score."""
         if state == TrialState.PRUNED:
@@ -178,6 +188,9 @@ class Ledger:
         if reason:
             self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
             trial.user_attrs["reason"] = reason
+        if settled:
+            self._storage.set_trial_user_attr(trial._trial_id, SETTLED, dict(settled))
+            trial.user_attrs[SETTLED] = dict(settled)
         self._storage.set_trial_state_values(trial._trial_id, state, values)
         to_disk(self._storage)
         trial.state, trial.values = state, values
@@ -200,7 +213,10 @@ class Ledger:
     def best_configs(self) -> dict[str, TrialConfig]:
         """Each family's best finished configuration by the objective; families with none are left out."""
         return {
-            name: self.subsearch_of[name].config_of(self._best[name].params)
+            name: with_settled(
+                self.subsearch_of[name].config_of(self._best[name].params),
+                self._best[name].user_attrs.get(SETTLED, {}),
+            )
             for name in self._spec.families
             if name in self._best
         }
@@ -266,6 +282,8 @@ def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: 
             values = _last_value(trial, len(directions))
         if taken.reason:
             storage.set_trial_user_attr(trial._trial_id, "reason", taken.reason)
+        if taken.settled:
+            storage.set_trial_user_attr(trial._trial_id, SETTLED, dict(taken.settled))
         storage.set_trial_state_values(trial._trial_id, state, values)
         committed.append(trial.number)
     return committed

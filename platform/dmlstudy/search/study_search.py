@@ -42,6 +42,7 @@ from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.pace import Trials
 from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.training.shares import settled_of
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import Status
 
@@ -315,7 +316,12 @@ class StudySearch:
         if entry is None or entry.trial.state.is_finished():
             return
         if assignment.status == Status.FINISHED:
-            self._ledger.end(entry.trial, TrialState.COMPLETE, self.values_of(assignment))
+            self._ledger.end(
+                entry.trial,
+                TrialState.COMPLETE,
+                self.values_of(assignment),
+                settled=settled_of(assignment.metrics),
+            )
         else:
             state = TrialState[assignment.status.in_optuna]
             self._ledger.end(entry.trial, state, reason=assignment.reason)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dmlstudy import metric_names
 from dmlstudy.engine.stop_requests import (
     RunningTrial,
     tune_ids,
@@ -17,6 +18,7 @@ from dmlstudy.spec.epochs import counted
 from dmlstudy.store import Store, StoreError
 from dmlstudy.studies.status import named, running_now, search_trials, served
 from dmlstudy.text import duration
+from dmlstudy.training.shares import KEY, settled_of
 from dmlstudy.trials import Status
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def trial_log(store: Store, study: str | None, number: int) -> list[str]:
     lines += _sessions(runs)
     params = runs[-1][0].params if runs else {}
     lines += ["", "configuration", *(f"  {key}: {value}" for key, value in (params or trial.params).items())]
+    lines += _choice(runs)
     lines += ["", "learning curve", *_curve_lines(trial, runs)]
     ids = tune_ids(folder, number)
     for id_ in ids:
@@ -92,6 +95,14 @@ def _sessions(runs: list[tuple[Run, Any]]) -> list[str]:
             line += f", {run.status.words} after {run.ended - run.started:.1f} s"
         lines.append(f"{line} (MLflow run {run.id})")
     return lines
+
+
+def _choice(runs: list[tuple[Run, Any]]) -> list[str]:
+    """What the folds of a finished trial have chosen, and by which scores."""
+    metrics = runs[-1][0].metrics if runs else {}
+    chosen = [f"  {KEY}: {share}, chosen on the folds" for share in settled_of(metrics).values()]
+    means = [f"  {name}: {metrics[name]:.6g}" for name in sorted(metrics) if metric_names.is_of_share(name)]
+    return ["", "chosen", *chosen, *means] if chosen else []
 
 
 def _curve_lines(trial: Any, runs: list[tuple[Run, Any]]) -> list[str]:

@@ -50,16 +50,15 @@ class StartWeights:
     2022.
     """
 
-    def __init__(self, embedder: Embedder, share: float) -> None:
-        self.share = share
+    def __init__(self, embedder: Embedder) -> None:
         self.weights = {name: weight.detach().clone() for name, weight in _begun(embedder)}
 
     @torch.no_grad()
-    def mixed(self, embedder: Embedder) -> Embedder:
+    def mixed(self, embedder: Embedder, share: float) -> Embedder:
         """A copy of the embedder with the mean in the place of what came from the file."""
         mixed = copy.deepcopy(embedder)
         for name, weight in _begun(mixed):
-            weight.copy_(torch.lerp(self.weights[name], weight, self.share))
+            weight.copy_(torch.lerp(self.weights[name], weight, share))
         return mixed
 
 

@@ -50,6 +50,8 @@ class Progress(NamedTuple):
     scores: tuple[dict[str, float], ...] = ()
     tensors: Mapping[str, Tensor] = {}
     reports: tuple[TrialReport, ...] = ()
+    of_shares: tuple[list[dict[str, float]], ...] = ()
+    """The last scores of each fold with each of several shares of the trained weights."""
 
 
 class Checkpoint:
@@ -108,7 +110,8 @@ class Checkpoint:
                 f"{self.fingerprint}); give each trial a folder of its own"
             )
         reports = tuple(TrialReport(step=step, metrics=metrics) for step, metrics in header["reports"])
-        return Progress(header["fold"], header["epoch"], tuple(header["scores"]), tensors, reports)
+        of_shares = tuple(header.get("of_shares", ()))
+        return Progress(header["fold"], header["epoch"], tuple(header["scores"]), tensors, reports, of_shares)
 
     def offer(
         self,
@@ -118,6 +121,7 @@ class Checkpoint:
         tensors: Callable[[], Mapping[str, Tensor]],
         reports: Sequence[TrialReport] = (),
         *,
+        of_shares: Sequence[list[dict[str, float]]] = (),
         is_last: bool = False,
     ) -> None:
         """Write the state, on rank 0 and if it is time to, as it is for the last one; a place that refuses costs a
@@ -129,6 +133,7 @@ class Checkpoint:
             return
         header = {"config": self.fingerprint, "fold": fold, "epoch": epoch, "scores": scores}
         header["reports"] = [(report.step, report.metrics) for report in reports]
+        header |= {"of_shares": list(of_shares)} if of_shares else {}
         content = _packed(header | {"made_by": _made_by()}, tensors())
         try:
             self.file.write(content)

@@ -31,6 +31,7 @@ from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.optimization import Optimization
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
+from dmlstudy.training.shares import shares_of
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -79,7 +80,10 @@ class EmbedderTrainer(Trainer):
         self._wrap()
         # After wrapping, which makes all ranks begin with the same weights.
         self.average = MovingAverage(self.embedder, training.ema_decay) if training.ema_decay else None
-        self.start = StartWeights(merged(self.embedder), training.wise_ft) if training.wise_ft < 1 else None
+        self.shares = shares_of(training.wise_ft)
+        self.share = self.shares[-1]
+        """The share of the trained weights in what is scored now."""
+        self.start = StartWeights(merged(self.embedder)) if self.shares[0] < 1 else None
         named = {"embedder": self.embedder, "loss": loss, "memory": memory, "average": self.average}
         self.parts = {name: part for name, part in named.items() if part is not None}
         self.num_epochs = 0
@@ -185,7 +189,7 @@ class EmbedderTrainer(Trainer):
     def kept(self) -> Embedder:
         """The embedder that is scored and saved: the trained one, or an average in its place; adapters merged."""
         embedder = merged(self.embedder if self.average is None else self.average.embedder)
-        return embedder if self.start is None else self.start.mixed(embedder)
+        return embedder if self.start is None else self.start.mixed(embedder, self.share)
 
     def _read_and_embed(
         self, embedder: Embedder, images: LabelledImages, indices: Indices, structure: bool
@@ -225,6 +229,16 @@ class EmbedderTrainer(Trainer):
         embedded = self._embed_to_judge(dataset.test)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery
         return retrieval_scores(embedded, *rest, self.config)
+
+    def score_shares(self, scores: dict[str, float]) -> list[dict[str, float]]:
+        """Metrics with each share of the trained weights, the largest's being ``scores``; none where there is one."""
+        *others, largest = self.shares
+        found = []
+        for self.share in others:
+            found.append(self.score())
+            beat()
+        self.share = largest
+        return [*found, scores] if others else []
 
     def outputs(self) -> dict[str, Tensor]:
         """Embeddings of the held-out images."""

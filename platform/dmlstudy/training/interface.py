@@ -68,6 +68,13 @@ class Trainer(Protocol):
         """The same metrics on the test items of other data, which ``Task.retention`` gives; empty for most tasks."""
         return {}
 
+    def score_shares(self, scores: dict[str, float]) -> list[dict[str, float]]:
+        """Metrics with each of several shares of the trained weights; empty where there is nothing to choose.
+
+        ``scores`` are the model's as it is now, which has the largest share. Every rank must call this.
+        """
+        return []
+
     def outputs(self) -> dict[str, Tensor]:
         """The model's outputs on the held-out items, for ``Task.score_fold_models``; empty for most tasks."""
         return {}

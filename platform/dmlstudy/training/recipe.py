@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dmlstudy.records import BatchConfig, TrainingConfig, TrialConfig
 from dmlstudy.training import schedule
+from dmlstudy.training.shares import shares_of
 
 USERS = {
     "lr_floor": ("cosine", "linear"),
@@ -61,19 +62,21 @@ def check_unfrozen(last: int | str, num_blocks: int) -> None:
 
 def check_chunk_and_share(config: TrialConfig) -> None:
     """Raise ValueError, beginning with the key, for settings of training that do not go together."""
-    chunk, share, embedder = config.batch.chunk, config.training.wise_ft, config.embedder
+    chunk, embedder = config.batch.chunk, config.embedder
+    given = config.training.wise_ft
+    least, shown = min(shares_of(given)), given if isinstance(given, str) else f"{given:g}"
     if chunk is not None and not embedder.freeze_bn:
         raise ValueError(
             f"batch.chunk: {chunk} cannot give the batch statistics of a whole batch; set embedder.freeze_bn: true, or"
             " leave batch.chunk out"
         )
-    if share < 1 and not embedder.freeze_bn:
+    if least < 1 and not embedder.freeze_bn:
         raise ValueError(
-            f"training.wise_ft: {share:g} would mix weights of different batch statistics; set embedder.freeze_bn:"
+            f"training.wise_ft: {shown} would mix weights of different batch statistics; set embedder.freeze_bn:"
             " true, or leave training.wise_ft out"
         )
-    if share < 1 and embedder.weights is None:
+    if least < 1 and embedder.weights is None:
         raise ValueError(
-            f"training.wise_ft: {share:g} mixes the trained weights with those they began as, and these are random; set"
+            f"training.wise_ft: {shown} mixes the trained weights with those they began as, and these are random; set"
             " embedder.weights, or leave training.wise_ft out"
         )

@@ -22,6 +22,7 @@ from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 from dmlstudy.training.determinism import repeatable
 from dmlstudy.training.interface import Share, Task, Trainer, TrialData, TrialFailed
 from dmlstudy.training.scores import mean, spread
+from dmlstudy.training.shares import check_settled, settle, shares_of, told
 from dmlstudy.training.tasks import task_of
 
 Report = Callable[[TrialReport], None]
@@ -48,6 +49,9 @@ def run_trial(
     Phase ``search``: for each fold of the development items (of classes, for an embedder; else of rows), train from
     scratch and evaluate on the held-out items after every epoch. The reported objective after epoch e of fold f is
     the mean of the finished folds' last scores and this epoch's, so its fidelity only grows.
+
+    Where ``training.wise_ft`` has several shares, these reports are of the largest. The last report and the result are
+    of the share that is best on the mean over the folds.
 
     Phase ``verdict``: train on all development items and evaluate once, at the end, on the test items; a stream of
     constraints also after each of its parts, which are its epochs. With ``retention`` the same model is scored on the
@@ -104,10 +108,14 @@ class _Trial:
         """True if models are scored after each epoch."""
         self.num_epochs = max(config.training.epochs, 1) if self.is_judged else config.training.epochs
         self.shares = self._shares()
+        check_settled(config)
+        self.choices = shares_of(config.training.wise_ft)
         self.begun = kept.load()
         self.reports = _Reports(report, self.begun.reports)
         self.finished = list(self.begun.scores)
         """The last scores of each fold of a search."""
+        self.of_shares = list(self.begun.of_shares)
+        """The same with each of several shares of the trained weights."""
         self.outputs = {
             name: tensor for name, tensor in self.begun.tensors.items() if name.startswith(OUTPUTS)
         }
@@ -140,9 +148,18 @@ class _Trial:
             scores = self._train(number)[1]  # its trainer goes before the next one takes memory
             self.finished.append(scores)
             self._keep(number + 1, 0)
-        metrics = mean(self.finished) | spread(self.finished, self.config.objective)
+        scores = self._settled(self.finished)
+        metrics = mean(scores) | spread(scores, self.config.objective)
+        if any(self.of_shares):
+            metrics |= told(self.choices, self.of_shares, self.config.objective)
         metrics |= self.task.measured_once(self.config, self.device)
         return TrialResult(metrics=metrics | _damaged(self.config, self.dataset))
+
+    def _settled(self, scores: list[dict[str, float]]) -> list[dict[str, float]]:
+        """The folds' last ``scores``, or those with the share that they choose together."""
+        if not any(self.of_shares):
+            return scores
+        return settle(self.choices, self.of_shares, self.config.objective).scores
 
     def _verdict(self) -> tuple[Trainer, dict[str, float]]:
         """The trainer of all development items, and the scores on the test items."""
@@ -185,12 +202,22 @@ class _Trial:
             metrics = trainer.train_epoch(epoch)
             if self.is_judged:
                 scores = trainer.score()
-                metrics = mean([*self.finished, scores]) | metrics
+                metrics = mean(self._scores_now(number, epoch, trainer, scores)) | metrics
             self.reports.make(number * self.num_epochs + epoch + 1, metrics)
             # What is left of a share after its last epoch is kept when it is known; of a verdict's model that is all.
             if epoch + 1 < self.num_epochs or (self.is_verdict and number + 1 == len(self.shares)):
                 self._keep(number, epoch + 1, trainer)
         return trainer, scores
+
+    def _scores_now(
+        self, number: int, epoch: int, trainer: Trainer, scores: dict[str, float]
+    ) -> list[dict[str, float]]:
+        """Scores of the finished folds and, after an epoch, of this one; at the very end by the share they choose."""
+        every = [*self.finished, scores]
+        if self.is_verdict or epoch + 1 < self.num_epochs:
+            return every
+        self.of_shares.append(trainer.score_shares(scores))
+        return self._settled(every) if number + 1 == len(self.shares) else every
 
     def _keep(self, number: int, epoch: int, trainer: Trainer | None = None) -> None:
         """Offer the state after ``epoch`` epochs of a share to the checkpoint."""
@@ -201,7 +228,10 @@ class _Trial:
         def tensors() -> dict[str, Tensor]:
             return self.outputs | (trainer.state() if trainer else {})
 
-        self.kept.offer(number, epoch, self.finished, tensors, self.reports.made, is_last=is_last)
+        of_shares = self.of_shares if any(self.of_shares) else ()
+        self.kept.offer(
+            number, epoch, self.finished, tensors, self.reports.made, of_shares=of_shares, is_last=is_last
+        )
 
     def _provenance(self) -> dict[str, Any]:
         """The provenance of a saved model, the same for every task."""
