@@ -61,7 +61,7 @@ def test_adapters_the_head_and_the_loss_are_trained_alone() -> None:
 
 def test_rates_are_those_of_the_blocks() -> None:
     one = learner(**LORA, training__layer_decay=0.5, training__head_lr_mult=3)
-    assert [group["lr"] for group in one.optimizer.param_groups[:-1]] == pytest.approx(
+    assert [group["lr"] for group in one.optimizer.param_groups] == pytest.approx(
         [1e-2 / 8, 1e-2 / 4, 1e-2 / 2, 3e-2]
     )
     named = dict(one.embedder.backbone.named_parameters())

@@ -250,7 +250,7 @@ def test_numbers_and_tensors_come_back_exactly(tmp_path: Path) -> None:
     scores = [{"x": 0.1 + 0.2, "y": float("nan"), "z": 1e-320}]
     reports = [TrialReport(step=1, metrics={"x": 0.1 + 0.2, "y": float("nan")})]
     Checkpoint(tmp_path, "a", 0).offer(1, 2, scores, lambda: tensors, reports)
-    fold, epoch, back, loaded, said = Checkpoint(tmp_path, "a").load()
+    fold, epoch, back, loaded, said, _ = Checkpoint(tmp_path, "a").load()
     assert (fold, epoch, repr(list(back)), repr(list(said))) == (1, 2, repr(scores), repr(reports))
     assert set(loaded) == set(tensors)
     for name, value in tensors.items():

@@ -160,7 +160,10 @@ def _merge(module: nn.Module) -> None:
     # remove_parametrizations would take the weight off a class that copies share, and so off the network in training.
     module.__class__ = type(module).__bases__[0]
     for leaf, adapted in module.get_submodule("parametrizations").named_children():
+        assert isinstance(adapted, parametrize.ParametrizationList)
         weight, (adapter,) = adapted.original, adapted
+        assert isinstance(weight, nn.Parameter)
+        assert isinstance(adapter, LowRank)
         module.register_parameter(leaf, nn.Parameter(adapter.merged(weight), weight.requires_grad))
     del module.parametrizations
 

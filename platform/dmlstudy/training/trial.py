@@ -148,8 +148,8 @@ class _Trial:
             scores = self._train(number)[1]  # its trainer goes before the next one takes memory
             self.finished.append(scores)
             self._keep(number + 1, 0)
-        scores = self._settled(self.finished)
-        metrics = mean(scores) | spread(scores, self.config.objective)
+        settled = self._settled(self.finished)
+        metrics = mean(settled) | spread(settled, self.config.objective)
         if any(self.of_shares):
             metrics |= told(self.choices, self.of_shares, self.config.objective)
         metrics |= self.task.measured_once(self.config, self.device)
