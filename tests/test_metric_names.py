@@ -26,6 +26,18 @@ def test_what_is_built_is_read_again(metric: str) -> None:
         assert metric_names.for_people(name) == name
 
 
+def test_scores_on_retention_data_are_apart_from_those_on_the_test_classes() -> None:
+    name = metric_names.on_retention("map_at_r")
+    assert metric_names.all_on_retention({"map_at_r": 0.5}) == {name: 0.5} == {"retention_map_at_r": 0.5}
+    assert metric_names.is_on_retention(name)
+    assert not metric_names.is_on_test(name)
+    assert not metric_names.is_on_retention(metric_names.on_test("map_at_r"))
+    assert metric_names.metric_of(name) == "map_at_r"
+    assert metric_names.for_people(name) == "retention map_at_r"
+    assert metric_names.is_count("retention_num_queries_without_positive")
+    assert not metric_names.is_count(name)
+
+
 def test_names_are_those_that_studies_have_stored() -> None:
     """A name that changed would hide the scores of earlier studies."""
     assert metric_names.all_on_test({"map_at_r": 0.5}) == {"test_map_at_r": 0.5}

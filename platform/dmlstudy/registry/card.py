@@ -187,7 +187,7 @@ def _retention(board: Leaderboard) -> dict[str, str]:
     if board.retention is None:
         return {}
     seen = f"; {board.retention.seen}" if board.retention.seen else ""
-    return {"retention": f"{board.retention}, scored alone{seen}"}
+    return {"retention": f"{board.retention}, for scores alone{seen}"}
 
 
 def _of_retention(board: Leaderboard, row: Row) -> list[str]:
