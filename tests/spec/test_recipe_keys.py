@@ -159,3 +159,11 @@ def test_a_real_domain_of_a_key_without_real_values_is_refused(changes: dict[str
     key = list(changes)[-1].replace("__", ".")
     with pytest.raises(SpecError, match=rf"families\.contrastive\.{key}: input should be a valid"):
         study_file.parse(study(**changes))
+
+
+def test_cached_views_need_a_view_somewhere_in_the_space() -> None:
+    flip = {"float": [0, 0.5]}
+    checked(study(training__cached_views=2, augmentation={"flip": flip}))
+    for without in ({}, {"flip": 0}, {"magnitude": 5}):
+        with pytest.raises(SpecError, match=r"contrastive\.training\.cached_views: without augmentation"):
+            checked(study(training__cached_views=2, augmentation=without))
