@@ -27,7 +27,7 @@ def study(**changes: Any) -> dict[str, Any]:
     }
     for name, value in changes.items():
         section, _, key = name.partition("__")
-        raw[section] = {**raw[section], key: value} if key else value
+        raw[section] = {**raw.get(section, {}), key: value} if key else value
     return raw
 
 
@@ -144,3 +144,26 @@ def test_rungs_under_a_schedule_that_ends_low_are_pointed_out() -> None:
     )
     assert notes(**cosine, search__scheduler="none") == []
     assert notes() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training__unfreeze_last": {"float": [0, 2]}},
+        {"training__decay_norms": {"float": [0, 1]}},
+        {"augmentation__randaugment": {"float": [0, 3]}},
+        {"batch__chunk": {"choice": {1: {}, 8: {}}}, "batch__images_per_class": {"float": [2, 4]}},
+    ],
+)
+def test_a_real_domain_of_a_key_without_real_values_is_refused(changes: dict[str, Any]) -> None:
+    key = list(changes)[-1].replace("__", ".")
+    with pytest.raises(SpecError, match=rf"families\.contrastive\.{key}: input should be a valid"):
+        study_file.parse(study(**changes))
+
+
+def test_cached_views_need_a_view_somewhere_in_the_space() -> None:
+    flip = {"float": [0, 0.5]}
+    checked(study(training__cached_views=2, augmentation={"flip": flip}))
+    for without in ({}, {"flip": 0}, {"magnitude": 5}):
+        with pytest.raises(SpecError, match=r"contrastive\.training\.cached_views: without augmentation"):
+            checked(study(training__cached_views=2, augmentation=without))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
@@ -62,6 +62,11 @@ class Float:
     @property
     def edges(self) -> tuple[Scalar, ...]:
         return self.low, self.high
+
+    @property
+    def inner(self) -> float:
+        """A number between the bounds that is no whole one."""
+        return self.low + (self.high - self.low) / math.pi
 
     def draw(self, trial: Suggester, name: str) -> Scalar | None:
         return trial.suggest_float(name, self.low, self.high, log=self.log)
@@ -175,22 +180,34 @@ def corners(space: Space, prefix: str = "") -> list[dict[str, Scalar]]:
     A parameter that exists only under an option is at its edges with that option chosen, once for each
     option it stands under, and the option's other parameters at their defaults.
     """
-    return _corners(space, prefix, {}, {})
+    return _corners(space, prefix, {}, {}, lambda domain: domain.edges)
+
+
+def inner_points(space: Space, prefix: str = "") -> list[dict[str, Scalar]]:
+    """The same with one real parameter between its bounds, where a key of whole numbers has no value."""
+    return _corners(
+        space, prefix, {}, {}, lambda domain: (domain.inner,) if isinstance(domain, Float) else ()
+    )
 
 
 def _corners(
-    space: Space, prefix: str, suffixes: Mapping[str, str], chosen: Mapping[str, Scalar]
+    space: Space,
+    prefix: str,
+    suffixes: Mapping[str, str],
+    chosen: Mapping[str, Scalar],
+    values_of: Callable[[Domain], tuple[Scalar, ...]],
 ) -> list[dict[str, Scalar]]:
     found: list[dict[str, Scalar]] = []
     for name, domain in space.items():
         drawn = _drawn(prefix, name, suffixes)
         if not isinstance(domain, Choice):
-            found += [{**chosen, drawn: edge} for edge in domain.edges]
+            found += [{**chosen, drawn: value} for value in values_of(domain)]
             continue
         for option, children in domain.options.items():
             inner = domain.suffixes(option, suffixes)
             here = {**chosen, drawn: option, **_defaults(children, prefix, inner)}
-            found += [here, *_corners(children, prefix, inner, here)]
+            found += [here] if option in values_of(domain) else []
+            found += _corners(children, prefix, inner, here, values_of)
     return found
 
 

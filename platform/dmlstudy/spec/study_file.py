@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -258,13 +258,21 @@ class Family:
 
     def corners(self) -> list[dict[str, Scalar]]:
         """The default point, and points with one parameter at an edge, once for each of its places."""
+        return [self.default_point(), *self._changed(spaces.corners)]
+
+    def inner_points(self) -> list[dict[str, Scalar]]:
+        """Points with one real parameter between its bounds, once for each of its places."""
+        return self._changed(spaces.inner_points)
+
+    def _changed(
+        self, changes_of: Callable[[Space, str], list[dict[str, Scalar]]]
+    ) -> list[dict[str, Scalar]]:
         point = self.default_point()
-        changes = [
-            change
+        return [
+            point | change
             for section, space in self._sections().items()
-            for change in spaces.corners(space, f"{self.name}/{section}")
+            for change in changes_of(space, f"{self.name}/{section}")
         ]
-        return [point] + [point | change for change in changes]
 
     def tree(self) -> list[str]:
         """The space as indented lines, for people."""
@@ -320,7 +328,7 @@ class StudySpec:
             )
         for name, family in self.families.items():
             path = f"families.{name}"
-            for values in self.corners(family):
+            for values in self.checked(family):
                 self.trial_config(family, values, path=path)
         _check_epochs(file, self.families)
         _check_task(file, self.families)
@@ -429,6 +437,11 @@ class StudySpec:
         A parameter that exists only under a choice is at its edges where the choice is made.
         """
         return [family.sample(_Answers(point)) for point in family.corners()]
+
+    def checked(self, family: Family) -> list[dict[str, Scalar | None]]:
+        """The same, and those with one real parameter between its bounds: values that trials must be able to have."""
+        inner = [family.sample(_Answers(point)) for point in family.inner_points()]
+        return self.corners(family) + inner
 
     def trial_config(
         self,

@@ -19,8 +19,8 @@ PROBE = ".probe"
 def check_parts(spec: StudySpec) -> TrialData:
     """Check everything that can be before a cluster is started, and return the data; raises SpecError.
 
-    Every family is built at its default point and at each bound of its space, so that no trial fails later
-    for a value the file allows.
+    Every family is built at its default point and at and between the bounds of its space, so that no trial fails
+    later for a value the file allows.
     """
     dataset_cache.forget()  # files may have changed since they were read last
     task, protocol = spec.task, spec.file.protocol
@@ -28,7 +28,7 @@ def check_parts(spec: StudySpec) -> TrialData:
     configs = [
         (key, spec.trial_config(family, values, path=key))
         for key, family in ((f"families.{name}", family) for name, family in spec.families.items())
-        for values in spec.corners(family)
+        for values in spec.checked(family)
     ]
     with _refused():
         for key, config in configs:

@@ -13,6 +13,9 @@ CONSTANT, STEP = "constant", "step"
 
 STEP_AT = "step_at"
 
+MOST_EPOCHS = 100_000
+"""No training is longer (``training.epochs``)."""
+
 
 class Schedule(NamedTuple):
     """The factor f(u) of every learning rate at batch u (from 0) of N = epochs x batches per epoch planned ones.
@@ -93,7 +96,9 @@ def milestones(step_at: str, num_epochs: int) -> tuple[int, ...]:
             number = Decimal(word)
         except InvalidOperation:
             number = Decimal("NaN")
-        if not number.is_finite() or number <= 0 or (number > 1 and number % 1):
+        # Far beyond any training, a decimal has no remainder.
+        is_in_range = number.is_finite() and 0 < number <= MOST_EPOCHS
+        if not is_in_range or (number > 1 and number % 1):
             raise ValueError(
                 f"training.{STEP_AT}: {word!r} is neither a share of the epochs between 0 and 1 nor a number of epochs;"
                 " write as 0.5 0.75, or 40 60 80"

@@ -25,6 +25,8 @@ def check_data(configs: Sequence[tuple[str, TrialConfig]], dataset: data.ZeroSho
     num_classes = min(len(fold.train_classes) for fold in folds)
     num_images = min(len(fold.train_indices) for fold in folds)
     counts += f", of which a fold holds {max(len(fold.validation_classes) for fold in folds)} out"
+    for key in dict.fromkeys(key for key, _ in configs):
+        _check_views([config for own, config in configs if own == key], key)
     for key, config in configs:
         _check_batch(config, num_classes, num_images, key, counts)
         embedders.check_input(config.embedder.backbone, takes_vectors=len(development.image_shape) == 1)
@@ -44,6 +46,16 @@ def check_class_counts(own: int, test: int, num_folds: int) -> str:
             f" {counts}; set protocol.num_folds to at most {own // 2}, or add classes"
         )
     return counts
+
+
+def _check_views(configs: Sequence[TrialConfig], key: str) -> None:
+    """Raise ValueError for ``cached_views`` of a family whose images have one view, whatever is searched."""
+    has_views = [not data.Augmentation(**each.augmentation.model_dump()).is_off for each in configs]
+    if any(config.training.cached_views for config in configs) and not any(has_views):
+        raise ValueError(
+            f"{key}.training.cached_views: without augmentation an image has one view; leave it out, or set"
+            " augmentation.crop or augmentation.flip"
+        )
 
 
 def _check_batch(config: TrialConfig, num_classes: int, num_images: int, key: str, counts: str) -> None:

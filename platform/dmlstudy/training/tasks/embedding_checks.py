@@ -59,11 +59,6 @@ def _check_augmentation(config: TrialConfig, key: str) -> None:
         raise ValueError(
             f"{key}.augmentation: features are vectors, of which there are no views; leave it out"
         )
-    if config.training.cached_views and config.augmentation == AugmentationConfig():
-        raise ValueError(
-            f"{key}.training.cached_views: without augmentation an image has one view; leave it out, or set"
-            " augmentation.crop or augmentation.flip"
-        )
     try:
         data.check_augmentation(
             data.Augmentation(**config.augmentation.model_dump()),
