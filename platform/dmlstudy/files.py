@@ -20,7 +20,7 @@ SPARE = 1.1
 _temporary: set[str] = set()
 
 
-class Look(NamedTuple):
+class FileState(NamedTuple):
     """A file as it was at one moment; what has changed it since looks different."""
 
     inode: int
@@ -28,7 +28,7 @@ class Look(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def at(cls, path: Path) -> Look:
+    def at(cls, path: Path) -> FileState:
         """Raises OSError where there is none."""
         found = path.stat()
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)

@@ -936,4 +936,4 @@ class RecordedEnd(NamedTuple):
     reason: str
     values: list[float]
     settled: Mapping[str, float] = {}
-    """What the folds have chosen, by its name among the metrics."""
+    """The choices of the folds, by their names among the metrics."""

@@ -26,7 +26,7 @@ from torch.nn.utils import parametrize
 from dmlstudy.embedders.blocks import Blocks, blocks_of
 
 ATTENTION, MLP, ALL = "attention", "mlp", "all"
-"""What is adapted: projections of attention, the linear layers of MLPs, or every linear layer and convolution."""
+"""The adapted weights: projections of attention, the linear layers of MLPs, or every linear layer and convolution."""
 
 PROJECTION = re.compile(r"(to_)?(q|k|v|qk|kv|qkv|in|out)(_proj)?|proj(_out)?|merge")
 """Last names of the linear layers of attention in torchvision and timm."""
@@ -72,7 +72,7 @@ class LowRank(nn.Module):
         return torch.empty_like(weight).copy_(weight.double() + delta_OI.view_as(weight))
 
 
-class Place(NamedTuple):
+class AdaptedWeight(NamedTuple):
     """A weight that can be adapted: the parameter ``leaf`` of the module at ``path``."""
 
     path: str
@@ -106,7 +106,7 @@ def attach(
 
 def chosen(
     backbone: nn.Module, targets: str, last: int | str = "all", blocks: Blocks | None = None
-) -> list[Place]:
+) -> list[AdaptedWeight]:
     """The weights that ``attach`` adapts, in the order of the network's modules.
 
     Raises ValueError, beginning with the key, where there are none, and for more blocks than there are.
@@ -168,13 +168,13 @@ def _merge(module: nn.Module) -> None:
     del module.parametrizations
 
 
-def _places(backbone: nn.Module) -> Iterator[Place]:
+def _places(backbone: nn.Module) -> Iterator[AdaptedWeight]:
     modules = dict(backbone.named_modules())
     for path, module in modules.items():
         if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
-            yield Place(path, module, "in_proj_weight", ATTENTION)
+            yield AdaptedWeight(path, module, "in_proj_weight", ATTENTION)
         elif isinstance(module, nn.Linear) or (isinstance(module, CONVOLUTIONS) and module.groups == 1):
-            yield Place(path, module, "weight", _targets(path, modules))
+            yield AdaptedWeight(path, module, "weight", _targets(path, modules))
 
 
 def _targets(path: str, modules: dict[str, nn.Module]) -> str:

@@ -65,6 +65,7 @@ class Row(Grown):
     ``validation`` is the objective on the validation classes (mean over folds) with its standard error;
     ``test`` holds test metrics over the ``num_judged`` verdict seeds, the shipped model's before those of the folds'
     models. ``untrained`` is the row of its embedder before training. An untrained embedder has no search.
+
     ``retention`` holds the same metrics on the retention data, where the study has such.
     """
 

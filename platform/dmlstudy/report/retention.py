@@ -1,4 +1,4 @@
-"""What a study's families keep elsewhere: a sentence, a table and a picture of test score against retention."""
+"""The scores that a study's families keep elsewhere: a sentence, a table and a picture of both scores of each row."""
 
 from __future__ import annotations
 

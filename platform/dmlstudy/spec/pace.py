@@ -1,4 +1,4 @@
-"""How fast a study goes and how long it still takes, from the ends of its trials and from what each kind has to do."""
+"""The pace of a study and the time that it still takes, from the ends of its trials and the work of each kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trials(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one trial of each kind does in an epoch, in passes over the development data; an untrained one nothing."""
+    """Work of one trial of each kind in an epoch, in passes over the development data; an untrained one nothing."""
 
     search: float = 1.0
     verdict: float = 1.0

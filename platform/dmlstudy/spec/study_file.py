@@ -357,7 +357,7 @@ class StudySpec:
 
     @property
     def work(self) -> Work:
-        """What a trial of the search and one of the verdict do."""
+        """The work of a trial of the search, and of one of the verdict."""
         protocol = self.file.protocol
         return Work.of(protocol.num_folds, fold_models=protocol.fold_models and self.task.has_fold_models)
 

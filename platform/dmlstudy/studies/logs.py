@@ -98,7 +98,7 @@ def _sessions(runs: list[tuple[Run, Any]]) -> list[str]:
 
 
 def _choice(runs: list[tuple[Run, Any]]) -> list[str]:
-    """What the folds of a finished trial have chosen, and by which scores."""
+    """The choice of the folds of a finished trial, and the scores it was made by."""
     metrics = runs[-1][0].metrics if runs else {}
     chosen = [f"  {KEY}: {share}, chosen on the folds" for share in settled_of(metrics).values()]
     means = [f"  {name}: {metrics[name]:.6g}" for name in sorted(metrics) if metric_names.is_of_share(name)]

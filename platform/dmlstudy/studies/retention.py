@@ -81,7 +81,7 @@ def called(spec: StudySpec) -> str:
 
 
 def seen(retention: ZeroShotData, dataset: TrialData) -> str:
-    """What the study trains and is tested on of the retention data's test classes and images; empty if on none.
+    """A line on test classes and images of the retention data that the study trains or is tested on; empty for most.
 
     Images are compared where both sets are kept in the same way, decoded or as they are stored.
     """

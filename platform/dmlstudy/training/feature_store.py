@@ -24,7 +24,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from dmlstudy.files import Look, cache_folder, too_little_room
+from dmlstudy.files import FileState, cache_folder, too_little_room
 from dmlstudy.heartbeat import beat
 from dmlstudy.model_folder import JSON
 
@@ -37,7 +37,7 @@ WAIT_S = 0.1
 MATRIX, MANIFEST = "features.npy", "manifest.json"
 
 
-_checked: dict[Path, Look] = {}
+_checked: dict[Path, FileState] = {}
 """Files whose blocks this process has checked already."""
 
 
@@ -95,7 +95,7 @@ def _opened(place: Path, parts: Mapping[str, JSON], num_rows: int) -> Matrix | N
     path = place / MATRIX
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        look = Look.at(path)
+        look = FileState.at(path)
         matrix_NF: Matrix = np.load(path, mmap_mode="r", allow_pickle=False)
         is_whole = manifest["parts"] == parts and matrix_NF.shape == (num_rows, manifest["num_features"])
         if is_whole and _checked.get(path) != look:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
 from dmlstudy.embedders.weights import digest
-from dmlstudy.files import Look
+from dmlstudy.files import FileState
 from dmlstudy.model_folder import MANIFEST
 
 MOST_STATES = 256
@@ -63,8 +63,8 @@ def forget() -> None:
     _held.clear()
 
 
-def _file(weights: str) -> Look | None:
+def _file(weights: str) -> FileState | None:
     """A file as it is now, or a folder by its manifest; None for a hub's entry."""
     path = Path(weights)
     path = path / MANIFEST if path.is_dir() else path
-    return Look.at(path) if path.is_file() else None
+    return FileState.at(path) if path.is_file() else None
