@@ -66,6 +66,16 @@ def trial(tracker: StudyTracker, family: str, phase: str, seed: int, status: Any
     tracker.end_trial(run_id, status, [], metrics)
 
 
+def test_a_row_has_what_the_folds_of_the_best_chose(store: Store) -> None:
+    tracker = StudyTracker(store, "chosen", {})
+    trial(tracker, "red", "search", 0, "finished", map_at_r=0.6, wise_ft=0.5, number=3)
+    assert tracker.recorded_ends(3)[0].settled == {"wise_ft": 0.5}
+    tracker.note_search({"red": {"finished": 1}}, {"red": 3})
+    tracker.end_study("finished", {"winner": "red"})
+    (row,) = leaderboard(store, "chosen").rows
+    assert row.params["training.wise_ft"] == "0.5"
+
+
 @pytest.fixture(scope="module")
 def board(store: Store) -> Leaderboard:
     """``modest`` is best on validation, ``lucky`` on the test classes; ``broken`` never finished."""

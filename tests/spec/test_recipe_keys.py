@@ -167,3 +167,13 @@ def test_cached_views_need_a_view_somewhere_in_the_space() -> None:
     for without in ({}, {"flip": 0}, {"magnitude": 5}):
         with pytest.raises(SpecError, match=r"contrastive\.training\.cached_views: without augmentation"):
             checked(study(training__cached_views=2, augmentation=without))
+
+
+@pytest.mark.parametrize("key", ["hue", "grey"])
+def test_views_of_colours_are_refused_for_grey_images_before_a_trial_begins(key: str) -> None:
+    for domain in (0.1, {"float": [0, 0.4]}):
+        with pytest.raises(
+            SpecError, match=rf"^families\.contrastive\.augmentation\.{key}: the images are grey "
+        ):
+            checked(study(augmentation={key: domain}))
+    checked(study(augmentation={"jitter": 0.4}))

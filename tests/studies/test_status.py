@@ -32,6 +32,7 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.registry import tracking
+from dmlstudy.registry.runs import RunKind
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
@@ -373,6 +374,19 @@ def test_logs_of_ended_trials(ran: Store) -> None:
     assert trial_log(ran, "s", 1)[0].startswith("trial 1 of s: stopped early")
     with pytest.raises(StoreError, match=r"study 's' has no trial 4; it has #0 to #3 so far"):
         trial_log(ran, "s", 4)
+
+
+def test_logs_of_a_trial_whose_folds_chose(ran: Store) -> None:
+    assert "chosen" not in trial_log(ran, "s", 0)
+    (run,) = tracking.runs_of(ran, "s").every(RunKind.SEARCH, number=0)
+    for name, value in {"wise_ft": 0.5, "wise_ft_0.5_map_at_r": 0.7, "wise_ft_1.0_map_at_r": 0.6}.items():
+        tracking.connect(ran).log_metric(run.id, name, value)
+    lines = trial_log(ran, "s", 0)
+    assert lines[lines.index("chosen") + 1 :][:3] == [
+        "  training.wise_ft: 0.5, chosen on the folds",
+        "  wise_ft_0.5_map_at_r: 0.7",
+        "  wise_ft_1.0_map_at_r: 0.6",
+    ]
 
 
 @pytest.mark.usefixtures("running")

@@ -30,6 +30,8 @@ def check_data(configs: Sequence[tuple[str, TrialConfig]], dataset: data.ZeroSho
     for key, config in configs:
         _check_batch(config, num_classes, num_images, key, counts)
         embedders.check_input(config.embedder.backbone, takes_vectors=len(development.image_shape) == 1)
+        augmentation = data.Augmentation(**config.augmentation.model_dump())
+        data.check_channels(augmentation, development.image_shape[-1], f"{key}.augmentation")
 
 
 def check_class_counts(own: int, test: int, num_folds: int) -> str:
