@@ -517,7 +517,7 @@ class TrainingConfig(Grown):
     checkpointing: Annotated[
         bool,
         Field(
-            description="recompute each block's activations in the backward pass: less memory, a third more time"
+            description="recompute each block's activations in the backward pass: less memory, 20% more time"
         ),
     ] = False
     deterministic: Annotated[
@@ -830,22 +830,28 @@ class MetricsConfig(Record):
     ] = False
 
 
-class Ancestor(Record):
-    """A model or file that weights come from, with the SHA-256 of its tensors where that is known."""
+class Ancestor(Grown):
+    """A model, file or hub's entry that weights come from, with what is known of it; empty is unknown."""
 
-    source: str
-    sha256: str = ""
-
-
-class StartConfig(Record):
-    """The weights of an embedder before training, settled once for all trials of a study.
-
-    A registered model is named by its version, whatever became of the alias that was written. ``sha256`` is
-    ``embedders.weights.digest`` of the tensors that are loaded.
-    """
+    LATER = ("data", "data_sha256", "num_images", "num_classes", "entry", "url", "licence")
 
     source: Annotated[str, Field(description="models:/NAME/VERSION, a folder, a file, or the hub's entry")]
-    sha256: str = ""
+    sha256: Annotated[str, Field(description="of its tensors (embedders.weights.digest)")] = ""
+    data: Annotated[str, Field(description="the data set it was trained on, and the name of its folder")] = ""
+    data_sha256: Annotated[str, Field(description="of the images it was trained on")] = ""
+    num_images: Annotated[int | None, Field(description="that it was trained on itself")] = None
+    num_classes: Annotated[int | None, Field(description="of these images, or as its hub says")] = None
+    entry: Annotated[str, Field(description="of a hub: the weights' own name there")] = ""
+    url: Annotated[str, Field(description="of a hub: where the weights are")] = ""
+    licence: Annotated[str, Field(description="of a hub: the licence that its library states")] = ""
+
+
+class StartConfig(Ancestor):
+    """The weights of an embedder before training, settled once for all trials of a study.
+
+    A registered model is named by its version, whatever became of the alias that was written.
+    """
+
     place: Annotated[str | None, Field(description="the folder or file; none: the hub")] = None
     ancestors: Annotated[
         tuple[Ancestor, ...], Field(description="what it was trained from, nearest first")
@@ -855,7 +861,8 @@ class StartConfig(Record):
     @property
     def lineage(self) -> tuple[Ancestor, ...]:
         """The start itself and what it was trained from, nearest first."""
-        return (Ancestor(source=self.source, sha256=self.sha256), *self.ancestors)
+        own = {name: getattr(self, name) for name in Ancestor.model_fields}
+        return (Ancestor.model_validate(own), *self.ancestors)
 
 
 class TrialConfig(MetricsConfig, Grown):

@@ -154,14 +154,20 @@ def test_the_description_is_openapi_and_answers_are_as_it_says(
         described = asked.get("/openapi.json").json()
         validate(described)
         assert described["openapi"].startswith("3.1")
-        assert set(described["paths"]) == {"/embed", "/health", "/ready", "/metrics"}
+        assert set(described["paths"]) == {"/embed", "/health", "/ready", "/model", "/metrics"}
         body = {"image": "AAAA"} if name == "plain" else {"vector": [0.5] * 10}
         good = asked.post(
             "/embed", headers=headers, **({"content": png()} if name == "plain" else {"json": body})
         )
         assert good.status_code == 200
         bad = asked.post("/embed", json={}, headers=headers)
-        for answer in (good, bad, asked.get("/ready"), asked.get("/health")):
+        for answer in (
+            good,
+            bad,
+            asked.get("/ready"),
+            asked.get("/health"),
+            asked.get("/model", headers=headers),
+        ):
             path, method = answer.request.url.path, answer.request.method.lower()
             said = described["paths"][path][method]["responses"][str(answer.status_code)]
             schema = said["content"]["application/json"]["schema"]

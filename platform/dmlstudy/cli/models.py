@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 )
 def models(
     name: Annotated[
-        Optional[str], typer.Argument(help="Only this model, and what was decided on its versions.")
+        Optional[str], typer.Argument(help="Only this model, its versions' ancestry and what was decided.")
     ] = None,
     json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
     """The registered models, with two of their scores on the test classes or rows."""
-    from dmlstudy.registry import promotion
+    from dmlstudy.registry import ancestry, promotion
     from dmlstudy.registry.models import versions
 
     place = store_at(store, tracking_uri)
@@ -70,6 +70,9 @@ def models(
             ", ".join(f"{metric} {version.metrics[on_test(metric)]:.4f}" for metric in shown),
         )
     console.print(table, highlight=False)
+    for version in listed if name is not None else []:
+        if version.ancestry:
+            say(f"{version.name}/{version.version} trained from {ancestry.line(version.ancestry)}")
     for decision in promotion.history(place, name) if name is not None else []:
         say(f"{decision.at}  {promotion.said(decision, name or '')}")
 

@@ -14,8 +14,10 @@ from typing import Any
 from dmlstudy import metric_names
 from dmlstudy.data import preprocessing as data_preprocessing
 from dmlstudy.records import DataConfig
+from dmlstudy.registry import ancestry
 from dmlstudy.registry.leaderboard import Leaderboard, Row
-from dmlstudy.training.lineage import ARROW
+from dmlstudy.registry.markdown import code, verbatim
+from dmlstudy.training.lineage import ARROW, RANDOM, KeptNotes
 
 SHOWN = 12
 """Test metrics in the table: the objective, then the others in their order."""
@@ -33,12 +35,15 @@ def card(
     name: str,
     preprocessing: Mapping[str, Any] | None = None,
     start: Mapping[str, str] | None = None,
+    notes: KeptNotes | None = None,
 ) -> str:
     """The card of a family's model as Markdown, without its ``usage``.
 
     ``trained`` is the day of its training, ``origin`` the study's tags, ``preprocessing`` what the model says that it
-    is to be given (``Model.preprocessing``). ``start`` are the tags of its run that say what it was trained from
-    (``training.lineage.tags``). Of a path only the last part is shown.
+    is to be given (``Model.preprocessing``). ``notes`` are those kept with it, on its ancestors; for those of earlier
+    versions, which tell none, ``start`` are the tags of its run (``training.lineage.tags``).
+
+    Of a path only the last part is shown, and no name of a user's becomes markup.
     """
     objective = metric_names.on_test(board.objective)
     shown = sorted(
@@ -57,17 +62,18 @@ def card(
             "",
             *_listed(
                 {
-                    "data": data.name + (f", {PurePath(data.path).name}" if data.path else ""),
+                    "data": data.name + (f", {verbatim(PurePath(data.path).name)}" if data.path else ""),
                     **_size(data),
                     "development": _of(origin, "development"),
                     "test": _of(origin, "test"),
-                    **_start(start or {}),
+                    **_started(notes, start or {}),
                     **_retention(board),
                     "images in both": origin.get("num_shared_images", "not counted"),
-                    "licence": "that of the data and of pretrained weights holds; none is noted here",
+                    "licence": ancestry.licence_line(notes),
                 }
             ),
             "",
+            *ancestry.section(notes),
             "## Judged",
             "",
             *_listed({key.replace("_", " "): _said(value) for key, value in protocol.items() if value}),
@@ -135,6 +141,13 @@ def _size(data: DataConfig) -> dict[str, str]:
         return {}
     before = f", cut from {data.resize_to}" if data.resize_to else ""
     return {"picture size": f"{data.image_size} x {data.image_size} pixels{before}"}
+
+
+def _started(notes: KeptNotes | None, tags: Mapping[str, str]) -> dict[str, str]:
+    """Its start in the list: random weights, or what the tags tell where there is no section on its ancestors."""
+    if notes is None or not notes.start:
+        return {name: code(text) if name == "started from" else text for name, text in _start(tags).items()}
+    return {"started from": ancestry.RANDOM_WEIGHTS} if notes.start[0].source == RANDOM else {}
 
 
 def _start(tags: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dmlstudy import metric_names
+from dmlstudy.registry.ancestry import markdown_line
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
 
 WRITTEN = "*Kept up to date by dmlstudy; replace this text by one of your own and it stays.*"
@@ -54,4 +55,5 @@ def _said(version: RegisteredVersion) -> str:
     )  # bare, MLflow links it as someone's name
     score = version.metrics.get(metric_names.on_test(version.objective))
     scored = "" if score is None else f", test {version.objective} {score:.4f}"
-    return f"**version {version.version}**{alias}, {version.family} of {version.study}{scored}"
+    started = f", trained from {markdown_line(version.ancestry)}" if version.ancestry else ""
+    return f"**version {version.version}**{alias}, {version.family} of {version.study}{scored}{started}"

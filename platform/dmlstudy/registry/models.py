@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 
 from dmlstudy import model_folder
 from dmlstudy.files import sha256, temporary_folder
-from dmlstudy.records import Record
-from dmlstudy.registry import drafts, runs, standalone_file, tracking
+from dmlstudy.records import Ancestor, Record
+from dmlstudy.registry import ancestry, drafts, runs, standalone_file, tracking
 from dmlstudy.registry.card import usage
 from dmlstudy.registry.environment import installed
 from dmlstudy.saved import Model, is_model
-from dmlstudy.saved.model import kind_of, preprocessing_of
+from dmlstudy.saved.model import kind_of, notes_of
 from dmlstudy.store import Store, StoreError
+from dmlstudy.training.lineage import told
 
 CHAMPION = "champion"
 CARD = "card.md"
@@ -62,6 +63,10 @@ class RegisteredVersion(Record):
     model_id: str = ""
     objective: str = ""
     """The objective of its study; empty for old ones."""
+    ancestry: tuple[Ancestor, ...] = ()
+    """Its ancestors, nearest first; empty for old ones, and where no weights are started from."""
+    seen: str = ""
+    """The classes of its study that its start had seen, in words."""
 
 
 def register(
@@ -71,16 +76,16 @@ def register(
     *,
     run_id: str,
     tags: Mapping[str, str],
-    card: Callable[[Mapping[str, Any]], str],
+    card: Callable[[Path], str],
 ) -> RegisteredVersion:
     """Log the saved model that ``fetch`` brings into a folder as the run's MLflow model, and register it.
 
-    Its ``card`` (Markdown, made from the model's preprocessing) is kept in the folder and as the version's description,
-    each with how it is used from there; its signature and input example are those of the example that was saved with
-    it. It computes with MLflow and torch alone (``standalone``).
+    Its ``card`` (Markdown, made of the model's folder) is kept in the folder and as the version's description, each
+    with how it is used from there; its signature and input example are those of the example that was saved with it. It
+    computes with MLflow and torch alone (``standalone``).
 
     The version carries the SHA-256 of the folder's manifest, which lists that of every file: ``pull`` checks
-    both. What it is for ``promotion`` decides.
+    both; and the model's ancestry. What it is for ``promotion`` decides.
 
     Called again for the same run it writes what is missing and nothing twice, and fetches the model only if one of its
     files or its description is not there. Raises ValueError for a folder without an example.
@@ -100,7 +105,7 @@ def register(
                 name,
                 f"models:/{model.model_id}",
                 run_id,
-                {**tags, "sha256": model.tags["sha256"]},
+                {**tags, **ancestry.tags(told(notes_of(fetched()))), "sha256": model.tags["sha256"]},
                 model_id=model.model_id,
             )
         if VERSIONS not in model.tags:
@@ -108,7 +113,7 @@ def register(
             client.set_logged_model_tags(model.model_id, {VERSIONS: link})
         if not version.description:
             signature = mlflow.models.get_model_info(f"models:/{model.model_id}").signature
-            text = card(preprocessing_of(fetched()))
+            text = card(fetched())
             text += usage(name, int(version.version), *_formats(signature))
             client.update_model_version(name, version.version, text)
     return _version(client, client.get_model_version(name, version.version))
@@ -127,7 +132,7 @@ def _log(
     run_id: str,
     folder: Path,
     name: str,
-    card: Callable[[Mapping[str, Any]], str],
+    card: Callable[[Path], str],
 ) -> Any:
     """Write the model's files, into the one that was ``begun`` if there is one; it is ready when all are there."""
     kept = model_folder.read_example(folder)
@@ -136,7 +141,7 @@ def _log(
     kind_of(folder).add_program(folder)
     example_N, z_N = kept
     signature = mlflow.models.infer_signature(example_N, z_N)
-    text = card(preprocessing_of(folder)) + usage(name, None, *_formats(signature))
+    text = card(folder) + usage(name, None, *_formats(signature))
     (folder / CARD).write_text(text, encoding="utf-8")
     model_folder.seal(folder)
     digest = sha256(folder / model_folder.MANIFEST)
@@ -335,6 +340,8 @@ def _version(client: mlflow.MlflowClient, version: Any) -> RegisteredVersion:
         run_id=version.run_id or "",
         model_id=model_id,
         objective=tags.get("objective", ""),
+        ancestry=ancestry.of_tags(tags),
+        seen=tags.get(ancestry.SEEN, ""),
     )
 
 

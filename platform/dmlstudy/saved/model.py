@@ -211,6 +211,11 @@ def preprocessing_of(folder: str | Path) -> dict[str, Any]:
     return preprocessing_in(model_folder.read_json(Path(folder) / _description(folder)))
 
 
+def notes_of(folder: str | Path) -> dict[str, Any]:
+    """As ``Model.notes``, of a folder that is not verified."""
+    return model_folder.read_extra(Path(folder) / _description(folder))
+
+
 def preprocessing_in(described: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a model's description that says how pictures become its inputs."""
     part = described.get("preprocessing", {})

@@ -75,6 +75,8 @@ def description(takes: Takes, has_gallery: bool, limits: Limits, token: str | No
                 "responses": _answers("State", *(("503",) if path == "/ready" else ()), error="State"),
             }
         }
+    about = {"operationId": "model", "summary": "What the model was trained on and from", **guarded}
+    paths["/model"] = {"get": {**about, "responses": _answers("About", *(("401",) if token else ()))}}
     metrics = {
         "200": {"description": "as Prometheus reads them", "content": {"text/plain": {"schema": _TEXT}}}
     }
@@ -125,7 +127,7 @@ def page(name: str, takes: Takes, has_gallery: bool, token: str | None, address:
     about = element(
         "p",
         f"This server answers with {name}. ",
-        "Beside these: GET /health, /ready, /metrics, and ",
+        "Beside these: GET /health, /ready, /model, /metrics, and ",
         element("a", "/openapi.json", href="/openapi.json"),
         ', the same for programs. What is refused is answered with one line, {"error": ...}, that says what to do.',
     )
@@ -200,6 +202,18 @@ _SCHEMAS: dict[str, Any] = {
         "properties": {"status": _TEXT, "model": _TEXT, "digest": _TEXT},
         "required": ["status"],
     },
+    "About": _object(
+        model={"type": "string", "description": "the model's name and version"},
+        digest={"type": "string", "description": "the SHA-256 of its manifest"},
+        kind=_TEXT,
+        trained={"type": ["string", "null"], "description": "on what, in words; null where it is not known"},
+        ancestry={
+            "type": ["array", "null"],
+            "description": "what it was trained from, nearest first; null where it is not known",
+            "items": {"type": "object", "properties": {"source": _TEXT}, "required": ["source"]},
+        },
+        seen={"type": ["string", "null"], "description": "classes of its study that its start had seen"},
+    ),
     "Embedded": _object(
         model={"type": "string", "description": "the model's name and version"},
         digest={"type": "string", "description": "the SHA-256 of its manifest"},

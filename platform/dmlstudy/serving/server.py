@@ -5,6 +5,7 @@
 
 ``GET /health``        200 as long as the process answers
 ``GET /ready``         200 once the model has computed something, 503 while the server ends
+``GET /model``         what the model was trained on, and its ancestry
 ``GET /metrics``       counts of requests and items, as Prometheus reads them
 ``GET /openapi.json``  all this as OpenAPI 3.1; ``GET /docs`` for people, where ``GET /`` leads
 
@@ -43,7 +44,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dmlstudy import data, html
 from dmlstudy.saved import Model
-from dmlstudy.serving import bodies, openapi, traffic
+from dmlstudy.serving import bodies, openapi, origin, traffic
 from dmlstudy.serving.batching import Batcher, Gone, Outputs
 from dmlstudy.serving.bodies import RefusedRequest
 from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
@@ -82,6 +83,7 @@ class Service:
         self.limits, self.digest = limits, model.fingerprint
         self.name = name or model.folder.resolve().name
         self.takes, self._fit = model.takes, model.fit
+        self.about = {"model": self.name, "digest": self.digest, "kind": model.kind, **origin.of(model)}
         self.note = ""
         self._search = None
         self._lock = threading.Lock()  # an index is asked by one thread at a time
@@ -216,6 +218,7 @@ class Front:
             Route("/retrieve", self.retrieve, methods=["POST"]),
             Route("/health", self.health),
             Route("/ready", self.ready),
+            Route("/model", self.model),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.openapi),
             Route("/docs", self.docs),
@@ -248,6 +251,10 @@ class Front:
     async def ready(self, _: Request) -> Response:
         state = {"status": "ending" if self.is_ending else "ready", "model": self.service.name}
         return JSONResponse({**state, "digest": self.service.digest}, 503 if self.is_ending else 200)
+
+    async def model(self, request: Request) -> Response:
+        self.access.check_asker(request)
+        return JSONResponse(self.service.about)
 
     async def metrics(self, request: Request) -> Response:
         self.access.check_asker(request)

@@ -11,10 +11,12 @@ from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import Leaderboard, Row, leaderboard
 from dmlstudy.registry.mlflow_view import publish, publish_study
 from dmlstudy.registry.runs import Run
+from dmlstudy.saved.model import notes_of, preprocessing_of
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.search.verdict import SHIPPED_SEED
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
+from dmlstudy.training.lineage import told
 
 
 class StudyFailed(RuntimeError):
@@ -95,7 +97,7 @@ def _registered(
             "objective": objective,
             "spec_fingerprint": spec.fingerprint(),
         },
-        card=lambda preprocessing: card(
+        card=lambda folder: card(
             board,
             row,
             limits=spec.task.limits,
@@ -104,7 +106,8 @@ def _registered(
             origin=tracker.study_tags,
             protocol=spec.file.protocol.model_dump(),
             name=spec.model_name,
-            preprocessing=preprocessing,
+            preprocessing=preprocessing_of(folder),
             start=run.tags,
+            notes=told(notes_of(folder)),
         ),
     )

@@ -18,6 +18,7 @@ from dmlstudy import embedders
 from dmlstudy.data import ZeroShotData, known_classes
 from dmlstudy.embedders import starting, weights
 from dmlstudy.embedders.backbones import TIMM, build_backbone
+from dmlstudy.embedders.hub import DEFAULT, entry_of
 from dmlstudy.model_folder import read_extra
 from dmlstudy.records import REGISTERED, Ancestor, EmbedderConfig, StartConfig
 from dmlstudy.registry import models
@@ -28,12 +29,14 @@ from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.store import Store, StoreError
 from dmlstudy.text import first_line
 from dmlstudy.training.interface import TrialData
-from dmlstudy.training.lineage import RANDOM, SHOWN, in_words
+from dmlstudy.training.lineage import RANDOM, SHOWN, facts, in_words, kept
 
 FOLDER = "starts"
 """The folder of copies of registered models."""
 
-DEFAULT = "default"
+
+UNTOLD = "was saved by an earlier version, which does not tell the classes it was trained on"
+"""Said of a start whose notes name no classes."""
 
 
 class Present(NamedTuple):
@@ -196,23 +199,16 @@ def _of_folder(embedder: EmbedderConfig, folder: Path, source: str, found: Prese
             f"embedder.weights: {source} has the backbone {saved.architecture.backbone}, and embedder.backbone is"
             f" {embedder.backbone}; set that to {saved.architecture.backbone}, or name another model"
         )
-    about = read_extra(folder / weights.EMBEDDER)
+    about = kept(read_extra(folder / weights.EMBEDDER), source)
+    known = about.trained_classes
     return StartConfig(
         source=source,
         sha256=weights.digest(saved.backbone),
         place=str(folder),
-        ancestors=_ancestors(about, saved.architecture.weights),
-        seen=known_classes.told(about.get("trained_classes", []), found.development, found.test)
-        if "trained_classes" in about
-        else "was saved by an earlier version, which does not tell the classes it was trained on",
+        ancestors=about.start or (Ancestor(source=saved.architecture.weights or RANDOM),),
+        seen=UNTOLD if known is None else known_classes.told(known, found.development, found.test),
+        **about.trained_on_facts(),
     )
-
-
-def _ancestors(about: dict[str, Any], written: str | None) -> tuple[Ancestor, ...]:
-    """The ancestors of a saved embedder, by its notes; those of earlier versions name its weights alone."""
-    if "start" in about:
-        return tuple(Ancestor.model_validate(each) for each in about["start"])
-    return (Ancestor(source=written or RANDOM),)
 
 
 def _of_hub(embedder: EmbedderConfig, found: Present, *, is_fetched: bool) -> StartConfig:
@@ -222,14 +218,16 @@ def _of_hub(embedder: EmbedderConfig, found: Present, *, is_fetched: bool) -> St
     if not _is_of_hub(embedder.backbone, written):
         weights.read(Path(written))  # which says that there is no such file
     source = f"{written} of {embedder.backbone}"
+    stated = entry_of(embedder.backbone, written)._asdict()
     if not is_fetched:
-        return StartConfig(source=source)
+        return StartConfig(source=source, **stated)
     *height_width, channels = found.image_shape
     try:
         built = build_backbone(embedder.backbone, channels, embedder.width, written, tuple(height_width))
     except ValueError:  # there is no network here, or no room; workers may have both
-        return StartConfig(source=source)
-    return StartConfig(source=source, sha256=built.sha256 or "")
+        return StartConfig(source=source, **stated)
+    stated = entry_of(embedder.backbone, written, built.network)._asdict()
+    return StartConfig(source=source, sha256=built.sha256 or "", **stated)
 
 
 def _is_of_hub(backbone: str, written: str) -> bool:
@@ -248,7 +246,8 @@ def _lines(spec: StudySpec, key: tuple[str, str], start: StartConfig) -> Sequenc
     is_saved = start.place is not None and Path(start.place).is_dir()
     what = in_words(start.lineage)
     head = f"; {_head(spec, key, Path(str(start.place)))}" if is_saved else ""
-    lines = [f"embedder.weights: {written} is {what}{head}"]
+    of_hub = f"; {facts(start)}" if start.entry else ""
+    lines = [f"embedder.weights: {written} is {what}{of_hub}{head}"]
     if start.seen:
         lines.append(f"note: embedder.weights: {start.source} {start.seen}")
     return lines

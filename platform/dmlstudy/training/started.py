@@ -40,7 +40,7 @@ def check(config: TrialConfig, embedder: embedders.Embedder) -> None:
 
 def notes(config: TrialConfig, embedder: embedders.Embedder, images: LabelledImages) -> dict[str, Any]:
     """Notes that are kept with a model: its lineage, and the classes that it and its ancestors were trained on."""
-    classes = known_classes.of_images(images) if config.training.epochs else []
+    own = classes = known_classes.of_images(images) if config.training.epochs else []
     weights = weights_of(config)
     if weights is not None and (Path(weights) / EMBEDDER).is_file():
         before = read_extra(Path(weights) / EMBEDDER)
@@ -48,4 +48,6 @@ def notes(config: TrialConfig, embedder: embedders.Embedder, images: LabelledIma
     return {
         "start": [each.model_dump() for each in lineage(config, embedder.loaded_sha256)],
         "trained_classes": classes,
+        "num_trained_classes": len(own),
+        "num_trained_images": len(images) if own else 0,
     }
