@@ -517,7 +517,7 @@ class TrainingConfig(Grown):
     checkpointing: Annotated[
         bool,
         Field(
-            description="recompute each block's activations in the backward pass: less memory, 20% more time"
+            description="recompute each block's activations in the backward pass: less memory, 20 to 30% more time"
         ),
     ] = False
     deterministic: Annotated[

@@ -14,6 +14,7 @@ from dmlstudy.records import DataConfig
 from dmlstudy.registry.card import SHOWN, card, usage
 from dmlstudy.registry.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.training.lineage import KeptNotes, told
 from dmlstudy.training.tasks import TASKS
 
 SCORES = {
@@ -21,6 +22,8 @@ SCORES = {
     "blue": {1: 0.5, 2: 0.53, 3: 0.5},
     "green": {1: 0.1, 2: 0.2, 3: 0.3},
 }
+BIRDS = DataConfig(name="image_folder", path="/home/someone/birds", image_size=64, resize_to=72)
+
 ORIGIN = {
     "num_development_classes": "5",
     "num_development_images": "901",
@@ -36,6 +39,8 @@ def made(
     task: str = "embedding",
     further: tuple[str, ...] = (),
     described: Mapping[str, Any] | None = None,
+    data: DataConfig = BIRDS,
+    notes: KeptNotes | None = None,
 ) -> str:
     rows = [
         Row(
@@ -70,12 +75,13 @@ def made(
         board,
         row,
         limits=TASKS[task].limits,
-        data=DataConfig(name="image_folder", path="/home/someone/birds", image_size=64, resize_to=72),
+        data=data,
         trained="2026-01-31",
         origin=ORIGIN,
         protocol=protocol,
         name="digits-embedder",
         preprocessing=described,
+        notes=notes,
     )
 
 
@@ -174,3 +180,24 @@ def test_its_python_needs_nothing_that_it_does_not_import(number: int | None) ->
         alias.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
     }
     assert {node.id for node in nodes if isinstance(node, ast.Name)} == {*imported, "x"}
+
+
+def test_a_folders_name_is_no_markup() -> None:
+    data = DataConfig(name="image_folder", path="/home/someone/<img src=x>*birds*")
+    assert "* data: image_folder, `<img src=x>*birds*`" in made(data=data).splitlines()
+
+
+def test_it_tells_its_ancestors_with_the_data_and_none_of_random_weights() -> None:
+    first = {"source": "models:/birds/3", "sha256": "b" * 64, "data": "digits", "num_classes": 5}
+    of_weights = made(notes=told({"start": [first, {"source": "random"}]}))
+    trained, ancestry = of_weights.index("## Trained on"), of_weights.index("## Ancestry")
+    assert trained < ancestry < of_weights.index("## Judged")
+    assert "started from" not in of_weights
+    assert (
+        "1. `models:/birds/3`; SHA-256 of its weights bbbbbbbbbbbb; `trained on digits: 5 classes`"
+        in of_weights
+    )
+    of_random = made(notes=told({"start": [{"source": "random"}]}))
+    assert "* started from: random weights" in of_random.splitlines()
+    assert "## Ancestry" not in of_random
+    assert made(notes=told({})) == made()
