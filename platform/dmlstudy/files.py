@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +45,22 @@ def too_little_room(folder: Path, num_bytes: int) -> int | None:
     """The bytes that are free on a folder's disk where a file of this size needs more; None where it has room."""
     free = shutil.disk_usage(folder).free
     return free if free < SPARE * num_bytes else None
+
+
+def reserve(file: IO[bytes], num_bytes: int) -> None:
+    """Have the file system keep room for the whole file, where it can, so that no write comes too late for it."""
+    os.truncate(file.fileno(), num_bytes)
+    try:
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+
+
+def is_private(folder: Path) -> bool:
+    """True of a folder, and no link to one, that is this user's and open to nobody else. Raises OSError for none."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 @contextlib.contextmanager

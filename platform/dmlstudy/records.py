@@ -849,14 +849,25 @@ class Ancestor(Grown):
 class StartConfig(Ancestor):
     """The weights of an embedder before training, settled once for all trials of a study.
 
-    A registered model is named by its version, whatever became of the alias that was written.
+    A registered model is named by its version, whatever became of the alias that was written. ``sha256`` is
+    ``embedders.weights.digest`` of the backbone's tensors, ``head_sha256`` of what a saved model has beside them.
     """
+
+    LATER = (*Ancestor.LATER, "head_sha256")
 
     place: Annotated[str | None, Field(description="the folder or file; none: the hub")] = None
     ancestors: Annotated[
         tuple[Ancestor, ...], Field(description="what it was trained from, nearest first")
     ] = ()
     seen: Annotated[str, Field(description="what it has seen of the study's classes, in words")] = ""
+    head_sha256: Annotated[
+        str, Field(description="of a saved model's heads and normalisation; empty: they are not compared")
+    ] = ""
+
+    @property
+    def digests(self) -> str:
+        """Both digests as one text; a start of before there were two has one."""
+        return f"{self.sha256} {self.head_sha256}".rstrip()
 
     @property
     def lineage(self) -> tuple[Ancestor, ...]:
@@ -910,7 +921,7 @@ class TrialConfig(MetricsConfig, Grown):
         if self.start is not None and self.start.source.startswith(
             REGISTERED
         ):  # an alias may mean another later
-            values["start"] = self.start.sha256
+            values["start"] = self.start.digests
         for earlier, present in EARLIER_KEYS.items():
             section, name = present.split(".")
             values[section][earlier.removeprefix(f"{section}.")] = values[section].pop(name)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -29,7 +28,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dmlstudy.data.loader import in_threads
-from dmlstudy.files import cache_folder, too_little_room, written_whole
+from dmlstudy.files import cache_folder, is_private, reserve, too_little_room, written_whole
 from dmlstudy.heartbeat import beat
 
 Kind: TypeAlias = Literal["none", "memory", "disk"]
@@ -91,7 +90,7 @@ class Canvas:
     def open(self) -> None:
         """Map the file, which is made if it is not there, by one process while others wait.
 
-        Raises ValueError where there is no room for it, or it cannot be written or read.
+        Raises ValueError where there is no room for it, or it cannot be written or read, or others could reach it.
         """
         with self._lock:
             if self._file is not None:
@@ -100,8 +99,11 @@ class Canvas:
             path = folder / f"{self.decoder.key()}{SUFFIX}"
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if self.kind == "memory" and folder.stat().st_uid != os.getuid():
-                    raise OSError(errno.EACCES, f"{folder} is another user's")
+                if self.kind == "memory" and not is_private(folder):
+                    raise ValueError(
+                        f"data.canvas: {folder} is not a folder of this user alone (mode 0700, no link); remove it, or"
+                        " set data.canvas: disk"
+                    )
                 self._file = self._mapped(path) or self._made(path)
             except OSError as error:
                 raise ValueError(
@@ -148,7 +150,7 @@ class Canvas:
         num_bytes = begins + int(size_N.sum())
         self._check_room(num_bytes, path.parent)
         with written_whole(path) as file:
-            _reserve(file, num_bytes)
+            reserve(file, num_bytes)
 
             def write(position: int) -> tuple[int, int, int, int]:
                 offset = int(offset_N[position])
@@ -214,7 +216,7 @@ def remove_unused() -> None:
     """Delete canvases in shared memory that no process uses any more: those of processes that were killed."""
     folder = _folder("memory")
     with contextlib.suppress(OSError, Timeout):
-        if folder.is_dir():
+        if is_private(folder):
             with FileLock(folder / "lock", timeout=0):
                 _remove_unused(folder)
 
@@ -266,16 +268,6 @@ def _only_one(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _reserve(file: IO[bytes], num_bytes: int) -> None:
-    """Have the file system keep room for the whole file, where it can, so that no write comes too late for it."""
-    os.truncate(file.fileno(), num_bytes)
-    try:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
 
 
 def _write_at(file: IO[bytes], content: memoryview, offset: int) -> None:

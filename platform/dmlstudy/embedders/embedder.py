@@ -75,6 +75,8 @@ class Embedder(nn.Module):
         self.register_buffer("std_C", torch.tensor(backbone.std))
         self.loaded_sha256: str | None = None
         """``weights.digest`` of the tensors that its weights were given as; None of random weights."""
+        self.loaded_head_sha256: str | None = None
+        """``SavedParts.head_sha256`` of the saved embedder that it begins as; None where it begins as none."""
         self.begun_parts: tuple[str, ...] = ("backbone",)
         """The parts that given weights are of; a saved embedder's are of its heads too."""
         self.structure_head: StructureHead | None = None

@@ -26,13 +26,14 @@ HEAD = ("dim", "fusion", "pooling", "head_norm", "head_depth", "head_width")
 
 
 def begun_with(embedder: Embedder, weights: str | None, backbone: Backbone) -> Embedder:
-    """The embedder, with what its ``weights`` hold beside the backbone, and the digest of what was loaded."""
+    """The embedder, with what its ``weights`` hold beside the backbone, and the digests of what was loaded."""
     embedder.loaded_sha256 = backbone.sha256
     if backbone.name:
         embedder.architecture = dataclasses.replace(embedder.architecture, backbone=backbone.name)
     if weights in (None, "default") or not (Path(str(weights)) / weight_files.EMBEDDER).is_file():
         return embedder
     saved = weight_files.saved_parts(Path(str(weights)))
+    embedder.loaded_head_sha256 = saved.head_sha256
     with torch.no_grad():
         embedder.mean_C.copy_(saved.normalisation["mean_C"])
         embedder.std_C.copy_(saved.normalisation["std_C"])

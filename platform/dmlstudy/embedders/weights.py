@@ -71,6 +71,12 @@ class SavedParts(NamedTuple):
     normalisation: Mapping[str, Tensor]
     architecture: ArchitectureFields
 
+    @property
+    def head_sha256(self) -> str:
+        """``digest`` of all that is not the backbone's: head, structure head and normalisation."""
+        heads = {"head": self.head, "structure_head": self.structure_head, "": self.normalisation}
+        return digest({f"{part}.{name}": value for part, of in heads.items() for name, value in of.items()})
+
 
 def saved_parts(folder: Path) -> SavedParts:
     """The tensors of a saved embedder, whose files are verified. Raises ValueError for a folder of anything else."""

@@ -15,6 +15,12 @@ from dmlstudy.text import nearest, shown
 
 ELSEWHERE = ("store", "tracking-uri")
 
+SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^=&]*=", re.IGNORECASE)
+"""A password or a key in a URI, which may hold a / that should have been quoted."""
+
+USER = re.compile(r"://.*@", re.DOTALL)
+"""A user's name before a server's, which may be a token; a password may hold any character."""
+
 
 class Reference(NamedTuple):
     """A registered model: ``model`` as ``dmlstudy pull`` takes it, and its store where that is not the study's own."""
@@ -30,7 +36,12 @@ class Reference(NamedTuple):
 
 
 def parse(text: str) -> Reference:
-    """The model that ``models:/...`` names. Raises ValueError for another form."""
+    """The model that ``models:/...`` names. Raises ValueError for another form, and for a password, not shown."""
+    if SECRET.search(text) or USER.search(text):
+        raise ValueError(
+            "embedder.weights: holds a user's name, password or key, which would be written down with the study; leave"
+            " it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the study is started"
+        )
     model, _, query = text.removeprefix(REGISTERED).partition("?")
     if re.fullmatch(r"[^@/?]+(@[^@/]+|/\d+)?", model) is None:
         raise ValueError(

@@ -77,9 +77,6 @@ NAMED = ("loss", "regularizer")
 STORAGE_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file")
 """Schemes of ``resources.storage_path``: the filesystems of pyarrow."""
 
-SECRET = re.compile(r"://[^@?]*:[^@?]*@|[?&][^=&]*(secret|token|passw|sig|key)[^=&]*=", re.IGNORECASE)
-"""A password or a key in a URI, which may hold a / that should have been quoted."""
-
 WORDS = {
     "string_pattern_mismatch": "use letters a to z, digits, . _ and -, a letter or digit first, 64 of them at most",
     "too_long": "there are more than it can have",
@@ -612,7 +609,7 @@ def _check_storage_path(path: str | None) -> None:
         return
     key = "resources.storage_path"
     scheme, is_uri, rest = path.partition("://")
-    if SECRET.search(path):
+    if registered.SECRET.search(path):
         raise SpecError(
             f"{key}: holds a password or key, which would be written down with the study; leave it out, and give it"
             " to all nodes by environment or role"

@@ -19,7 +19,7 @@ from dmlstudy.data import ZeroShotData, known_classes
 from dmlstudy.embedders import starting, weights
 from dmlstudy.embedders.backbones import TIMM, build_backbone
 from dmlstudy.embedders.hub import DEFAULT, entry_of
-from dmlstudy.model_folder import read_extra
+from dmlstudy.model_folder import read_extra, verify
 from dmlstudy.records import REGISTERED, Ancestor, EmbedderConfig, StartConfig
 from dmlstudy.registry import models
 from dmlstudy.saved import is_model
@@ -161,18 +161,33 @@ def _again(study: str, start: StartConfig, store: Store, copies: Path) -> StartC
         return start  # each trial compares what it is given by the hub
     place = Path(start.place)
     if start.source.startswith(REGISTERED):
-        place = _copied(registered.parse(start.source), store, copies)
-    try:
-        now = weights.digest(weights.read(place))
-    except ValueError as error:
-        now = first_line(error)
-    if now != start.sha256:
+        place = copies / place.name
+        if _difference(start, place) is not None:  # the registry may have lost the version that a copy is of
+            place = _copied(registered.parse(start.source), store, copies)
+    difference = _difference(start, place)
+    if difference is not None:
         raise StoreError(
-            f"study {study!r}: embedder.weights: {start.source} is not what the study began with (SHA-256"
-            f" {start.sha256[:SHOWN]} then, now {now if ' ' in now else now[:SHOWN]}); bring it back, or give this"
-            " study another name (--name)"
+            f"study {study!r}: embedder.weights: {start.source} is not what the study began with ({difference});"
+            " bring it back, or give this study another name (--name)"
         )
     return start.model_copy(update={"place": str(place)})
+
+
+def _difference(start: StartConfig, place: Path) -> str | None:
+    """Words on how a file or folder differs from what a study began with; None where it does not."""
+    try:
+        if place.is_dir():
+            saved = weights.saved_parts(place)
+            now, head_now = weights.digest(saved.backbone), saved.head_sha256
+        else:
+            now, head_now = weights.digest(weights.read(place)), ""
+    except ValueError as error:
+        return f"SHA-256 {start.sha256[:SHOWN]} then, now {first_line(error)}"
+    if now != start.sha256:
+        return f"SHA-256 {start.sha256[:SHOWN]} then, now {now[:SHOWN]}"
+    if start.head_sha256 and head_now != start.head_sha256:
+        return f"head and normalisation: SHA-256 {start.head_sha256[:SHOWN]} then, now {head_now[:SHOWN]}"
+    return None
 
 
 def _store_of(reference: Reference, own: Store) -> Store:
@@ -182,12 +197,17 @@ def _store_of(reference: Reference, own: Store) -> Store:
 
 
 def _copied(fixed: Reference, own: Store, copies: Path) -> Path:
-    """The folder of a registered version, copied and verified if it is not there."""
+    """The folder of a registered version, copied and verified if it is not there as it was registered."""
     store = _store_of(fixed, own)
     version = models.resolve(store, fixed.model)
     folder = copies / f"{version.name}-{version.version}-{version.sha256[:SHOWN]}"
-    if not is_model(folder):
-        models.pull(store, fixed.model, folder)
+    if is_model(folder):
+        try:
+            verify(folder, fingerprint=version.sha256)
+            return folder
+        except ValueError:
+            shutil.rmtree(folder, ignore_errors=True)  # its own copy, edited or torn
+    models.pull(store, fixed.model, folder)
     return folder
 
 
@@ -204,6 +224,7 @@ def _of_folder(embedder: EmbedderConfig, folder: Path, source: str, found: Prese
     return StartConfig(
         source=source,
         sha256=weights.digest(saved.backbone),
+        head_sha256=saved.head_sha256,
         place=str(folder),
         ancestors=about.start or (Ancestor(source=saved.architecture.weights or RANDOM),),
         seen=UNTOLD if known is None else known_classes.told(known, found.development, found.test),

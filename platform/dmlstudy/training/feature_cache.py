@@ -34,7 +34,7 @@ from dmlstudy.embedders.modes import in_eval_mode
 from dmlstudy.embedders.precision import PRECISIONS, full_float32
 from dmlstudy.heartbeat import beat
 from dmlstudy.model_folder import JSON
-from dmlstudy.records import TrainingConfig, TrialConfig
+from dmlstudy.records import DataConfig, TrainingConfig, TrialConfig
 from dmlstudy.training import feature_store, held_backbone
 from dmlstudy.training.feature_store import Matrix
 from dmlstudy.training.interface import Share, TrialFailed
@@ -300,7 +300,7 @@ def _of_backbone(config: TrialConfig, embedder: embedders.Embedder, device: torc
 def _of_images(config: TrialConfig, images: LabelledImages) -> Mapping[str, JSON]:
     """The images: the digest of their contents, in their order, and how they are read and resized."""
     contents = b"".join(images.content_hashes())
-    seen = config.data.model_dump(mode="json", exclude={"name", "path", "on_corrupt"})
+    seen = config.data.model_dump(mode="json", exclude={"name", "path", "on_corrupt", *DataConfig.SPEED})
     return {"sha256": hashlib.sha256(contents).hexdigest(), "shape": list(images.image_shape), **seen}
 
 

@@ -2,7 +2,7 @@
 
 ``$XDG_CACHE_HOME/dmlstudy/features/<key>/`` (default ``~/.cache``) holds one matrix: ``features.npy``, mapped into
 memory, and ``manifest.json`` with what the key was made of, the shape and the SHA-256 of each block of rows. Any of
-these folders may be deleted at any time; what is needed again is computed again.
+these folders may be deleted at any time; what is needed again is computed again. Only this user can read them.
 
 Shapes: N rows, F numbers in each.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from dmlstudy.files import FileState, cache_folder, too_little_room
+from dmlstudy.files import FileState, cache_folder, reserve, too_little_room
 from dmlstudy.heartbeat import beat
 from dmlstudy.model_folder import JSON
 
@@ -35,7 +35,7 @@ BLOCK = 65_536
 
 WAIT_S = 0.1
 MATRIX, MANIFEST = "features.npy", "manifest.json"
-
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 _checked: dict[Path, FileState] = {}
 """Files whose blocks this process has checked already."""
@@ -59,28 +59,49 @@ def kept(
     one computes; the others wait, and each sign of its progress is theirs too (``beat``). If it is killed, one of them
     takes over.
 
-    Raises ValueError where the disk has no room, and whatever ``compute`` raises.
+    Raises ValueError where the disk has no room or the folder cannot be written, and whatever ``compute`` raises.
     """
     folder = folder or cache_folder() / "features"
     key = key_of(parts)
-    place, lock = folder / key, FileLock(folder / f"{key}.lock")
-    folder.mkdir(parents=True, exist_ok=True)
+    place, lock = folder / key, FileLock(folder / f"{key}.lock", mode=FILE_MODE)
+    with _in_words(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
     seen = 0
     while True:
         found = _opened(place, parts, num_rows)
         if found is not None:
             return found
         try:
-            with lock.acquire(blocking=False):
-                found = _opened(place, parts, num_rows)
-                if found is None:
-                    _write(place, parts, num_rows, compute, Path(lock.lock_file))
+            with _in_words(folder):
+                lock.acquire(blocking=False)
         except Timeout:
             time.sleep(WAIT_S)
             now = _touched_ns(Path(lock.lock_file))
             if now != seen:
                 beat()
             seen = now
+            continue
+        try:
+            found = _opened(place, parts, num_rows)
+            if found is None:
+                _write(place, parts, num_rows, compute, Path(lock.lock_file))
+        finally:
+            lock.release()
+
+
+@contextlib.contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """Have an error of the disk name its place and what may be done."""
+    try:
+        yield
+    except Timeout:
+        raise
+    except OSError as error:
+        raise ValueError(
+            f"training.feature_cache: {path} cannot be written ({error.strerror or error}); mend that, point"
+            " XDG_CACHE_HOME elsewhere, or set it to off"
+        ) from error
 
 
 def _touched_ns(path: Path) -> int:
@@ -129,30 +150,53 @@ def _write(
     """
     draft = place.with_name(f"{place.name}.draft")
     for old in (draft, place):  # of a process that was killed; torn, or of another form
-        shutil.rmtree(old, ignore_errors=True)
-    draft.mkdir()
+        _remove(old)
     try:
         matrix_NF, start = None, 0
         for piece_BF in compute():
             if matrix_NF is None:
-                _check_room(place.parent, num_rows * math.prod(piece_BF.shape[1:]) * piece_BF.dtype.itemsize)
-                shape = (num_rows, *piece_BF.shape[1:])
-                matrix_NF = np.lib.format.open_memmap(draft / MATRIX, "w+", piece_BF.dtype, shape)
+                matrix_NF = _begun(draft, num_rows, piece_BF)
             matrix_NF[start : start + len(piece_BF)] = piece_BF
             start += len(piece_BF)
-            os.utime(lock)
+            with contextlib.suppress(FileNotFoundError):  # the cache may be deleted at any time
+                os.utime(lock)
             beat()
         assert matrix_NF is not None
         assert start == num_rows
-        matrix_NF.flush()
         manifest = {"parts": parts, "num_features": matrix_NF.shape[1], "blocks": _digests(matrix_NF)}
-        (draft / MANIFEST).write_text(f"{json.dumps(manifest, indent=1)}\n", encoding="utf-8")
-        del matrix_NF
-        os.replace(draft, place)
+        with _in_words(place):
+            matrix_NF.flush()
+            (draft / MANIFEST).touch(mode=FILE_MODE)
+            (draft / MANIFEST).write_text(f"{json.dumps(manifest, indent=1)}\n", encoding="utf-8")
+            del matrix_NF
+            os.replace(draft, place)
     except BaseException:
         with contextlib.suppress(OSError):
             shutil.rmtree(draft)
         raise
+
+
+def _remove(old: Path) -> None:
+    """Remove the folder of an earlier attempt; raises ValueError for anything else, which is not ours."""
+    if old.is_symlink() or (old.exists() and not old.is_dir()):
+        raise ValueError(
+            f"training.feature_cache: {old} is in the way of a folder of features; remove it, or set it to off"
+        )
+    with _in_words(old), contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(old)
+
+
+def _begun(draft: Path, num_rows: int, piece_BF: Matrix) -> Matrix:
+    """A matrix for so many rows like the piece's, with room on the disk for all: a page without it is a SIGBUS."""
+    _check_room(draft.parent, num_rows * math.prod(piece_BF.shape[1:]) * piece_BF.dtype.itemsize)
+    path, shape = draft / MATRIX, (num_rows, *piece_BF.shape[1:])
+    with _in_words(draft.parent):
+        draft.mkdir(mode=FOLDER_MODE)
+        path.touch(mode=FILE_MODE)
+        matrix_NF: Matrix = np.lib.format.open_memmap(path, "w+", piece_BF.dtype, shape)
+        with path.open("r+b") as file:
+            reserve(file, path.stat().st_size)
+    return matrix_NF
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:

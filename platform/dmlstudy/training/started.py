@@ -29,13 +29,17 @@ def check(config: TrialConfig, embedder: embedders.Embedder) -> None:
     start = config.start
     written = config.embedder.weights
     embedder.architecture = dataclasses.replace(embedder.architecture, weights=written)
-    if start is None or not start.sha256 or embedder.loaded_sha256 == start.sha256:
+    if start is None:
         return
-    raise TrialFailed(
-        f"embedder.weights: {start.source} holds other weights than when the study began (SHA-256"
-        f" {str(embedder.loaded_sha256)[:SHOWN]}, then {start.sha256[:SHOWN]}); bring them back, or give this study"
-        " another name"
-    )
+    for what, loaded, then in (
+        ("other weights", embedder.loaded_sha256, start.sha256),
+        ("another head or normalisation", embedder.loaded_head_sha256, start.head_sha256),
+    ):
+        if then and loaded != then:
+            raise TrialFailed(
+                f"embedder.weights: {start.source} holds {what} than when the study began (SHA-256"
+                f" {str(loaded)[:SHOWN]}, then {then[:SHOWN]}); bring them back, or give this study another name"
+            )
 
 
 def notes(config: TrialConfig, embedder: embedders.Embedder, images: LabelledImages) -> dict[str, Any]:
