@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from dmlstudy import embedders
 from dmlstudy.embedders import adapters
 from dmlstudy.embedders.adapters import LowRank, attach, chosen, depths, merged
 from dmlstudy.embedders.blocks import blocks_of, without_data
+from dmlstudy.embedders.recomputation import recompute_blocks
 
 
 def small_vit() -> nn.Module:
@@ -147,6 +149,41 @@ def test_steps_are_those_of_weights_that_are_written_out(name: str) -> None:
         torch.testing.assert_close(module.down_RI, down, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(module.up_OR, up, rtol=1e-9, atol=1e-12)
         assert module.up_OR.abs().max() > 0
+
+
+def test_attention_of_torchvision_is_adapted_on_its_fast_path_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eval mode without gradients it hands its weights to one fused kernel."""
+    fused, calls = torch._native_multi_head_attention, []
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return fused(*args)
+
+    monkeypatch.setattr(torch, "_native_multi_head_attention", counted)
+    network = small_vit().eval()
+    with torch.no_grad():
+        before = network(images(16))
+        attach(network, rank=4, alpha=8, targets="attention", seed=0)
+        assert torch.equal(network(images(16)), before)
+        assert torch.equal(moved(merged(network))(images(16)), before)
+        fast = moved(network)(images(16))
+        torch.testing.assert_close(merged(network)(images(16)), fast, rtol=0, atol=1e-5)
+    assert len(calls) == 5 * 2
+    torch.testing.assert_close(network(images(16)), fast, rtol=0, atol=1e-5)
+    assert len(calls) == 5 * 2  # gradients take the slow path
+    assert (fast - before).abs().max() > 1e-2
+
+
+def test_a_merged_network_that_recomputes_has_let_go_of_the_trained_one() -> None:
+    network = resnet().eval()
+    recompute_blocks(network)
+    attach(network, rank=4, alpha=4, seed=0)
+    kept = merged(moved(network))
+    expected = kept(images(32))
+    for depth in depths(network):
+        network.get_parameter(depth).data.zero_()
+    assert torch.equal(kept(images(32)), expected)
+    assert not torch.equal(network(images(32)), expected)
 
 
 @networks
@@ -283,6 +320,26 @@ def test_the_optimisers_state_is_a_twentieth_at_most(backbone: str, targets: str
         return sum(value.numel() for state in optimizer.state.values() for value in state.values())
 
     assert elements(is_adapted=True) <= most * elements(is_adapted=False)
+
+
+def test_of_vit_b_16_adamw_keeps_a_fiftieth() -> None:
+    """At rank 8, in bytes, with a head of 128 numbers on both sides."""
+
+    def state_bytes(backbone: nn.Module) -> int:
+        head = nn.Linear(768, 128, device="meta")
+        trained = [each for part in (backbone, head) for each in part.parameters() if each.requires_grad]
+        optimizer = torch.optim.AdamW(trained)
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        return sum(value.nbytes for state in optimizer.state.values() for value in state.values())
+
+    full, adapted = without_data("vit_b_16", "none"), without_data("vit_b_16", "none")
+    assert full is not None
+    assert adapted is not None
+    adapted.to_empty(device="cpu")
+    attach(adapted, rank=8, alpha=8, seed=0)
+    assert state_bytes(adapted) <= 0.02 * state_bytes(full)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])

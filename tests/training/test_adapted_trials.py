@@ -99,6 +99,16 @@ def test_before_training_there_is_no_adapter() -> None:
     close(state(adapted), state(plain), rtol=0, atol=0)
 
 
+def test_the_gradient_of_adapters_and_head_is_clipped_as_one() -> None:
+    one = learner(**LORA, training__optimizer="sgd", training__clip_norm=1e-3, batch__per_epoch=1)
+    before = state(one)
+    one.train_epoch(0)
+    moves = [
+        (one.state()[name] - value).flatten() for name, value in before.items() if name[:8] == "embedder"
+    ]
+    assert torch.cat(moves).norm().item() == pytest.approx(1e-2 * 1e-3, rel=1e-2)
+
+
 def test_a_frozen_epoch_trains_the_head_first() -> None:
     one = learner(**LORA, training__freeze_backbone_epochs=1)
     before = state(one)
@@ -108,7 +118,14 @@ def test_a_frozen_epoch_trains_the_head_first() -> None:
         assert any("backbone" in name for name in changed) == (epoch == 1)
 
 
-@pytest.mark.parametrize("more", [{}, {"training__ema_decay": 0.9, "training__layer_decay": 0.5}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"training__ema_decay": 0.9, "training__layer_decay": 0.5},
+        {"training__precision": "fp16", "training__clip_norm": 1, "batch__chunk": 7},
+    ],
+)
 def test_a_trial_that_was_broken_off_ends_with_the_same_digits(more: dict[str, Any], tmp_path: Path) -> None:
     raw = config(**LORA, **more)
     _, result = trial(raw)
