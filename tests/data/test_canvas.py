@@ -276,6 +276,25 @@ def test_memory_is_given_back_by_the_last_one_or_after_it_was_killed(tmp_path: P
     assert not path.exists()
 
 
+@pytest.mark.parametrize("what", ["link", "open to others"])
+def test_a_folder_that_others_may_have_made_is_left_alone(tmp_path: Path, what: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir(mode=0o700)
+    (precious / "mine.canvas").write_text("kept")
+    place = tmp_path / "shm" / f"dmlstudy-{os.getuid()}"
+    place.parent.mkdir(exist_ok=True)
+    if what == "link":
+        place.symlink_to(precious)
+    else:
+        precious.rename(place)
+        place.chmod(0o777)
+    data.remove_unused()
+    assert (place / "mine.canvas").read_text() == "kept"
+    with pytest.raises(ValueError, match=r"^data\.canvas: .* is not a folder of this user alone[^\n]*disk$"):
+        data.prepare(loaded(as_folder(tmp_path), canvas="memory"))
+    assert (place / "mine.canvas").read_text() == "kept"
+
+
 def test_fingerprints_do_not_say_how_pictures_are_kept() -> None:
     plain = DataConfig(name="cub200", path="/data")
     assert "canvas" not in plain.model_dump()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,91 @@ def test_weights_that_have_changed_are_refused(own: Store, tmp_path: Path, gener
         begun(study(str(path)), own)
 
 
+def with_another_head(source: Path, folder: Path) -> Path:
+    """A saved copy of the model that differs in its head alone."""
+    other = embedders.load(source)
+    with torch.no_grad():
+        for parameter in other.head.parameters():
+            parameter.add_(1.0)
+    embedders.save(other, folder, embedders.extra(source), np.zeros((2, 8, 8, 1), np.uint8))
+    return folder
+
+
+def test_another_head_is_another_start(own: Store, tmp_path: Path, generations: list[Path]) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(generations[0], folder)
+    first = study(str(folder))
+    begun(first, own)
+    start = the_start(first)
+    shutil.rmtree(folder)
+    with_another_head(generations[0], folder)
+    assert weights.digest(weights.read(folder)) == start.sha256
+    with pytest.raises(StoreError, match=r"not what the study began with \(head and normalisation: SHA-256"):
+        begun(study(str(folder)), own)
+    given = config(embedder__weights=str(folder), embedder__dim=6, start=start.model_dump())
+    with pytest.raises(TrialFailed, match="holds another head or normalisation than when the study began"):
+        run_trial(TrialConfig.model_validate(given), lambda report: None)
+    trials = [
+        TrialConfig.model_validate(config()).model_copy(
+            update={"start": StartConfig(source="models:/a/1", sha256="1", head_sha256=head)}
+        )
+        for head in ("", "2", "3")
+    ]
+    assert len({each.fingerprint() for each in trials}) == 3
+
+
+def test_a_start_of_before_heads_counted_is_compared_without(
+    own: Store, tmp_path: Path, generations: list[Path]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(generations[0], folder)
+    first = study(str(folder))
+    begun(first, own)
+    earlier = the_start(first).model_copy(update={"head_sha256": ""})
+    assert "head_sha256" not in earlier.model_dump()
+    own.write_state(
+        "small", "interrupted", starts=[{**starts.entries(first)[0], "start": earlier.model_dump()}]
+    )
+    shutil.rmtree(folder)
+    with_another_head(generations[0], folder)
+    again = study(str(folder))
+    starts.settle(again, own, found(again))
+    assert the_start(again) == earlier
+
+
+def test_a_resumed_study_with_its_copy_needs_no_registry(
+    store: Store, own: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = f"models:/digits@champion?store={store.root}"
+    first = study(written)
+    begun(first, own)
+
+    def gone(*_: object) -> None:
+        raise ValueError("digits/1: no such version")
+
+    monkeypatch.setattr(models, "resolve", gone)
+    again = study(written)
+    begun(again, own)
+    assert the_start(again) == the_start(first)
+    (Path(str(the_start(first).place)) / "weights.safetensors").unlink()
+    with pytest.raises(SpecError, match="no such version"):
+        begun(study(written), own)
+
+
+def test_an_edited_copy_is_made_anew(store: Store, own: Store) -> None:
+    written = f"models:/digits@champion?store={store.root}"
+    first = study(written)
+    begun(first, own)
+    with_another_head(Path(str(the_start(first).place)), Path(str(the_start(first).place)) / "other")
+    place = Path(str(the_start(first).place))
+    for path in (place / "other").iterdir():
+        path.replace(place / path.name)
+    again = study(written)
+    begun(again, own)
+    assert the_start(again) == the_start(first)
+    assert weights.saved_parts(place).head_sha256 == the_start(first).head_sha256
+
+
 def test_a_saved_model_is_taken_over_whole_or_without_its_head(generations: list[Path]) -> None:
     saved = embedders.load(generations[1])
     images = data.load("digits").test.read(np.arange(20))
@@ -263,8 +349,6 @@ def test_what_cannot_be_a_start_is_one_line(
 
 
 def test_a_changed_folder_is_refused(generations: list[Path], tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(generations[0], folder)
     (folder / "weights.safetensors").write_bytes(b"x" + (folder / "weights.safetensors").read_bytes()[1:])
@@ -280,6 +364,14 @@ def test_a_changed_folder_is_refused(generations: list[Path], tmp_path: Path) ->
 
 def test_stores_are_named_as_on_the_command_line(tmp_path: Path) -> None:
     assert registered.parse("models:/a/3?tracking-uri=http://h:5000") == ("a/3", None, "http://h:5000")
+    assert registered.parse("models:/a@b?store=/at@home") == ("a@b", "/at@home", None)
+    for secret in ("://u:pw@h", "://token@h", "://u:p/w@h", "://u:p?w@h", "://h?token=pw"):
+        with pytest.raises(
+            ValueError, match="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        ) as no:
+            registered.parse(f"models:/a@b?tracking-uri=http{secret}")
+        assert "pw" not in str(no.value)
+        assert "token" not in str(no.value).replace("tokens", "")
     spec = study_file.parse(dict(study("models:/a@b?store=there").raw), study_file.Places(tmp_path))
     given = spec.trial_config(spec.families["ms"], study_file.default_values(spec.families["ms"]))
     assert given.embedder.weights == f"models:/a@b?store={tmp_path / 'there'}"

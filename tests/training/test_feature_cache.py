@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 import threading
@@ -275,6 +276,69 @@ def test_a_computation_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="picture 4"):
         feature_store.kept(PARTS, 7, breaks, folder=tmp_path)
     assert kept_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("what", ["file", "link", "no folder"])
+def test_what_is_in_the_way_is_named_in_one_line(tmp_path: Path, what: str) -> None:
+    folder, key = tmp_path / "features", feature_store.key_of(PARTS)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "notes").write_text("kept")
+    if what == "no folder":
+        folder.write_text("a file")
+    else:
+        folder.mkdir()
+        if what == "file":
+            (folder / key).write_text("a file")
+        else:
+            (folder / key).symlink_to(precious)
+    with pytest.raises(ValueError, match=r"^training\.feature_cache: .*off$") as no:
+        feature_store.kept(PARTS, 7, pieces, folder=folder)
+    assert str(folder) in str(no.value)
+    assert "\n" not in str(no.value)
+    assert (precious / "notes").read_text() == "kept"
+
+
+def test_a_limit_on_files_is_told_before_a_row_is_computed(tmp_path: Path) -> None:
+    limited = """
+import itertools, pathlib, resource, sys
+import numpy as np
+from dmlstudy.training import feature_store
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    rows = itertools.repeat(np.ones((50, 2), np.float32))
+    feature_store.kept({"what": 1}, 5000, lambda: rows, folder=pathlib.Path(sys.argv[1]))
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", limited, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == (
+        f"training.feature_cache: {tmp_path} cannot be written (File too large); mend that, point XDG_CACHE_HOME"
+        " elsewhere, or set it to off\n"
+    )
+    assert kept_in(tmp_path) == []
+
+
+def test_only_this_user_can_read_what_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "features"
+    before = os.umask(0)
+    try:
+        feature_store.kept(PARTS, 7, pieces, folder=folder)
+    finally:
+        os.umask(before)
+    for path in (folder, *folder.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_how_pictures_are_kept_makes_no_other_features() -> None:
+    images = data.load("digits").test
+    plain, canvas = (
+        feature_cache._of_images(TrialConfig.model_validate(config(**changes)), images)
+        for changes in ({}, {"data__canvas": "disk", "data__canvas_gib": 3.0})
+    )
+    assert plain == canvas
 
 
 def test_a_frozen_backbone_that_computes_in_each_epoch_is_noted() -> None:

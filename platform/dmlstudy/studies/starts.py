@@ -34,7 +34,6 @@ from dmlstudy.training.lineage import RANDOM, SHOWN, facts, in_words, kept
 FOLDER = "starts"
 """The folder of copies of registered models."""
 
-
 UNTOLD = "was saved by an earlier version, which does not tell the classes it was trained on"
 """Said of a start whose notes name no classes."""
 
