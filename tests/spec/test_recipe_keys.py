@@ -93,6 +93,11 @@ def test_epochs_may_be_a_list(step_at: Any) -> None:
         assert spec.trial_config(family, study_file.default_values(family)).training.step_at == "0.4 0.6 0.8"
 
 
+def test_a_study_of_steps_may_be_tried_with_one_epoch() -> None:
+    checked(study(training={"epochs": 1, "schedule": "step", "step_at": "0.5 0.75"}))
+    checked(study(training={"epochs": 50, "schedule": "step", "step_at": "40 60 80"}))
+
+
 def test_one_number_is_a_list_too() -> None:
     assert TrainingConfig.model_validate({"step_at": 0.5}).step_at == "0.5"
     assert TrainingConfig.model_validate({"step_at": (40, 60)}).step_at == "40 60"
@@ -105,6 +110,10 @@ def test_one_number_is_a_list_too() -> None:
         (
             {"training__lr_floor": 0.1},
             r"families\.contrastive\.training\.lr_floor: 0\.1 is not used by .*constant; ",
+        ),
+        (
+            {"training": {"epochs": 2, "schedule": "step", "step_at": "40 60"}},
+            r"contrastive\.training\.step_at: 40 60 lies beyond training\.epochs: 2, so that the rates would",
         ),
         ({"training__warmup_epochs": 2.0}, r"contrastive\.training\.warmup_epochs: 2 is not shorter than"),
         (

@@ -32,13 +32,19 @@ def check_recipe(training: TrainingConfig) -> None:
             " training.loss_lr_mult: 1 where a family's space gives it"
         )
     # Batches are counted when there is data: until then an epoch is as many as can be.
-    schedule.planned(
+    planned = schedule.planned(
         training.schedule,
         training.epochs,
         1_000_000,
         warmup_epochs=training.warmup_epochs,
         step_at=training.step_at,
     )
+    # A single epoch has no later one: a study that is only tried out may have it.
+    if planned.milestones and training.epochs > 1 and min(planned.milestones) >= training.epochs:
+        raise ValueError(
+            f"training.{schedule.STEP_AT}: {training.step_at} lies beyond training.epochs: {training.epochs}, so that"
+            " the rates would never fall; write shares (0.5 0.75), lower it, or train longer"
+        )
 
 
 def check_draw(batch: BatchConfig, *, has_classes: bool) -> None:
