@@ -833,7 +833,15 @@ class MetricsConfig(Record):
 class Ancestor(Grown):
     """A model, file or hub's entry that weights come from, with what is known of it; empty is unknown."""
 
-    LATER = ("data", "data_sha256", "num_images", "num_classes", "entry", "url", "licence")
+    LATER: ClassVar[tuple[str, ...]] = (
+        "data",
+        "data_sha256",
+        "num_images",
+        "num_classes",
+        "entry",
+        "url",
+        "licence",
+    )
 
     source: Annotated[str, Field(description="models:/NAME/VERSION, a folder, a file, or the hub's entry")]
     sha256: Annotated[str, Field(description="of its tensors (embedders.weights.digest)")] = ""

@@ -5,6 +5,7 @@ It is in the library's lists, so no hub is asked; a repository's own is in the n
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ def _of_timm(name: str, network: nn.Module | None) -> HubEntry:
         import timm
 
         listed = timm.get_pretrained_cfg(name)
-        stated = NO_FACTS if listed is None else listed.to_dict()
+        stated = NO_FACTS if listed is None else dataclasses.asdict(listed)
     hub, tag = stated.get("hf_hub_id"), stated.get("tag")
     own = hub or ".".join(str(each) for each in (stated.get("architecture") or name, tag) if each)
     return HubEntry(

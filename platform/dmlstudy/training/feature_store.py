@@ -186,14 +186,14 @@ def _remove(old: Path) -> None:
         shutil.rmtree(old)
 
 
-def _begun(draft: Path, num_rows: int, piece_BF: Matrix) -> Matrix:
+def _begun(draft: Path, num_rows: int, piece_BF: Matrix) -> np.memmap[Any, Any]:
     """A matrix for so many rows like the piece's, with room on the disk for all: a page without it is a SIGBUS."""
     _check_room(draft.parent, num_rows * math.prod(piece_BF.shape[1:]) * piece_BF.dtype.itemsize)
     path, shape = draft / MATRIX, (num_rows, *piece_BF.shape[1:])
     with _in_words(draft.parent):
         draft.mkdir(mode=FOLDER_MODE)
         path.touch(mode=FILE_MODE)
-        matrix_NF: Matrix = np.lib.format.open_memmap(path, "w+", piece_BF.dtype, shape)
+        matrix_NF = np.lib.format.open_memmap(path, "w+", piece_BF.dtype, shape)
         with path.open("r+b") as file:
             reserve(file, path.stat().st_size)
     return matrix_NF
