@@ -120,6 +120,33 @@ def test_other_pictures_of_the_same_number_are_told(tmp_path: Path) -> None:
     assert told(folder_of(tmp_path / "classes", 0, "abcdefgx")).startswith("node 10.0.0.3 sees as many items")
 
 
+def test_other_retention_data_are_told_to_the_trials_that_read_them(tmp_path: Path) -> None:
+    drivers, copy = folder_of(tmp_path / "driver", 0), folder_of(tmp_path / "copy", 0)
+    digest = data.files_digest(data.load("image_folder", str(drivers)), str(drivers))
+    own = {"num_development_images": "901", "num_test_images": "896"}
+    expected = own | {"num_retention_images": "12", "retention_files_digest": digest}
+
+    def told(path: Path, phase: str = "verdict", expected: dict[str, str] = expected) -> str:
+        elsewhere = {"name": "image_folder", "path": str(path)}
+        return preflight.differing_data(config(retention=elsewhere, phase=phase), expected)
+
+    assert told(copy) == ""
+    smaller = folder_of(tmp_path / "smaller", 0, "abcdef")
+    assert told(smaller) == (
+        f"node 10.0.0.3 sees 9 test items in {smaller} (protocol.retention), the driver 12; give both the same files"
+    )
+    assert told(smaller, phase="search") == ""
+    renamed = folder_of(tmp_path / "renamed", 0)
+    (renamed / "g" / "1.bmp").rename(renamed / "g" / "9.bmp")
+    assert told(renamed) == (
+        f"node 10.0.0.3 sees as many items in {renamed} (protocol.retention) as the driver, but others (by names,"
+        " labels and sizes); give both the same files"
+    )
+    assert told(renamed, expected=own) == ""
+    (tmp_path / "empty").mkdir()
+    assert told(tmp_path / "empty") == ""
+
+
 def test_the_data_are_looked_at_once_and_not_for_each_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     digest, calls = data.files_digest(data.load("digits"), None), list[object]()
     monkeypatch.setattr(data, "files_digest", lambda *given: (calls.append(given), digest)[1])

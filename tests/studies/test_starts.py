@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.ranks import config
 from support.verdict_trials import verdict_trial
 
@@ -360,6 +361,25 @@ def test_a_changed_folder_is_refused(generations: list[Path], tmp_path: Path) ->
     seal(folder)
     with pytest.raises(ValueError, match=r"embedder\.weights: .*not understood"):
         weights.read(folder)
+
+
+@pytest.mark.parametrize("part", ["backbone.0.0.weight", "backbone.2.1.bias", "head.weight", "mean_C"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_has_lost_its_numbers_is_no_start(
+    generations: list[Path], tmp_path: Path, part: str, value: float
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(generations[0], folder)
+    state = load_file(folder / "weights.safetensors")
+    name = (
+        part if part in state else next(key for key in state if key.startswith("head.") and "weight" in key)
+    )
+    state[name].view(-1)[-1] = value
+    save_file(state, folder / "weights.safetensors")
+    seal(folder)
+    with pytest.raises(ValueError, match=r"holds NaN or infinity in \S+, so its training") as error:
+        network(weights=str(folder))
+    assert "\n" not in str(error.value)
 
 
 def test_stores_are_named_as_on_the_command_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -226,6 +227,40 @@ def test_of_several_at_once_one_computes_and_the_others_wait(tmp_path: Path) -> 
     assert len(set(beats)) > 1
     assert len(results) == 3
     assert all((each == WHOLE).all() for each in results)
+
+
+BESIDE = """
+import json, sys
+from support.ranks import trial
+from dmlstudy.training import feature_store
+
+write, written = feature_store._write, []
+feature_store._write = lambda place, *rest: (written.append(place.name), write(place, *rest))
+print("ready", flush=True)
+sys.stdin.readline()
+_, result = trial(json.loads(sys.argv[1]))
+print(json.dumps([written, result]))
+"""
+
+
+def test_studies_at_once_on_one_machine_share_one_computation(cache: Path) -> None:
+    tests = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": str(tests)}
+    command = [sys.executable, "-c", BESIDE, json.dumps(frozen())]
+    both = [
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for each in both:
+        assert each.stdout is not None
+        assert each.stdin is not None
+        assert each.stdout.readline() == "ready\n"
+    for each in both:
+        print("go", file=each.stdin, flush=True)
+    (written, first), (written_too, second) = (json.loads(each.communicate(timeout=120)[0]) for each in both)
+    assert [each.returncode for each in both] == [0, 0]
+    assert sorted(written + written_too) == kept_in(cache)
+    assert numbers(([], first)) == numbers(([], second)) == numbers(([], trial(frozen("off"))[1]))
 
 
 def test_what_a_killed_process_was_writing_is_taken_over(tmp_path: Path) -> None:

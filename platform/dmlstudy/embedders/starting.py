@@ -34,6 +34,7 @@ def begun_with(embedder: Embedder, weights: str | None, backbone: Backbone) -> E
         return embedder
     saved = weight_files.saved_parts(Path(str(weights)))
     embedder.loaded_head_sha256 = saved.head_sha256
+    weight_files.check_finite({**saved.normalisation, **saved.head, **saved.structure_head}, str(weights))
     with torch.no_grad():
         embedder.mean_C.copy_(saved.normalisation["mean_C"])
         embedder.std_C.copy_(saved.normalisation["std_C"])

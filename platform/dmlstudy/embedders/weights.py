@@ -112,7 +112,7 @@ def fit(network: nn.Module, state: Mapping[str, Tensor], origin: str, ignore: tu
     a leading 1 of a shape (1, C) where (C,) is wanted, as in old files of BN-Inception.
 
     Names that do not begin as one of the network's parts do (other heads, auxiliary classifiers) are left out.
-    Raises ValueError that names the first parameter that is missing, too much, or of another shape.
+    Raises ValueError that names the first parameter that is missing, too much, of another shape, or not finite.
     """
 
     def refuse(reason: str) -> ValueError:
@@ -141,6 +141,7 @@ def fit(network: nn.Module, state: Mapping[str, Tensor], origin: str, ignore: tu
         if value.shape != shape:
             raise refuse(f"{name} has shape {tuple(value.shape)} there and {tuple(shape)} here")
         chosen[name] = value
+    check_finite(chosen, origin)
     if not prefix and hasattr(state, "_metadata"):  # versions, from which MNASNet tells its old layers
         chosen = OrderedDict(chosen)
         chosen._metadata = state._metadata  # type: ignore[attr-defined]
@@ -148,6 +149,16 @@ def fit(network: nn.Module, state: Mapping[str, Tensor], origin: str, ignore: tu
         network.load_state_dict(chosen, strict=False)
     except RuntimeError as error:
         raise refuse(str(error).strip().replace("\n", " ")) from error
+
+
+def check_finite(state: Mapping[str, Tensor], origin: str) -> None:
+    """Raise ValueError that names the first tensor with NaN or infinity in it: no training leads away from there."""
+    for name, value in state.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise ValueError(
+                f"embedder.weights: {origin} holds NaN or infinity in {name}, so its training went wrong; give the"
+                " weights of an earlier epoch"
+            )
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
