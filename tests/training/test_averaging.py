@@ -74,7 +74,9 @@ def test_what_is_scored_given_out_and_saved_is_the_average(tmp_path: Path) -> No
         assert torch.equal(a, b)  # training itself is as without
     expected = embedders.embed(one.kept(), images)
     assert not np.array_equal(expected, embedders.embed(one.embedder, images))
-    assert np.array_equal(one.outputs()["embeddings"][:5].numpy(), embedders.embed(one.kept(), images))
+    given_out = one.outputs()["embeddings"][:5].numpy()  # in larger batches: the last digits may differ
+    np.testing.assert_allclose(given_out, embedders.embed(one.kept(), images), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(given_out, embedders.embed(one.embedder, images), rtol=1e-4, atol=1e-5)
     one.save(tmp_path / "model", {})
     assert np.array_equal(embedders.embed(embedders.load(tmp_path / "model"), images), expected)
     assert one.score() != plain.score()
