@@ -21,7 +21,7 @@ import dmlstudy
 from dmlstudy import cli
 from dmlstudy.engine import selfcheck
 from dmlstudy.engine.jobs import Job
-from dmlstudy.registry.comparison import compare
+from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
 from dmlstudy.store import Store
 from dmlstudy.training import exactness

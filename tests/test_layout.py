@@ -24,6 +24,7 @@ FLOORS = (  # top to bottom
     ("serving",),
     ("registry",),
     ("search",),
+    ("verdict",),
     ("spec",),
     ("training",),
     ("saved",),

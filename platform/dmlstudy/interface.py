@@ -77,7 +77,7 @@ class Study:
 
     def comparisons(self) -> pd.DataFrame:
         """A row for each pair of judged families: the effect, its interval, Holm's p-value and what follows."""
-        from dmlstudy.registry.comparison import Comparison
+        from dmlstudy.verdict.comparison import Comparison
 
         rows = [each.model_dump() for each in self._read().comparisons]
         return pd.DataFrame(rows, columns=list(Comparison.model_fields))

@@ -71,6 +71,11 @@ def metric_of(name: str) -> str:
     return name.removeprefix(_TEST).removeprefix(_RETENTION)
 
 
+def micro(metric: str) -> str:
+    """The metric whose mean over queries becomes this one, by mean over classes; of other metrics themselves."""
+    return metric.replace("macro_", "")
+
+
 def for_people(name: str) -> str:
     """A name as axes and columns show it: ``test map_at_r``."""
     if is_on_retention(name):

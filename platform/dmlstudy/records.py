@@ -947,10 +947,33 @@ class TrialReport(Record):
     metrics: dict[str, float]
 
 
+Unit: TypeAlias = Literal["class", "image", "row"]
+"""A thing that stands for others of its kind in a verdict; a class with all its queries is one."""
+
+
+class UnitScores(Record):
+    """Sums of a verdict trial's metrics over the queries of each unit: a test class, or a single query.
+
+    A query without a relevant item adds 0. A metric that is no mean over queries, as of clusters, is not among them.
+    """
+
+    units: list[int]
+    """Labels of classes or numbers of queries, ascending."""
+    counts: list[int]
+    """Queries of each."""
+    sums: dict[str, list[float]]
+    """By the metric's name without 'test_'."""
+
+    def digest(self) -> str:
+        """The SHA-256 of units and counts: equal for trials that were judged by the same queries."""
+        return hashlib.sha256(json.dumps([self.units, self.counts]).encode()).hexdigest()
+
+
 class TrialResult(Record):
     """The result of a trial that ends by itself."""
 
     metrics: dict[str, float]
+    unit_scores: Annotated[UnitScores | None, Field(description="of a verdict whose task has units")] = None
     embedder_folder: Annotated[str | None, Field(description="where the trained embedder was saved")] = None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dmlstudy.registry.comparison import tallied
+from dmlstudy.verdict.comparison import tallied
 from dmlstudy.registry.leaderboard import Row, leaderboard
 from dmlstudy.store import Store
 

@@ -12,7 +12,7 @@ import pytest
 from dmlstudy.data import Fit, preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry.card import SHOWN, card, usage
-from dmlstudy.registry.comparison import compare
+from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.training.lineage import KeptNotes, told
 from dmlstudy.training.tasks import TASKS

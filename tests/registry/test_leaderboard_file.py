@@ -14,7 +14,7 @@ import pytest
 from dmlstudy import cli
 from dmlstudy.registry import leaderboard as boards
 from dmlstudy.registry import leaderboard_file
-from dmlstudy.registry.comparison import compare
+from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 
 SCORES = {

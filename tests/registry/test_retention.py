@@ -17,7 +17,7 @@ from dmlstudy.interface import Study
 from dmlstudy.records import DataConfig, TrainingConfig
 from dmlstudy.registry import leaderboard_file, mlflow_view
 from dmlstudy.registry.card import card
-from dmlstudy.registry.comparison import compare
+from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import retention as report_retention

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.made_study import Maker
 
-from dmlstudy.registry.comparison import compare
+from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.history import history
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row, leaderboard
 from dmlstudy.registry.runs import Run

@@ -68,11 +68,11 @@ def test_the_objective_is_the_one_asked_for() -> None:
 
 def test_a_fold_is_judged_on_classes_it_was_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[int]] = []
-    compare = retrieval.compare
+    rank = retrieval.rank
 
-    def listening(z_ND: Any, labels_N: Any, *arguments: Any, **sides: Any) -> dict[str, dict[str, float]]:
+    def listening(z_ND: Any, labels_N: Any, *arguments: Any, **sides: Any) -> retrieval.Ranked:
         seen.append(set(labels_N.tolist()))
-        return compare(z_ND, labels_N, *arguments, **sides)
+        return rank(z_ND, labels_N, *arguments, **sides)
 
     trained: list[set[int]] = []
     batches = data.PKBatches.__init__
@@ -81,7 +81,7 @@ def test_a_fold_is_judged_on_classes_it_was_not_trained_on(monkeypatch: pytest.M
         trained.append(set(labels_N.tolist()))
         batches(self, labels_N, *arguments)
 
-    monkeypatch.setattr(retrieval, "compare", listening)
+    monkeypatch.setattr(retrieval, "rank", listening)
     monkeypatch.setattr(data.PKBatches, "__init__", noting)
     trial(config(training__epochs=1))
     folds = data.class_disjoint_folds(data.load("digits").development.labels_N, 2, 0)
@@ -248,17 +248,17 @@ def test_a_verdict_leaves_an_embedder_that_scores_as_it_said(tmp_path: Path) -> 
 def test_fold_models_are_scored_one_by_one_and_concatenated(monkeypatch: pytest.MonkeyPatch) -> None:
     embedded: list[np.ndarray[Any, np.dtype[np.float32]]] = []
     trained: list[int] = []
-    compare, batches = retrieval.compare, data.PKBatches.__init__
+    rank, batches = retrieval.rank, data.PKBatches.__init__
 
-    def listening(z_ND: Any, *arguments: Any, **sides: Any) -> dict[str, dict[str, float]]:
+    def listening(z_ND: Any, *arguments: Any, **sides: Any) -> retrieval.Ranked:
         embedded.append(z_ND)
-        return compare(z_ND, *arguments, **sides)
+        return rank(z_ND, *arguments, **sides)
 
     def noting(self: Any, labels_N: Any, *arguments: Any) -> None:
         trained.append(len(labels_N))
         batches(self, labels_N, *arguments)
 
-    monkeypatch.setattr(retrieval, "compare", listening)
+    monkeypatch.setattr(retrieval, "rank", listening)
     monkeypatch.setattr(data.PKBatches, "__init__", noting)
     reports, result = trial(config(phase="verdict", seed=3, fold_models=True))
     assert [report["step"] for report in reports] == [1, 2, 3, 4, 5, 6]

@@ -93,7 +93,7 @@ def show_leaderboard(board: Leaderboard) -> None:
 
 
 def show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> None:
-    from dmlstudy.registry.comparison import tallied
+    from dmlstudy.verdict.comparison import tallied
     from dmlstudy.text import nearest
 
     families = {row.family for board in boards for row in board.rows}
@@ -123,6 +123,8 @@ def _show_front(board: Leaderboard) -> None:
 
 
 def _show_comparisons(board: Leaderboard) -> None:
+    from dmlstudy.verdict.comparison import remarks
+
     num = len(board.comparisons)
     nums = {comparison.num_seeds for comparison in board.comparisons}
     seeds = f" over {nums.pop()} seeds" if len(nums) == 1 else ""
@@ -131,10 +133,13 @@ def _show_comparisons(board: Leaderboard) -> None:
         own = "" if seeds else f", {comparison.num_seeds} seeds"
         say(f"  {comparison}{own}")
     say(
-        f"better, worse: p ≤ 0.05, adjusted for all {num} pairs (Holm): at most 5% of studies name a false one\n"
+        f"better, worse: p ≤ 0.05, adjusted for all {num} pairs (Holm): at most 5% of studies name a false one"
+        " for each population\n"
         f"[ ]: hold for all {num} pairs at once with 95% (Bonferroni); wider than the test, so one may reach past 0"
         " beside a better"
     )
+    for line in remarks(board.comparisons):
+        say(line)
 
 
 def _show_retention(board: Leaderboard) -> None:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
 from dmlstudy.files import cache_folder, written_whole
+from dmlstudy.records import UnitScores
 from dmlstudy.text import first_line
 
 IN_MEMORY_BYTES = 2**28
@@ -292,6 +293,32 @@ def write_table(path: Path, columns: Sequence[Column]) -> None:
     types = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
     table = pa.table({each.name: pa.array(each.values, types[each.kind]) for each in columns})
     _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+
+
+_SUM = "sum_"
+
+
+def unit_scores_as_bytes(scores: UnitScores | None) -> bytes:
+    """A Parquet file with the columns unit, count and ``sum_<metric>``; no row where there are no such scores."""
+    columns: dict[str, pa.Array] = {"unit": pa.array([], pa.int64()), "count": pa.array([], pa.int64())}
+    if scores is not None:
+        columns = {"unit": pa.array(scores.units, pa.int64()), "count": pa.array(scores.counts, pa.int64())}
+        for name, sum_U in scores.sums.items():
+            columns[f"{_SUM}{name}"] = pa.array(sum_U, pa.float64())
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def read_unit_scores(path: Path) -> UnitScores | None:
+    """Read what ``unit_scores_as_bytes`` gave; None of a file without rows. Raises ValueError as ``read_items``."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    columns = read_columns(path)
+    if not columns["unit"]:
+        return None
+    sums = {name.removeprefix(_SUM): of_U for name, of_U in columns.items() if name.startswith(_SUM)}
+    return UnitScores(units=columns["unit"], counts=columns["count"], sums=sums)
 
 
 def write_items(path: Path, ids: Sequence[str], labels: Sequence[str] | None) -> None:

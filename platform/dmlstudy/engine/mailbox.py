@@ -12,6 +12,10 @@ from typing import Any, Literal, NamedTuple
 import ray
 
 REPORTS_AHEAD = 1
+EMBEDDER = "embedder"
+"""The folder of a verdict trial's model among its files."""
+UNIT_SCORES = "classes.parquet"
+"""The file of a verdict trial's scores by class."""
 
 
 class Command(NamedTuple):

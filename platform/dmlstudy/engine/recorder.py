@@ -16,7 +16,9 @@ from dmlstudy.data import state_file
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.cluster_watch import ClusterWatch
 from dmlstudy.engine.gang import checkpoint_name
+from dmlstudy.engine.mailbox import EMBEDDER, UNIT_SCORES
 from dmlstudy.engine.progress import ProgressLines
+from dmlstudy.records import TrialConfig
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.store import StoreError
@@ -36,7 +38,7 @@ VAULT_PATIENCE_S = 120.0
 """Time for which the driver waits for a vault that is being restarted."""
 
 MOST_RETRAINED = 3
-"""The most times that a verdict trial is rerun because its embedder was lost."""
+"""The most times that a verdict trial is rerun because its files were lost."""
 
 
 class StudyEnds(Exception):
@@ -45,7 +47,7 @@ class StudyEnds(Exception):
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class Vault:
-    """Holds trained embedders between the worker that trained one and the driver that files it.
+    """Holds the files of finished trials between the worker that made them and the driver that files them.
 
     Its process is started again where it was killed; what it held is lost then, and its trials are handed out again.
     """
@@ -61,6 +63,10 @@ class Vault:
 
     def drop(self, trial_id: str) -> None:
         self._files.pop(trial_id, None)
+
+
+def _leaves_files(config: TrialConfig) -> bool:
+    return config.phase == "verdict" or config.keep_embedder
 
 
 class Recorder(tune.Callback):
@@ -163,18 +169,15 @@ class Recorder(tune.Callback):
     def _file(self, trial_id: str, assignment: Assignment) -> None:
         run_id, started = self._open[trial_id]
         assert assignment.status != Status.RUNNING
-        if assignment.config.keep_embedder and assignment.status == Status.FINISHED:
+        if _leaves_files(assignment.config) and assignment.status == Status.FINISHED:
             files = self._from_vault(trial_id)
             if not files and self._num_retrained[assignment.label] < MOST_RETRAINED:
                 self._num_retrained[assignment.label] += 1
-                self._search.hand_out_again(trial_id, "its trained embedder was lost with the vault")
+                self._search.hand_out_again(trial_id, "its results were lost with the vault")
             elif not files:
-                raise RuntimeError("its trained embedder is lost")
-        if assignment.config.keep_embedder and assignment.status == Status.FINISHED:
-            with tempfile.TemporaryDirectory() as folder:
-                for name, content in files.items():
-                    (Path(folder) / name).write_bytes(content)
-                self._tracker.log_model(run_id, folder)
+                raise RuntimeError("its results are lost")
+            else:
+                self._keep(run_id, files)
         self._tracker.end_trial(
             run_id,
             assignment.status,
@@ -191,6 +194,16 @@ class Recorder(tune.Callback):
         for line in self._search.take_notes():
             self._progress.tell(line)
 
+    def _keep(self, run_id: str, files: dict[str, bytes]) -> None:
+        """File a verdict trial's scores by class, and its model if it left one."""
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / EMBEDDER).mkdir()
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            if any(name.startswith(f"{EMBEDDER}/") for name in files):
+                self._tracker.log_model(run_id, str(Path(folder) / EMBEDDER))
+            self._tracker.log_unit_scores(run_id, Path(folder) / UNIT_SCORES)
+
     def _from_vault(self, trial_id: str) -> dict[str, bytes]:
         """A trial's files; none where the vault was killed after it got them."""
         try:
@@ -204,7 +217,7 @@ class Recorder(tune.Callback):
         if assignment.status == Status.INTERRUPTED:
             return
         config = assignment.config
-        if config.keep_embedder:
+        if _leaves_files(config):
             self._vault.drop.remote(trial_id)
         folder = state_file.join(self._checkpoints, checkpoint_name(config.model_dump(mode="json")))
         self._remove(folder)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from dmlstudy.engine.mailbox import Command, Reply
+from dmlstudy.engine.mailbox import EMBEDDER, UNIT_SCORES, Command, Reply
 from dmlstudy.records import TrialConfig, TrialReport
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def serve(loop_config: dict[str, Any]) -> None:
 
 def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torch.device, rank: int) -> None:
     """Run a trial and say how it ends; raises what leaves the gang of no more use."""
-    from dmlstudy import distributed
+    from dmlstudy import data, distributed
     from dmlstudy.training.interface import TrialFailed
     from dmlstudy.training.trial import TrialStopped, run_trial
 
@@ -82,7 +82,7 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
     free_gpu_memory(device)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder) / "embedder"
+            target = Path(folder) / EMBEDDER
             result = run_trial(
                 config,
                 report,
@@ -91,7 +91,9 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
                 checkpoint=command.checkpoint,
             )
             if rank == 0:
-                files = {file.name: file.read_bytes() for file in target.glob("*")}
+                files = {f"{EMBEDDER}/{file.name}": file.read_bytes() for file in target.glob("*")}
+                if config.phase == "verdict":
+                    files[UNIT_SCORES] = data.unit_scores_as_bytes(result.unit_scores)
                 metrics = result.metrics | gpu_peak(device)
                 ray.get(mailbox.reply.remote(command.trial, Reply("finished", metrics, files)))
     except TrialStopped:

@@ -1,6 +1,6 @@
 """Unsupervised hashing of frozen features: four methods, each with or without structure embeddings (NASA)."""
 
-from dmlstudy.hashing.evaluation import METRICS, evaluate, evaluate_codes, metrics_at
+from dmlstudy.hashing.evaluation import METRICS, evaluate, evaluate_codes, means, metrics_at, rank_codes
 from dmlstudy.hashing.folder import load, save
 from dmlstudy.hashing.methods import METHODS
 from dmlstudy.hashing.model import HashingModel, build
@@ -19,7 +19,9 @@ __all__ = [
     "evaluate",
     "evaluate_codes",
     "load",
+    "means",
     "metrics_at",
+    "rank_codes",
     "save",
     "train_hashing",
 ]

@@ -5,7 +5,7 @@ Shapes: Q queries, M database items, F features, D bits, L concepts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, get_args
 
 import numpy as np
@@ -39,7 +39,7 @@ def evaluate(
 
     Raises ValueError as that, and for re-ranking without a structure head.
     """
-    return evaluate_codes(
+    ranked = rank_codes(
         model.codes(query_QF),
         query_labels,
         model.codes(database_MF),
@@ -48,6 +48,17 @@ def evaluate(
         omega_QD=model.omega(query_QF) if rerank else None,
         rerank=rerank,
     )
+    return means(ranked)
+
+
+def means(ranked: Mapping[str, retrieval.Scores]) -> dict[str, float]:
+    """The means of ``rank_codes``'s scores, those of the ranking before re-ranking under 'first_stage_' names."""
+    return {
+        prefix + name: value
+        for prefix, scores in ranked.items()
+        for name, value in scores.means().items()
+        if not (prefix and name.startswith("num_"))
+    }
 
 
 def evaluate_codes(
@@ -60,16 +71,33 @@ def evaluate_codes(
     omega_QD: NDArray[np.float32] | None = None,
     rerank: int = 0,
 ) -> dict[str, float]:
+    """The means of ``rank_codes``, whose arguments and errors it has."""
+    return means(
+        rank_codes(
+            query_QD, query_labels, database_MD, database_labels, at=at, omega_QD=omega_QD, rerank=rerank
+        )
+    )
+
+
+def rank_codes(
+    query_QD: NDArray[np.int8],
+    query_labels: Labels,
+    database_MD: NDArray[np.int8],
+    database_labels: Labels,
+    *,
+    at: Sequence[int] = (1000,),
+    omega_QD: NDArray[np.float32] | None = None,
+    rerank: int = 0,
+) -> dict[str, retrieval.Scores]:
     """Score Hamming ranking, by codes of +1 and -1, of a database that holds none of the queries.
 
     Labels are integers (relevant: equal), or booleans of shape (rows, L) (relevant: a concept in common). Gives
     ``map``, the full mean average precision, whose denominator is the number R_q of relevant items; for each K of
     ``at`` ``map_at_K_of_found``, ``_of_relevant`` and ``_of_reachable`` (``retrieval.map_at_k``); MAP@R and
-    R-precision. A query without a hit counts as 0; items at one distance stand in ``retrieval.tie_order``.
+    R-precision. They are found under the prefix of their names, which is empty. A query without a hit counts as 0; items at one distance stand in ``retrieval.tie_order``.
 
     With the queries' structure embeddings these are of the ranking whose first ``rerank`` are put in the order of
-    their distance weighted by omega (NASA Eq. 7), and the same names with the prefix ``first_stage_`` of the one
-    before.
+    their distance weighted by omega (NASA Eq. 7), and those under ``first_stage_`` of the one before.
 
     Raises ValueError without queries or a database, and for K < 1 and, with omega, ``rerank`` < 1.
     """
@@ -98,12 +126,7 @@ def evaluate_codes(
                 query_QP[row_Q], omega_QD[row_Q], database_MP, index_QM, rerank
             )
             scores[""].add(row_Q, again_QM)
-    return {
-        prefix + name: value
-        for prefix in prefixes
-        for name, value in scores[prefix].means().items()
-        if not (prefix and name.startswith("num_"))
-    }
+    return scores
 
 
 def _comparable(labels: Labels) -> NDArray[np.int64] | NDArray[np.uint8]:

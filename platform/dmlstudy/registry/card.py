@@ -15,6 +15,7 @@ from dmlstudy import metric_names
 from dmlstudy.data import preprocessing as data_preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry import ancestry
+from dmlstudy.verdict.comparison import remarks
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.markdown import code, verbatim
 from dmlstudy.training.lineage import ARROW, RANDOM, KeptNotes
@@ -191,8 +192,18 @@ def _score(metric: str, row: Row) -> str:
 
 
 def _compared(board: Leaderboard, family: str) -> Sequence[str]:
-    lines = [f"* {each}" for each in board.comparisons if family in (each.first, each.second)]
-    return ["Paired by seed, corrected for all pairs of the study (Holm):", "", *lines, ""] if lines else []
+    own = [each for each in board.comparisons if family in (each.first, each.second)]
+    if not own:
+        return []
+    said = "Paired by seed, corrected for all pairs of the study (Holm)"
+    notes = [f"{each[0].upper()}{each[1:]}." for each in remarks(own)]
+    return [
+        f"{said}:",
+        "",
+        *(f"* {each}" for each in own),
+        "",
+        *(line for note in notes for line in (note, "")),
+    ]
 
 
 def _retention(board: Leaderboard) -> dict[str, str]:

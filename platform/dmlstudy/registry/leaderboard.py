@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from scipy.special import stdtrit
 
 from dmlstudy import metric_names
-from dmlstudy.records import Grown, Record, is_untrained
+from dmlstudy.records import Grown, Record, Unit, is_untrained
 from dmlstudy.registry import retention, tracking
-from dmlstudy.registry.comparison import Comparison, compare
+from dmlstudy.verdict.comparison import Comparison, UnitMeans, compare
 from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
 from dmlstudy.store import Store
@@ -153,6 +153,8 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
                 if scores[a.family] and scores[b.family] and _are_comparable(a, b)
             ],
             resolution=_resolution(parent),
+            by_unit=_by_unit(runs, families, metric_names.on_test(objective)),
+            unit=_unit(runs),
         ),
         retention=elsewhere,
         lost=retention.lost(
@@ -265,6 +267,24 @@ def _row(runs: StudyRuns, family: str, untrained: str | None) -> Row:
 
 def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimate]:
     return {name: Estimate.of([run.metrics[name] for run in judged if name in run.metrics]) for name in names}
+
+
+def _by_unit(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, dict[int, UnitMeans]]:
+    """Each family's objective by unit, for each seed that kept such scores."""
+    found: dict[str, dict[int, UnitMeans]] = {}
+    for family in families:
+        for run in runs.judged(family):
+            scores = runs.unit_scores(run)
+            means = None if scores is None else UnitMeans.of(scores, metric)
+            if means is not None:
+                found.setdefault(family, {})[run.seed] = means
+    return found
+
+
+def _unit(runs: StudyRuns) -> Unit:
+    """The unit of the study's task."""
+    judged = next((run for family in runs.families for run in runs.judged(family)), None)
+    return task_of_params(judged.params).unit if judged else "class"
 
 
 def _scores_by_seed(runs: StudyRuns, family: str, metric: str) -> dict[int, float]:

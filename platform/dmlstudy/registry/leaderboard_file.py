@@ -11,7 +11,7 @@ from typing import Any
 from dmlstudy import data, metric_names
 from dmlstudy.data import Column
 from dmlstudy.files import PARQUET, check_output, written_whole
-from dmlstudy.registry.comparison import Comparison
+from dmlstudy.verdict.comparison import Comparison
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard
 
 
@@ -46,7 +46,8 @@ def columns(board: Leaderboard) -> list[Column]:
     t-interval) and n, then how it compares with the winner by the objective, then the best configuration (``param.``).
 
     ``effect`` is the family's mean score less the winner's, paired by seed, ``effect_low`` and ``effect_high`` hold for
-    all pairs at once, ``verdict`` says what the family is beside the winner. What is not known is null: intervals of
+    all pairs at once, ``verdict`` says what the family is beside the winner. Those named ``like_`` are of other classes
+    like those of the test. What is not known is null: intervals of
     one seed, the winner's own comparison, and all comparisons before there is a winner.
 
     With retention data ``retention_effect`` and those after it are the same there, against the untrained embedder.
@@ -88,8 +89,25 @@ def columns(board: Leaderboard) -> list[Column]:
         Column("p_value", "float64", _each(against, "p_value")),
         Column("adjusted_p_value", "float64", _each(against, "adjusted_p_value")),
         Column("num_paired_seeds", "int64", _each(against, "num_seeds")),
+        *_on_others(against),
         *_lost(board),
         *(Column(f"param.{name}", "string", [row.params.get(name) for row in rows]) for name in params),
+    ]
+
+
+def _on_others(against: Sequence[Comparison | None]) -> list[Column]:
+    """Each family beside the winner on classes like these; no column where nothing is known of such."""
+    if not any(each and each.like_outcome for each in against):
+        return []
+    return [
+        Column("like_verdict", "string", _each(against, "like_outcome")),
+        Column("like_effect_low", "float64", _each(against, "like_low")),
+        Column("like_effect_high", "float64", _each(against, "like_high")),
+        Column("like_p_value", "float64", _each(against, "like_p_value")),
+        Column("like_adjusted_p_value", "float64", _each(against, "like_adjusted_p_value")),
+        Column("num_classes", "int64", _each(against, "num_classes")),
+        Column("num_moved", "int64", _each(against, "num_moved")),
+        Column("class_share", "float64", _each(against, "class_share")),
     ]
 
 

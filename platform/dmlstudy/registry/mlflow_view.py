@@ -140,8 +140,8 @@ def outcome(board: Leaderboard, family: str) -> str:
     for each in board.comparisons:
         if {each.first, each.second} == {family, board.winner}:
             said = each.outcome if each.first == family else each.opposite
-            p = "p < 0.001" if each.adjusted_p_value < 0.001 else f"p {each.adjusted_p_value:.3f}"
-            return f"{said}, {p}"
+            p = "p < 0.001" if each.p < 0.001 else f"p {each.p:.3f}"
+            return f"{said}{each.where}, {p}"
     return "not compared"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from dmlstudy import metric_names
 from dmlstudy.records import Record
-from dmlstudy.registry.comparison import Comparison, compare
+from dmlstudy.verdict.comparison import Comparison, compare
 from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
 
 

@@ -7,15 +7,18 @@ search and of the verdict, and, once it has ended, runs of folds and of the lead
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlflow
 from mlflow.entities import ViewType
 
-from dmlstudy.records import Record, present_key
+from dmlstudy import data
+from dmlstudy.records import Record, UnitScores, present_key
 from dmlstudy.trials import Status, best_ranked
 
 PARENT = "mlflow.parentRunId"
@@ -28,6 +31,10 @@ STORE = "store_id"
 """The tag of a study's run that names the store it belongs to."""
 VALUES = "objective_values"
 """The tag of a finished search trial's run with the exact values that Optuna gets."""
+UNITS_SHA256 = "units_sha256"
+"""The tag of a verdict trial's run that has scores by class: the SHA-256 of the classes and their queries."""
+UNIT_SCORES = "classes.parquet"
+"""The artifact with these scores."""
 PAGE = 1000
 
 
@@ -250,6 +257,20 @@ class StudyRuns:
     def judged(self, family: str) -> list[Run]:
         """The finished verdict trials of a family, one for each seed."""
         return [run for run in self.verdicts if run.family == family and run.status == Status.FINISHED]
+
+    def unit_scores(self, run: Run) -> UnitScores | None:
+        """A verdict trial's scores by class; None of one that kept none, as in older studies."""
+        if UNITS_SHA256 not in run.tags:
+            return None
+        if run.id not in self._unit_scores:
+            with tempfile.TemporaryDirectory() as folder:
+                file = self._client.download_artifacts(run.id, UNIT_SCORES, folder)
+                self._unit_scores[run.id] = data.read_unit_scores(Path(file))
+        return self._unit_scores[run.id]
+
+    @cached_property
+    def _unit_scores(self) -> dict[str, UnitScores | None]:
+        return {}
 
     @cached_property
     def _trials(self) -> list[Run]:

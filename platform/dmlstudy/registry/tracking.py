@@ -23,7 +23,7 @@ import requests
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from dmlstudy import model_folder
+from dmlstudy import data, model_folder
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.registry.runs import (
     KIND,
@@ -31,6 +31,7 @@ from dmlstudy.registry.runs import (
     PARENT,
     STORE,
     STUDY_RUN,
+    UNITS_SHA256,
     VALUES,
     Run,
     RunKind,
@@ -423,6 +424,13 @@ class StudyTracker:
     def log_model(self, run_id: str, folder: str) -> None:
         """Keep a model's folder with the run that trained it."""
         self.client.log_artifacts(run_id, folder, MODEL)
+
+    def log_unit_scores(self, run_id: str, file: Path) -> None:
+        """Keep a verdict trial's scores by class (``data.read_unit_scores``) with its run, where it has any."""
+        found = data.read_unit_scores(file)
+        if found is not None:
+            self.client.log_artifact(run_id, str(file))
+            self.client.set_tag(run_id, UNITS_SHA256, found.digest())
 
     def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""

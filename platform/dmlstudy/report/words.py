@@ -10,7 +10,7 @@ from typing import Any
 from dmlstudy import metric_names
 from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
-from dmlstudy.registry.comparison import Comparison
+from dmlstudy.verdict.comparison import PLURALS, Comparison, remarks
 from dmlstudy.registry.history import History
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.registry.runs import Run, RunKind
@@ -50,7 +50,8 @@ def news(board: Leaderboard) -> str:
         also = f"; {so_do or 'none'} of the {others} other families {'does' if so_do < 2 else 'do'}"
         if others < 2:
             also = f"; the other family {'does too' if so_do else 'does not'}" if others else ""
-        return f"{wins} and beats {untrained} by {by(leader).removeprefix('+')} {metric}{also}."
+        where = known[leader][1].where
+        return f"{wins} and beats {untrained}{where} by {by(leader).removeprefix('+')} {metric}{also}."
     if better:
         return f"{wins}, but does not measurably beat {untrained} on {metric}; {best} does: {by(best)}."
     effect = _effect(known[best][1], best)
@@ -89,7 +90,7 @@ def verdict(board: Leaderboard) -> str:
         sentence += f", and there is nothing to compare it with{' yet' if board.status != 'finished' else ''}"
     else:
         preposition = "from" if outcome == "not distinguishable" else "than"
-        sentence += f" and is {outcome} {preposition} {what}:"
+        sentence += f" and is {outcome} {preposition} {what}{each.where}:"
         sentence += f" {difference(each, winner.family)}, {p_value(each)}"
     stronger = [name for name in others if comparison_of(board, winner.family, name)[0] == "worse"]
     if stronger and stronger != [rival]:
@@ -118,18 +119,22 @@ def interval(estimate: Estimate | None) -> str:
 
 
 def difference(each: Comparison, family: str) -> str:
-    """The mean difference from a family's side, with its interval."""
+    """The mean difference from a family's side, with the interval of the population that the outcome is of."""
     sign = 1 if family == each.first else -1
     text = _signed(sign * each.effect)
-    if each.low is None or each.high is None:
+    if each.interval is None:
         return text
-    low, high = sorted((sign * each.low, sign * each.high))
+    low, high = sorted(sign * end for end in each.interval)
     return f"{text} [{_signed(low)}, {_signed(high)}]"
 
 
 def p_value(each: Comparison) -> str:
-    """Holm's p-value."""
-    return "p < 0.001" if each.adjusted_p_value < 0.001 else f"p = {each.adjusted_p_value:.3f}"
+    """Holm's p-value of the population that the outcome is of."""
+    return _p(each.p)
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def leaderboard_table(board: Leaderboard) -> Html:
@@ -149,7 +154,10 @@ def leaderboard_table(board: Leaderboard) -> Html:
         told = ["–", "–"]
         if each is not None:
             against = "" if row.untrained == UNTRAINED else f" ({row.untrained})"
-            told = [_two_lines(difference(each, row.family)), f"{outcome}, {p_value(each)}{against}"]
+            told = [
+                _two_lines(difference(each, row.family)),
+                f"{outcome}{each.where}, {p_value(each)}{against}",
+            ]
         kept = [_two_lines(interval(row.retention.get(name))) for name in elsewhere]
         rows.append([_named(board, row), _two_lines(interval(row.test.get(metric))), *told, *kept])
     caption = (
@@ -228,14 +236,20 @@ def front_table(board: Leaderboard) -> Html:
 
 def comparison_table(board: Leaderboard) -> Html:
     """Every pair of families that can be compared."""
+    has_others = any(each.like_outcome for each in board.comparisons)
     rows = [
         [
             each.first,
             f"{each.outcome} {each.preposition}",
-            each.second,
+            f"{each.second}{each.where}",
             _signed(each.effect),
-            "–" if each.low is None or each.high is None else f"{_signed(each.low)} to {_signed(each.high)}",
-            p_value(each).removeprefix("p ").removeprefix("= "),
+            _range(each.low, each.high),
+            _number(each.adjusted_p_value),
+            *(
+                [_range(each.like_low, each.like_high), _number(each.like_adjusted_p_value)]
+                if has_others
+                else []
+            ),
             str(each.num_seeds),
         ]
         for each in board.comparisons
@@ -245,8 +259,20 @@ def comparison_table(board: Leaderboard) -> Html:
         f" {len(rows)} pairs (Holm). Intervals hold for all pairs at once with 95% (Bonferroni): they are wider than"
         " the test, so one may reach past 0 beside a “better”."
     )
-    head = ["first", "is", "second", "difference", "interval", "Holm’s p", "seeds"]
-    return table(caption, head, rows, "lllnnnn")
+    caption += "".join(f" {each[0].upper()}{each[1:]}." for each in remarks(board.comparisons))
+    head = ["first", "is", "second", "difference", "interval", "Holm’s p"]
+    if has_others:
+        units = PLURALS[board.comparisons[0].unit]
+        head = [*head[:4], f"on these {units}", "Holm’s p", f"on {units} like these", "Holm’s p"]
+    return table(caption, [*head, "seeds"], rows, "lll" + "n" * (len(head) - 2))
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "–" if low is None or high is None else f"{_signed(low)} to {_signed(high)}"
+
+
+def _number(p_value: float | None) -> str:
+    return "–" if p_value is None else _p(p_value).removeprefix("p ").removeprefix("= ")
 
 
 def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Html]:

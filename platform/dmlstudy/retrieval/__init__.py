@@ -6,6 +6,7 @@ from dmlstudy.retrieval.index import CodeIndex, EmbeddingIndex, Index, Tuning
 from dmlstudy.retrieval.metrics import (
     Denominator,
     Scores,
+    UnitSums,
     count_relevant,
     evaluate,
     evaluate_query_gallery,
@@ -21,7 +22,15 @@ from dmlstudy.retrieval.metrics import (
     tie_order,
 )
 from dmlstudy.retrieval.neighbours import in_gallery, in_itself, retrieve
-from dmlstudy.retrieval.reranking import KReciprocal, Reranker, by_structure, by_weighted_hamming, compare
+from dmlstudy.retrieval.reranking import (
+    KReciprocal,
+    Ranked,
+    Reranker,
+    by_structure,
+    by_weighted_hamming,
+    compare,
+    rank,
+)
 
 __all__ = [
     "CodeIndex",
@@ -29,9 +38,11 @@ __all__ = [
     "EmbeddingIndex",
     "Index",
     "KReciprocal",
+    "Ranked",
     "Reranker",
     "Scores",
     "Tuning",
+    "UnitSums",
     "by_structure",
     "by_weighted_hamming",
     "compare",
@@ -53,6 +64,7 @@ __all__ = [
     "pack_labels",
     "pair_f1",
     "r_precision",
+    "rank",
     "recall_at_k",
     "retrieve",
     "score",

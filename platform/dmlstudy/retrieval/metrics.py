@@ -290,6 +290,16 @@ def score(
     return scores.means()
 
 
+class UnitSums(NamedTuple):
+    """Sums of metrics over the queries of each unit, a class or a single query; units ascending, U of them."""
+
+    unit_U: Ints
+    count_U: Ints
+    """Queries of the unit."""
+    sums: dict[str, Values]
+    """Sums of shape (U,) by metric; over the count that is the unit's mean."""
+
+
 class Scores:
     """The metrics of ``evaluate``, of rankings that come part by part; arguments as of ``score``."""
 
@@ -325,12 +335,24 @@ class Scores:
 
     def means(self) -> dict[str, float]:
         """Each metric's mean over all queries."""
-        all_values = {key: np.concatenate([part[key] for part in self._parts]) for key in self._parts[0]}
+        all_values = self._values()
         means = {key: micro_mean(value_Q) for key, value_Q in all_values.items()}
         if self._macro:
             each = {key: macro_mean(value_Q, self._label_Q) for key, value_Q in all_values.items()}
             means |= {f"macro_{key}": mean for key, mean in each.items()}
         return means | {"num_queries_without_positive": float((self._num_relevant_Q == 0).sum())}
+
+    def sums(self, unit_Q: Ints) -> UnitSums:
+        """Each metric's sums over the queries of each unit; ``unit_Q`` says which unit a query is of."""
+        unit_U, place_Q, count_U = np.unique(unit_Q, return_inverse=True, return_counts=True)
+        sums = {
+            key: np.bincount(place_Q, value_Q, len(unit_U)).astype(np.float64)
+            for key, value_Q in self._values().items()
+        }
+        return UnitSums(unit_U.astype(np.int64), count_U.astype(np.int64), sums)
+
+    def _values(self) -> dict[str, Values]:
+        return {key: np.concatenate([part[key] for part in self._parts]) for key in self._parts[0]}
 
 
 def num_ranks(

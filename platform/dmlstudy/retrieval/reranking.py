@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +134,15 @@ class KReciprocal:
         return encoded_NN, largest_N
 
 
+class Ranked(NamedTuple):
+    """Rankings of the same queries: without re-ranking ('none') and by each reranker."""
+
+    scores: dict[str, Scores]
+    ms_per_query: dict[str, float]
+    query_Q: Ints
+    """The queries' places among the embeddings, in the order of the scores."""
+
+
 def compare(
     z_ND: Floats,
     labels_N: Labels,
@@ -147,6 +156,38 @@ def compare(
     full_map: bool = False,
     macro: bool = False,
 ) -> dict[str, dict[str, float]]:
+    """The means of ``rank``'s scores, and ``ms_per_query`` beside them; arguments and errors as there."""
+    ranked = rank(
+        z_ND,
+        labels_N,
+        rerankers,
+        n,
+        recall_at,
+        query=query,
+        gallery=gallery,
+        map_at=map_at,
+        full_map=full_map,
+        macro=macro,
+    )
+    return {
+        name: scores.means() | {"ms_per_query": ranked.ms_per_query[name]}
+        for name, scores in ranked.scores.items()
+    }
+
+
+def rank(
+    z_ND: Floats,
+    labels_N: Labels,
+    rerankers: Mapping[str, Reranker],
+    n: int,
+    recall_at: Sequence[int] = (1, 2, 4, 8),
+    *,
+    query: Ints | None = None,
+    gallery: Ints | None = None,
+    map_at: Sequence[tuple[int, Denominator]] = (),
+    full_map: bool = False,
+    macro: bool = False,
+) -> Ranked:
     """The metrics of ``evaluate`` without re-ranking ('none') and with each reranker, in one search.
 
     ``query`` and ``gallery`` are places in z; without them each item is both. A query that is in the gallery is left
@@ -192,7 +233,7 @@ def compare(
                 raise ValueError(f"reranker {name!r} gave other items than those it was given")
             scores[name].add(row_Q, again_QK)
         started = time.perf_counter()
-    return {name: scores[name].means() | {"ms_per_query": 1e3 * seconds[name] / len(query)} for name in names}
+    return Ranked(scores, {name: 1e3 * seconds[name] / len(query) for name in names}, query)
 
 
 def _same_items(first_QK: Ints, again_QK: Ints) -> bool:

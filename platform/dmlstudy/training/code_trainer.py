@@ -21,6 +21,7 @@ from dmlstudy.hashing import HashingFailed
 from dmlstudy.records import DataConfig, HashingConfig, TrialConfig
 from dmlstudy.training import dataset_cache, trainer_state
 from dmlstudy.training.interface import Share, Trainer, TrialFailed, derived_seed
+from dmlstudy.training.scores import Scored, unit_scores
 
 GENERATOR = "generator"
 """The name of the random generator's state."""
@@ -69,13 +70,17 @@ class CodeTrainer(Trainer):
             raise TrialFailed(str(error)) from None
 
     def score(self) -> dict[str, float]:
+        return self.judge().metrics
+
+    def judge(self) -> Scored:
+        """Scores of the held-out queries, with each query's own."""
         if self.held_out is not None:
             return self._ranked(self.development, self.held_out[: self.codes.num_queries])
         # The same queries for every family and seed, so that they can be compared pair by pair.
         queries = _drawn(len(self.test.labels), self.codes.num_queries, 0)
         return self._ranked(self.test, queries, self.development)
 
-    def _ranked(self, rows: Rows, query_Q: Indices, more: Rows | None = None) -> dict[str, float]:
+    def _ranked(self, rows: Rows, query_Q: Indices, more: Rows | None = None) -> Scored:
         """Scores of some of the rows as queries of the others, and of ``more`` before them."""
         model = self.trainer.model
         z_ND = model.codes(rows.x_NF)
@@ -85,7 +90,7 @@ class CodeTrainer(Trainer):
             z_MD = np.concatenate([model.codes(more.x_NF), z_MD])
             labels_M = np.concatenate([more.labels, labels_M])
         is_reranked = self.config.regularizer is not None and self.codes.rerank > 0
-        return hashing.evaluate_codes(
+        ranked = hashing.rank_codes(
             z_ND[query_Q],
             rows.labels[query_Q],
             z_MD,
@@ -94,6 +99,17 @@ class CodeTrainer(Trainer):
             omega_QD=model.omega(rows.x_NF[query_Q]) if is_reranked else None,
             rerank=self.codes.rerank,
         )
+        metrics = hashing.means(ranked)
+        if self.config.phase != "verdict":
+            return Scored(metrics)
+        of_each = {prefix: scores.sums(query_Q) for prefix, scores in ranked.items()}
+        (unit_U, count_U, _), *_ = of_each.values()
+        sums = {
+            prefix + name: sum_U.tolist()
+            for prefix, own in of_each.items()
+            for name, sum_U in own.sums.items()
+        }
+        return Scored(metrics, unit_scores(unit_U.tolist(), count_U.tolist(), sums))
 
     def state(self) -> dict[str, Tensor]:
         state = trainer_state.state_of(self.parts, self.trainer.optimizer)

@@ -31,6 +31,7 @@ from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.optimization import Optimization
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
+from dmlstudy.training.scores import Scored
 from dmlstudy.training.shares import shares_of
 
 EMBEDDED = 256
@@ -219,6 +220,10 @@ class EmbedderTrainer(Trainer):
 
     def score(self) -> dict[str, float]:
         """Metrics of retrieval among the held-out images, computed by rank 0 for all."""
+        return self.judge().metrics
+
+    def judge(self) -> Scored:
+        """The same, with sums by class."""
         embedded, (images, query, gallery) = self._embed_held_out()
         return retrieval_scores(embedded, images.labels_N, query, gallery, self.config)
 
@@ -228,7 +233,7 @@ class EmbedderTrainer(Trainer):
             canvases.prepare(dataset.test, self.config.retention)
         embedded = self._embed_to_judge(dataset.test)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery
-        return retrieval_scores(embedded, *rest, self.config)
+        return retrieval_scores(embedded, *rest, self.config).metrics
 
     def score_shares(self, scores: dict[str, float]) -> list[dict[str, float]]:
         """Metrics with each share of the trained weights, the largest's being ``scores``; none where there is one."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+
+from dmlstudy.training.scores import Scored
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from dmlstudy.data import ClosedSet, ZeroShotData
     from dmlstudy.data.images import Indices, Labels
-    from dmlstudy.records import DataConfig, MetricsConfig, Scalar, TrialConfig, TrialReport
+    from dmlstudy.records import DataConfig, MetricsConfig, Scalar, TrialConfig, TrialReport, Unit
 
 FirstReports: TypeAlias = "Callable[[TrialConfig], list[tuple[float, TrialReport]]]"
 """Begins a trial and gives its first reports, two at most, with the time of each."""
@@ -64,6 +66,10 @@ class Trainer(Protocol):
     def score(self) -> dict[str, float]:
         """Metrics of the model as it is now, on the held-out items; every rank must call this."""
 
+    def judge(self) -> Scored:
+        """The same, with sums by unit where the held-out items have such; every rank must call this."""
+        return Scored(self.score())
+
     def score_elsewhere(self, dataset: ZeroShotData) -> dict[str, float]:
         """The same metrics on the test items of other data, which ``Task.retention`` gives; empty for most tasks."""
         return {}
@@ -102,6 +108,8 @@ class Task(Protocol):
     """The suffix of a registered model's name, after the study's."""
     untrained: ClassVar[str]
     """The noun of the untrained row."""
+    unit: ClassVar[Unit] = "class"
+    """The kind of thing whose scores on the test items vary together: others of the kind would have been others."""
     limits: ClassVar[str]
     """The limits of its scores, as stated on a model's card."""
 
@@ -182,12 +190,10 @@ class Task(Protocol):
     def fit(self, config: TrialConfig, share: Share, device: torch.device) -> Trainer:
         """A trainer that has learned nothing yet. Raises ValueError for settings that have no meaning for it."""
 
-    def score_fold_models(
-        self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]
-    ) -> dict[str, float]:
+    def score_fold_models(self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]) -> Scored:
         """Scores on the test items of a verdict's fold models, which left these ``outputs``."""
         assert not self.has_fold_models
-        return {}
+        return Scored({})
 
     def measured_once(self, config: TrialConfig, device: torch.device) -> dict[str, float]:
         """Further measurements of a search trial, at its end; empty for most tasks."""

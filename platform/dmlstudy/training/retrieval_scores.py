@@ -17,6 +17,10 @@ from torch import Tensor
 from dmlstudy import distributed, retrieval
 from dmlstudy.data.images import Indices, Labels
 from dmlstudy.records import RetrievalConfig, TrialConfig
+from dmlstudy.training.scores import Scored, joined, unit_scores
+
+FIRST_STAGE = "first_stage_"
+"""Before the names of scores of the order that is re-ranked."""
 
 NAMES = ("embeddings", "structure")
 """Of the tensors of ``Embedded``."""
@@ -50,20 +54,21 @@ def concatenated(of_folds: Sequence[Embedded]) -> Embedded:
 
 def retrieval_scores(
     embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
-) -> dict[str, float]:
+) -> Scored:
     """Metrics of the retrieval that the configuration asks for, computed by rank 0 for all: every rank must call this.
 
     With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall
-    time of both stages too, which no two runs measure alike, and scores of clusters if wished for.
+    time of both stages too, which no two runs measure alike, scores of clusters if wished for, and the sums of all
+    that are means over queries by the queries' class.
     """
     return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config))
 
 
 def _scores(
     embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
-) -> dict[str, float]:
+) -> Scored:
     rerankers = _rerankers(embedded, config.retrieval)
-    found = retrieval.compare(
+    ranked = retrieval.rank(
         embedded.z_ND,
         labels_N,
         rerankers,
@@ -75,21 +80,38 @@ def _scores(
         full_map=config.full_map,
         macro=config.macro,
     )
-    first_stage = found["none"]
-    search_ms = first_stage.pop("ms_per_query")
-    clusters: dict[str, float] = {}
-    if config.clusters and config.phase == "verdict":
-        clusters = retrieval.evaluate_clusters(embedded.z_ND, labels_N)
-    if not rerankers:
-        return first_stage | clusters
-    scores = found[config.retrieval.rerank]
-    rerank_ms = scores.pop("ms_per_query")
-    scores |= {
-        f"first_stage_{name}": score for name, score in first_stage.items() if not name.startswith("num_")
-    }
+    final = config.retrieval.rerank if rerankers else "none"
+    prefixes = {name: "" if name == final else FIRST_STAGE for name in ranked.scores}
+    scored = joined([_named(ranked, name, labels_N, prefix, config) for name, prefix in prefixes.items()])
+    metrics = scored.metrics
     if config.phase == "verdict":
-        scores |= {"search_ms_per_query": search_ms, "rerank_ms_per_query": rerank_ms}
-    return scores | clusters
+        if rerankers:
+            metrics["search_ms_per_query"] = ranked.ms_per_query["none"]
+            metrics["rerank_ms_per_query"] = ranked.ms_per_query[final]
+        if config.clusters:
+            metrics |= retrieval.evaluate_clusters(embedded.z_ND, labels_N)
+    return scored
+
+
+def _named(ranked: retrieval.Ranked, name: str, labels_N: Labels, prefix: str, config: TrialConfig) -> Scored:
+    """The scores of one ranking under names with this prefix."""
+    scores = ranked.scores[name]
+    metrics = {
+        prefix + metric: value
+        for metric, value in scores.means().items()
+        if not (prefix and metric.startswith("num_"))
+    }
+    if config.phase != "verdict":
+        return Scored(metrics)
+    unit_U, count_U, sums = scores.sums(labels_N[ranked.query_Q])
+    return Scored(
+        metrics,
+        unit_scores(
+            unit_U.tolist(),
+            count_U.tolist(),
+            {prefix + metric: sum_U.tolist() for metric, sum_U in sums.items()},
+        ),
+    )
 
 
 def _rerankers(embedded: Embedded, how: RetrievalConfig) -> dict[str, retrieval.Reranker]:

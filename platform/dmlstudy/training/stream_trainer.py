@@ -25,6 +25,7 @@ from dmlstudy.online.stream import BLOCK, Course, StreamProgress
 from dmlstudy.records import DataConfig, OnlineConfig, TrialConfig
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.interface import Share, Trainer, derived_seed
+from dmlstudy.training.scores import Scored, unit_scores
 
 Floats = NDArray[np.float32]
 
@@ -62,6 +63,7 @@ class StreamTrainer(Trainer):
         self.preparation = online.Preparation.of(settings.scaling, sides.x_ND[train])
         self.x_ND, self.labels_N = self.preparation(sides.x_ND[train]), sides.labels_N[train]
         self.query_QD, self.labels_Q = self.preparation(sides.x_ND[held_out]), sides.labels_N[held_out]
+        self.held_out = held_out
         self.examples = sides.x_ND[held_out[: dataset_cache.NUM_EXAMPLES]]
         self.learner = online.build(
             config.loss.name,
@@ -115,7 +117,11 @@ class StreamTrainer(Trainer):
 
     def score(self) -> dict[str, float]:
         """Scores of the classification of others, and the learner's position in the stream."""
-        scores = _judged(
+        return self.judge().metrics
+
+    def judge(self) -> Scored:
+        """The same, with each row's own score of what is a mean over rows."""
+        scores, of_rows = _judged(
             self.settings,
             self.learner,
             self.x_ND,
@@ -134,9 +140,12 @@ class StreamTrainer(Trainer):
                 "num_drifts": len(moment.drifts),
                 "num_reopened": len(moment.reopened),
             }
-        return scores | {
-            f"layer_weight_{layer}": alpha for layer, alpha in enumerate(self.learner.layer_weights)
-        }
+        scores |= {f"layer_weight_{layer}": alpha for layer, alpha in enumerate(self.learner.layer_weights)}
+        if self.config.phase != "verdict":
+            return Scored(scores)
+        ones = [1] * len(self.held_out)
+        sums = {name: value_Q.tolist() for name, value_Q in of_rows.items()}
+        return Scored(scores, unit_scores(self.held_out.tolist(), ones, sums))
 
     def state(self) -> dict[str, Tensor]:
         position, drifts, reopened, race = self.course.progress
@@ -210,13 +219,18 @@ def _judged(
     labels_Q: Labels,
     recall_at: tuple[int, ...],
     seed: int,
-) -> dict[str, float]:
-    """Error rate and macro F1 of classification and, if wished for, AUC of comparison and Recall@K of retrieval."""
+) -> tuple[dict[str, float], dict[str, NDArray[np.float64]]]:
+    """Error rate and macro F1 of classification and, if wished for, AUC of comparison and Recall@K of retrieval.
+
+    Besides, each row's own values of those that are means over rows.
+    """
     vote = settings.vote
     if vote == "own":
         vote = "similarity" if len(learner.layer_weights) > 1 else "majority"
     predicted_Q = online.classify(learner, query_QD, x_ND, labels_N, settings.k, vote)
     scores = online.judged(labels_Q, predicted_Q)
+    is_wrong_Q = (labels_Q != predicted_Q).astype(np.float64)
+    of_rows = {"error_rate": is_wrong_Q, "accuracy": 1 - is_wrong_Q}
     if settings.num_pairs:
         pairs = constraints.sample_pairs(labels_Q, settings.num_pairs, np.random.default_rng(seed))
         assert pairs.is_similar_T is not None
@@ -227,8 +241,10 @@ def _judged(
             learner, query_QD, query_QD, max(recall_at), self_index=np.arange(len(query_QD))
         )
         hit_QK = labels_Q[found_QK] == labels_Q[:, None]
-        scores |= {f"recall_at_{k}": float(hit_QK[:, :k].any(axis=1).mean()) for k in recall_at}
-    return scores
+        is_hit = {f"recall_at_{k}": hit_QK[:, :k].any(axis=1).astype(np.float64) for k in recall_at}
+        scores |= {name: float(is_hit_Q.mean()) for name, is_hit_Q in is_hit.items()}
+        of_rows |= is_hit
+    return scores, of_rows
 
 
 def rows_of(config: TrialConfig) -> Sides:

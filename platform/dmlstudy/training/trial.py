@@ -21,7 +21,7 @@ from dmlstudy.records import TrialConfig, TrialReport, TrialResult
 from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 from dmlstudy.training.determinism import repeatable
 from dmlstudy.training.interface import Share, Task, Trainer, TrialData, TrialFailed
-from dmlstudy.training.scores import mean, spread
+from dmlstudy.training.scores import Scored, joined, mean, spread
 from dmlstudy.training.shares import check_settled, settle, shares_of, told
 from dmlstudy.training.tasks import task_of
 
@@ -124,10 +124,14 @@ class _Trial:
     def run(self, save_to: Path | None) -> TrialResult:
         if not self.is_verdict:
             return self._search()
-        trainer, scores = self._verdict()
+        trainer, scored = self._verdict()
         if save_to is not None and distributed.rank() == 0:
             trainer.save(save_to, self._provenance())
-        return TrialResult(metrics=scores, embedder_folder=None if save_to is None else str(save_to))
+        return TrialResult(
+            metrics=scored.metrics,
+            unit_scores=scored.unit_scores,
+            embedder_folder=None if save_to is None else str(save_to),
+        )
 
     def _shares(self) -> list[Share]:
         """Of a search the folds; of a verdict all development items, after the folds if they have models too."""
@@ -145,8 +149,8 @@ class _Trial:
 
     def _search(self) -> TrialResult:
         for number in range(self.begun.fold, len(self.shares)):
-            scores = self._train(number)[1]  # its trainer goes before the next one takes memory
-            self.finished.append(scores)
+            scored = self._train(number)[1]  # its trainer goes before the next one takes memory
+            self.finished.append(scored.metrics)
             self._keep(number + 1, 0)
         settled = self._settled(self.finished)
         metrics = mean(settled) | spread(settled, self.config.objective)
@@ -161,21 +165,22 @@ class _Trial:
             return scores
         return settle(self.choices, self.of_shares, self.config.objective).scores
 
-    def _verdict(self) -> tuple[Trainer, dict[str, float]]:
+    def _verdict(self) -> tuple[Trainer, Scored]:
         """The trainer of all development items, and the scores on the test items."""
         *of_folds, whole = range(len(self.shares))
         for number in of_folds[self.begun.fold :]:
             own = self._train(number)[0].outputs()
             self.outputs |= {f"{OUTPUTS}{name}.{number}": tensor for name, tensor in own.items()}
             self._keep(number + 1, 0)
-        metrics: dict[str, float] = {}
+        parts: list[Scored] = []
         if of_folds:
             left = [_numbered(self.outputs, number) for number in of_folds]
-            metrics = metric_names.all_on_test(self.task.score_fold_models(self.config, left))
-        trainer, scores = self._train(whole)
-        metrics |= metric_names.all_on_test(scores or trainer.score())
-        metrics |= self._retention(trainer)
-        return trainer, metrics | _damaged(self.config, self.dataset)
+            parts.append(self.task.score_fold_models(self.config, left))
+        trainer, last = self._train(whole)
+        parts.append(last if last.metrics else trainer.judge())
+        found, of_units = joined(parts)
+        metrics = metric_names.all_on_test(found) | self._retention(trainer)
+        return trainer, Scored(metrics | _damaged(self.config, self.dataset), of_units)
 
     def _retention(self, trainer: Trainer) -> dict[str, float]:
         """Scores on the test items of the retention data; empty where the trial has none."""
@@ -188,7 +193,7 @@ class _Trial:
         except TrialFailed as error:
             raise TrialFailed(f"protocol.retention: {error}") from None
 
-    def _train(self, number: int) -> tuple[Trainer, dict[str, float]]:
+    def _train(self, number: int) -> tuple[Trainer, Scored]:
         """The trainer of a share after all its epochs, or those that are left, and its scores after the last one.
 
         There are no scores where none was due, or where nothing was left to train.
@@ -197,17 +202,17 @@ class _Trial:
         start = self.begun.epoch if number == self.begun.fold else 0
         if start:
             trainer.restore(self.begun.tensors, start)
-        scores: dict[str, float] = {}
+        scored = Scored({})
         for epoch in range(start, self.num_epochs):
             metrics = trainer.train_epoch(epoch)
             if self.is_judged:
-                scores = trainer.score()
-                metrics = mean(self._scores_now(number, epoch, trainer, scores)) | metrics
+                scored = trainer.judge()
+                metrics = mean(self._scores_now(number, epoch, trainer, scored.metrics)) | metrics
             self.reports.make(number * self.num_epochs + epoch + 1, metrics)
             # What is left of a share after its last epoch is kept when it is known; of a verdict's model that is all.
             if epoch + 1 < self.num_epochs or (self.is_verdict and number + 1 == len(self.shares)):
                 self._keep(number, epoch + 1, trainer)
-        return trainer, scores
+        return trainer, scored
 
     def _scores_now(
         self, number: int, epoch: int, trainer: Trainer, scores: dict[str, float]

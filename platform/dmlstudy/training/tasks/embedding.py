@@ -90,22 +90,20 @@ class Embedding(Task):
             sides=sides_of(dataset, share),
         )
 
-    def score_fold_models(
-        self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]
-    ) -> dict[str, float]:
+    def score_fold_models(self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]) -> Scored:
         """Metrics of each model alone, the mean over them, and of their concatenated embeddings."""
         from dmlstudy import metric_names
         from dmlstudy.training.retrieval_scores import Embedded, concatenated, retrieval_scores
-        from dmlstudy.training.scores import mean
+        from dmlstudy.training.scores import joined, mean_scored, renamed
 
         dataset = self.dataset(config.data)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery, config
         of_folds = [Embedded.of(each) for each in outputs]
-        separate = mean([retrieval_scores(embedded, *rest) for embedded in of_folds])
+        separate = mean_scored([retrieval_scores(embedded, *rest) for embedded in of_folds])
         ensemble = retrieval_scores(concatenated(of_folds), *rest)
-        return {metric_names.separate(name): score for name, score in separate.items()} | {
-            metric_names.concatenated(name): score for name, score in ensemble.items()
-        }
+        return joined(
+            [renamed(separate, metric_names.separate), renamed(ensemble, metric_names.concatenated)]
+        )
 
     def measured_once(self, config: TrialConfig, device: torch.device) -> dict[str, float]:
         """The time to embed a picture, where that is wished for."""

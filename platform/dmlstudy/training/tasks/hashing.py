@@ -25,6 +25,7 @@ class Hashing(Task):
     noun = "codes of frozen features"
     product = "codes"
     untrained = "code"
+    unit = "image"
     limits = (
         "Scores are of test rows of the classes that it was trained on; of other classes nothing is known."
     )

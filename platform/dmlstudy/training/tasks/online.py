@@ -28,6 +28,7 @@ class Online(Task):
     noun = "a learner of a stream of constraints"
     product = "learner"
     untrained = "learner"
+    unit = "row"
     limits = "Scores are of test rows of the classes that its constraints were of; of other classes nothing is known."
     section = "online"
     sections = ("online", "training")

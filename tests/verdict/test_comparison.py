@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dmlstudy.registry import comparison
-from dmlstudy.registry.comparison import ALPHA, Comparison, Outcome, tallied
+from dmlstudy.verdict.comparison import ALPHA, Comparison, Outcome, tallied
 
 FINE = 1e-6
 
