@@ -264,8 +264,10 @@ class AugmentationConfig(Grown):
     ] = 0.0
 
 
-class EmbedderConfig(Record):
+class EmbedderConfig(Grown):
     """Backbone and head of the embedder f: image -> unit sphere in R^dim."""
+
+    LATER = ("head",)
 
     backbone: Annotated[
         str,
@@ -301,6 +303,13 @@ class EmbedderConfig(Record):
         Literal["own", "avg", "max", "avg+max"],
         Field(description="of stages' maps over positions; own: the backbone's, with fusion avg"),
     ] = "own"
+    head: Annotated[
+        Literal["linear", "none"],
+        Field(
+            description="a linear layer from the backbone's features to D numbers; none: the features themselves, of"
+            " which D must be the number"
+        ),
+    ] = "linear"
     head_norm: Annotated[bool, Field(description="layer norm without parameters before the head")] = False
     head_depth: Annotated[
         int,

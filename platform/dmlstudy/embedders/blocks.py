@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dmlstudy.embedders.backbones import PROBED_SIDE, TAKE_VECTORS, build_backbone
+from dmlstudy.embedders.backbones import PROBED_SIDE, TAKE_VECTORS, Backbone, build_backbone
 
 BLOCK_CLASSES = frozenset(
     {
@@ -95,12 +95,24 @@ def num_blocks(name: str, fusion: str, side: int = PROBED_SIDE) -> int | None:
     return None if network is None else blocks_of(network).num
 
 
+@lru_cache(maxsize=64)
+def num_features(name: str, fusion: str, width: int, side: int = PROBED_SIDE) -> int | None:
+    """The number of features of a backbone by its name, found without data; None where only data can tell."""
+    backbone = None if name in TAKE_VECTORS else _built_without_data(name, fusion, width, side)
+    return None if backbone is None else backbone.num_features
+
+
 def without_data(name: str, fusion: str, side: int = PROBED_SIDE) -> nn.Module | None:
     """A backbone's modules by its name, without memory for their weights; None where it cannot be built so."""
+    backbone = _built_without_data(name, fusion, 8, side)
+    return None if backbone is None else backbone.network
+
+
+def _built_without_data(name: str, fusion: str, width: int, side: int) -> Backbone | None:
     size = () if name in TAKE_VECTORS else (side, side)
     try:
         with torch.device("meta"):
-            return build_backbone(name, 3, 8, None, size, fusion).network
+            return build_backbone(name, 3, width, None, size, fusion)
     except (ValueError, NotImplementedError, RuntimeError):
         return None
 

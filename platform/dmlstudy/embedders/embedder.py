@@ -18,7 +18,17 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
-from dmlstudy.embedders.heads import CODES, NO_CODE, DepthHead, LevelHeads, encode, linear_head
+from dmlstudy.embedders.heads import (
+    CODES,
+    LINEAR,
+    NO_CODE,
+    NO_HEAD,
+    DepthHead,
+    LevelHeads,
+    bare_head,
+    encode,
+    linear_head,
+)
 from dmlstudy.embedders.modes import in_eval_mode
 from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
@@ -47,12 +57,13 @@ class Architecture:
     code: str = NO_CODE
     head_depth: int = 0
     head_width: int = 100
+    head: str = LINEAR
 
 
 class Embedder(nn.Module):
     """An embedder: z = c(h(b((x / 255 - mean) / std))) / |.|.
 
-    b is the backbone, h the linear head and c the code (``heads.encode``).
+    b is the backbone, h the linear head (or nothing: ``heads.bare_head``) and c the code (``heads.encode``).
 
     ``forward`` takes ``images_NHWC`` (uint8, or float in 0..255) of the size and channels it was built for
     and returns ``z_ND``, float32 of unit norm. Grey images become RGB where the backbone wants three channels. An
@@ -167,6 +178,8 @@ class Embedder(nn.Module):
 
 def _head(backbone: Backbone, architecture: Architecture) -> nn.Module:
     dim, layer_norm = architecture.dim, architecture.head_norm
+    if architecture.head == NO_HEAD:
+        return _bare_head(backbone, architecture)
     if architecture.head_depth:
         if backbone.levels or architecture.code != NO_CODE:
             what = f"fusion: {architecture.fusion}" if backbone.levels else f"code: {architecture.code}"
@@ -178,6 +191,24 @@ def _head(backbone: Backbone, architecture: Architecture) -> nn.Module:
     if backbone.levels:
         return LevelHeads(backbone.levels, dim, layer_norm, is_unit=architecture.fusion == UNIT_HEADS)
     return linear_head(backbone.num_features, dim, layer_norm)
+
+
+def _bare_head(backbone: Backbone, architecture: Architecture) -> nn.Module:
+    own = architecture
+    check_bare_head(own.backbone, backbone.num_features, own.dim, own.head_depth, own.fusion)
+    return bare_head(backbone.num_features, own.head_norm)
+
+
+def check_bare_head(backbone: str, num_features: int, dim: int, head_depth: int, fusion: str) -> None:
+    """Raise ValueError where the features of a backbone cannot be the embedding as they are."""
+    if head_depth or fusion not in (NO_FUSION, "features"):
+        key = f"embedder.head_depth: {head_depth}" if head_depth else f"embedder.fusion: {fusion}"
+        raise ValueError(f"embedder.head: none has no place beside {key}; leave one of them out")
+    if dim != num_features:
+        raise ValueError(
+            f"embedder.dim: {dim} stands beside embedder.head: none, which gives the {num_features} features of"
+            f" {backbone} as they are; set it to {num_features}"
+        )
 
 
 def build(
@@ -196,6 +227,7 @@ def build(
     code: str = NO_CODE,
     head_depth: int = 0,
     head_width: int = 100,
+    head: str = LINEAR,
     seed: int,
     make_backbone: Callable[..., Backbone] = build_backbone,
 ) -> Embedder:
@@ -208,7 +240,7 @@ def build(
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the
     size of the whole embedding, also with several heads; ``head_depth`` hidden layers of ``head_width`` units make a
-    head of several depths.
+    head of several depths. ``head`` 'none' leaves the features as they are, which must be ``dim``.
 
     ``make_backbone`` is ``build_backbone``, or gives what that would.
 
@@ -236,6 +268,7 @@ def build(
         code=code,
         head_depth=head_depth,
         head_width=head_width,
+        head=head,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

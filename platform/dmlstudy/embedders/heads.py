@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from dmlstudy.losses.adaptive import layer_sizes
 
 NO_CODE = "none"
+LINEAR, NO_HEAD = "linear", "none"
 
 CODES: Mapping[str, str] = {
     NO_CODE: "real numbers",
@@ -98,6 +99,11 @@ def linear_head(features: int, dim: int, layer_norm: bool) -> nn.Module:
     if not layer_norm:
         return nn.Linear(features, dim)
     return nn.Sequential(nn.LayerNorm(features, elementwise_affine=False), nn.Linear(features, dim))
+
+
+def bare_head(features: int, layer_norm: bool) -> nn.Module:
+    """The features as they are, or their layer norm (without parameters) if ``layer_norm``."""
+    return nn.LayerNorm(features, elementwise_affine=False) if layer_norm else nn.Identity()
 
 
 def encode(h_ND: Tensor, code: str, *, training: bool) -> Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dmlstudy.embedders.backbones import Backbone
     from dmlstudy.embedders.embedder import Embedder
 
-HEAD = ("dim", "fusion", "pooling", "head_norm", "head_depth", "head_width")
+HEAD = ("head", "dim", "fusion", "pooling", "head_norm", "head_depth", "head_width")
 """Settings of the embedder that a head depends on."""
 
 

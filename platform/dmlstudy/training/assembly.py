@@ -62,6 +62,7 @@ def make_embedder(
         code=own.code,
         head_depth=own.head_depth,
         head_width=own.head_width,
+        head=own.head,
         seed=seed,
         make_backbone=feature_cache.backbone_maker(config),
     ).to(device)

@@ -66,6 +66,22 @@ def check_unfrozen(last: int | str, num_blocks: int) -> None:
         )
 
 
+def check_head(config: TrialConfig) -> None:
+    """Raise ValueError where an embedder without a head would have nothing to train for an epoch or more."""
+    training = config.training
+    if config.embedder.head != "none" or training.epochs == 0:
+        return
+    for key, frozen in (
+        ("unfreeze_last", training.unfreeze_last == 0),
+        ("freeze_backbone_epochs", training.freeze_backbone_epochs > 0),
+    ):
+        if frozen:
+            raise ValueError(
+                f"training.{key}: {getattr(training, key)} freezes the backbone, and embedder.head: none leaves nothing"
+                " else to train; set embedder.head: linear, or leave the key out"
+            )
+
+
 def check_chunk_and_share(config: TrialConfig) -> None:
     """Raise ValueError, beginning with the key, for settings of training that do not go together."""
     chunk, embedder = config.batch.chunk, config.embedder

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dmlstudy import data, embedders
-from dmlstudy.embedders.blocks import num_blocks
+from dmlstudy.embedders.blocks import num_blocks, num_features
+from dmlstudy.embedders.embedder import check_bare_head
 from dmlstudy.losses import catalogue
 from dmlstudy.records import AugmentationConfig, TrialConfig
 from dmlstudy.training import adaptation
-from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe, check_unfrozen
+from dmlstudy.training.recipe import (
+    check_chunk_and_share,
+    check_draw,
+    check_head,
+    check_recipe,
+    check_unfrozen,
+)
 from dmlstudy.training.tasks.checked import TOO_LARGE, said
 
 
@@ -15,9 +22,24 @@ def check(config: TrialConfig, key: str) -> None:
     """Raise ValueError, beginning with the family's ``key``, for what no trial could be built of."""
     embedder = config.embedder
     embedders.check_backbone(embedder.backbone, embedder.weights, embedder.fusion)
+    _check_head(config, key)
     _check_loss(config, key)
     _check_augmentation(config, key)
     _check_retrieval(config, key)
+
+
+def _check_head(config: TrialConfig, key: str) -> None:
+    embedder = config.embedder
+    if embedder.head == "linear":
+        return
+    side = {} if config.data.image_size is None else {"side": config.data.image_size}
+    try:
+        check_head(config)
+        num = num_features(embedder.backbone, embedder.fusion, embedder.width, **side)
+        if num is not None:
+            check_bare_head(embedder.backbone, num, embedder.dim, embedder.head_depth, embedder.fusion)
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from None
 
 
 def _check_loss(config: TrialConfig, key: str) -> None:
