@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,52 @@ def test_layer_norm_stands_before_the_head() -> None:
     scaled = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(head(x), scaled @ head[1].weight.T + head[1].bias)
     assert sum(p.numel() for p in head.parameters()) == 6 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options", "num"),
+    [
+        ("small_conv", {"width": 4}, 256),
+        ("small_conv", {"width": 8, "fusion": "features"}, 56),
+        ("resnet18", {}, 512),
+    ],
+)
+def test_without_a_head_the_embedding_is_the_features(
+    backbone: str, options: dict[str, Any], num: int
+) -> None:
+    """On the sphere they are compared by their cosine, as a pretrained network's are without any training."""
+    made = embedders.build(backbone, num, head="none", in_channels=1, image_size=32, seed=0, **options)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), dtype=np.uint8))
+    with embedders.modes.in_eval_mode(made), torch.no_grad():
+        features = made.features(images)
+        torch.testing.assert_close(made(images), features / features.norm(dim=1, keepdim=True))
+    assert not list(made.head.parameters())
+    assert made.has_layers is False
+
+
+def test_without_a_head_a_layer_norm_still_scales_the_features() -> None:
+    options = {"width": 4, "in_channels": 1, "image_size": 8, "seed": 0}
+    made = embedders.build("small_conv", 256, head="none", head_norm=True, **options)
+    x = 5 + 3 * noise(4, 256)
+    scaled = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(made.head(x), scaled)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"dim": 8},
+            r"embedder\.dim: 8 stands beside embedder\.head: none, which gives the 256 features of small_conv",
+        ),
+        ({"head_depth": 2}, r"embedder\.head: none has no place beside embedder\.head_depth: 2"),
+        ({"fusion": "heads"}, r"embedder\.head: none has no place beside embedder\.fusion: heads"),
+    ],
+)
+def test_what_no_head_cannot_go_with_is_one_line(changes: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"dim": 256, "width": 4, "in_channels": 1, "image_size": 8, "seed": 0}
+    with pytest.raises(ValueError, match=message):
+        embedders.build("small_conv", head="none", **(options | changes))
 
 
 def test_signs_are_codes_whose_distance_is_hammings() -> None:

@@ -145,7 +145,7 @@ def test_the_time_left_is_that_of_the_kinds_of_trials_that_are_left(monkeypatch:
     assert left == ["...", "10:00 min", "10:15 min", "10:30 min", "5:06 min"]
 
 
-def test_people_hear_that_workers_are_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_people_hear_that_no_epoch_has_ended_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     told: list[str] = []
@@ -156,9 +156,9 @@ def test_people_hear_that_workers_are_still_starting(monkeypatch: pytest.MonkeyP
     shown.beat(is_training=True)
     shown.beat(is_training=False)
     assert told == [
-        "the workers are still starting, for 20 s",
-        "the workers are still starting, for 40 s",
-        "the workers train, 45 s after the start",
+        "no epoch has ended yet, 20 s after the start: workers start, then train the first one",
+        "no epoch has ended yet, 40 s after the start: workers start, then train the first one",
+        "the first epoch has ended, 45 s after the start",
     ]
     quick: list[str] = []
     ProgressLines(quick.append, "map_at_r", Trials(10), 10, 22, Work()).beat(is_training=True)

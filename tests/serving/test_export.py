@@ -35,6 +35,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "features": {"fusion": "features", "pooling": "avg+max"},
     "a head a stage": {"fusion": "heads", "pooling": "max", "code": "sign"},
     "a unit head a stage": {"fusion": "unit_heads"},
+    "none": {"head": "none", "dim": 256},
 }
 CASES: list[tuple[str, int | tuple[int, int] | tuple[()], int, str]] = [
     *(("small_conv", 8, 1, head) for head in HEADS),
@@ -95,7 +96,8 @@ def agrees(folder: Path, output: Path) -> None:
 
 def check_embedder(case: tuple[Any, ...], kind: Format, folder: Path) -> None:
     backbone, size, channels, head = case
-    made = embedders.build(backbone, 6, width=4, in_channels=channels, image_size=size, seed=1, **HEADS[head])
+    options = {"dim": 6, "width": 4} | HEADS[head]
+    made = embedders.build(backbone, in_channels=channels, image_size=size, seed=1, **options)
     shape = (2, *made.architecture.image_size, channels)
     rng = np.random.default_rng(0)
     example: Any = rng.integers(0, 256, shape, dtype=np.uint8) if size else rng.normal(size=shape)

@@ -82,6 +82,34 @@ def test_defaults_leave_no_trace() -> None:
     assert set(TrainingConfig().model_dump()) & set(TrainingConfig.LATER) == set()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"embedder__dim": 64},
+            r"embedder\.dim: 64 stands beside embedder\.head: none, which gives the 256 features",
+        ),
+        ({"embedder__head_depth": 1}, r"embedder\.head: none has no place beside embedder\.head_depth: 1"),
+        (
+            {"training__unfreeze_last": 0},
+            r"training\.unfreeze_last: 0 freezes the backbone, and embedder\.head: none",
+        ),
+        (
+            {"training__freeze_backbone_epochs": 1},
+            r"training\.freeze_backbone_epochs: 1 freezes the backbone",
+        ),
+    ],
+)
+def test_an_embedder_without_a_head_is_checked_before_a_trial(changes: dict[str, Any], said: str) -> None:
+    bare = {"dim": 256, "width": 4, "head": "none"}
+    checked(study(embedder=bare))
+    section, _, key = next(iter(changes)).partition("__")
+    raw = study(embedder=bare)
+    raw[section] = raw[section] | {key: next(iter(changes.values()))}
+    with pytest.raises(SpecError, match=said):
+        checked(raw)
+
+
 @pytest.mark.parametrize("step_at", [[0.4, 0.6, 0.8], "0.4 0.6 0.8", ["0.4", 0.6, 0.8]])
 def test_epochs_may_be_a_list(step_at: Any) -> None:
     for changes in (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dmlstudy.embedders import precision
 from dmlstudy.engine import ray_private
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec import study_file
@@ -55,6 +56,27 @@ def test_a_study_for_gpus_is_measured_on_one_or_the_line_says_that_it_is_not(
     on = "on NVIDIA X1" if has_gpu else "on this machine's CPU, for it has no GPU"
     assert f"(measured on a few batches in one process {on};" in time
     assert any(TOO_SMALL in line for line in lines) is not has_gpu
+
+
+@pytest.mark.parametrize("is_emulated", [False, True])
+def test_a_precision_that_the_processor_only_emulates_is_told(
+    tmp_path: Path, is_emulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trains ten times slower, for an hour before the first line of progress says so."""
+    monkeypatch.setattr(precision, "is_emulated", lambda name: is_emulated and name == "bf16")
+    path = tmp_path / "small.yaml"
+    file = STUDY.replace("epochs: 2", "epochs: 2, precision: {choice: [float32, bf16], default: bf16}")
+    path.write_text(file.replace(", gpus_per_worker: 1", ""))
+    spec = study_file.load(path)
+    lines = estimate.describe(spec, checks.check_parts(spec), measure=False)
+    said = [
+        line
+        for line in lines
+        if line.startswith("training.precision: this machine's processor only emulates bf16")
+    ]
+    assert len(said) == is_emulated
+    path.write_text(file)
+    assert checks.emulation(study_file.load(path)) == []  # trials have GPUs
 
 
 def test_a_study_for_cpus_says_nothing_of_gpus(tmp_path: Path) -> None:

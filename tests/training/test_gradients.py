@@ -53,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "structure head": {"regularizer": {"name": "structure"}},
     "layers": {"embedder": {"dim": 9, "width": 4, "head_depth": 2}, "loss": {"name": "adaptive_bound"}},
     "fused heads": {"embedder": {"dim": 9, "width": 4, "fusion": "heads", "head_norm": True}},
+    "no head": {"embedder": {"dim": 256, "width": 4, "head": "none"}},
     "proxies": {"loss": {"name": "proxy_anchor"}, "training__loss_lr_mult": 10.0},
     "frozen first": {"training__freeze_backbone_epochs": 2},
     "channels last": {"training__channels_last": True},

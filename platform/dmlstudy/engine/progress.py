@@ -116,7 +116,7 @@ def as_long_as_heard(tell: Tell) -> Tell:
 
 
 STARTING_TOLD_S = 20.0
-"""Time between two messages that the workers are still starting."""
+"""Time between two messages that nothing has been reported yet."""
 
 
 class ProgressLines:
@@ -152,17 +152,20 @@ class ProgressLines:
         self._tell(line)
 
     def beat(self, is_training: bool) -> None:
-        """Say now and then that the workers are still starting, and once that they train."""
+        """Say now and then that no epoch has ended yet, and once that one has."""
         now = time.monotonic()
         if self._is_training:
             return
         if is_training:
             self._is_training = True
             if self._starting_told > self._begun_at:
-                self._tell(f"the workers train, {duration(now - self._begun_at)} after the start")
+                self._tell(f"the first epoch has ended, {duration(now - self._begun_at)} after the start")
         elif now - self._starting_told >= STARTING_TOLD_S:
             self._starting_told = now
-            self._tell(f"the workers are still starting, for {duration(now - self._begun_at)}")
+            since = duration(now - self._begun_at)
+            self._tell(
+                f"no epoch has ended yet, {since} after the start: workers start, then train the first one"
+            )
 
     def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
         """One line for a trial that has ended."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dmlstudy.data import state_file
-from dmlstudy.spec.study_file import SpecError, StudySpec
+from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies import retention
 from dmlstudy.text import first_line, nearest
 from dmlstudy.training import dataset_cache
@@ -38,6 +38,22 @@ def check_parts(spec: StudySpec) -> TrialData:
         task.check_data(configs, dataset)
     retention.check(spec, dataset)
     return dataset
+
+
+def emulation(spec: StudySpec) -> list[str]:
+    """A line on a precision that this machine's processor only emulates; none where trials have GPUs."""
+    from dmlstudy.embedders.precision import is_emulated
+
+    if spec.file.resources.gpus_per_worker or "embedder" not in spec.task.sections:
+        return []
+    configs = [spec.trial_config(family, default_values(family)) for family in spec.families.values()]
+    found = dict.fromkeys(config.training.precision for config in configs)
+    return [
+        f"training.precision: this machine's processor only emulates {each}, about ten times slower than float32; set"
+        " float32, unless other machines train"
+        for each in found
+        if is_emulated(each)
+    ]
 
 
 def _loaded(spec: StudySpec) -> TrialData:

@@ -17,7 +17,7 @@ from dmlstudy import data
 from dmlstudy.data import ClosedSet
 from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
-from dmlstudy.studies import retention
+from dmlstudy.studies import checks, retention
 from dmlstudy.studies.wall_time import (
     Machine,
     Seconds,
@@ -55,6 +55,7 @@ def describe(
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
         *retention.lines(spec, dataset),
+        *checks.emulation(spec),
         f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
         room(resources, machine),
@@ -122,6 +123,7 @@ def facts(
         "notes": [
             *data.remarks(dataset, spec.data.path),
             *retention.lines(spec, dataset),
+            *checks.emulation(spec),
             *_notes(spec, dataset),
             *noted,
         ],

@@ -48,7 +48,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
     remarks = data.remarks(dataset, spec.data.path)
     present = starts.present(spec, dataset)
-    remarks += retention.lines(spec, dataset)
+    remarks += [*retention.lines(spec, dataset), *checks.emulation(spec)]
     digests = {
         preflight.FILES: data.files_digest(dataset, spec.data.path),
         preflight.RETENTION_FILES: retention.files_digest(spec),
