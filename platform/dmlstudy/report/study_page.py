@@ -13,7 +13,7 @@ from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.registry.curves import verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.report import examples, figures, retention, streams, words
+from dmlstudy.report import examples, figures, retention, streams, tuning, words
 from dmlstudy.report.page import (
     Plot,
     Section,
@@ -81,7 +81,7 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
     sections = [
         Section("leaderboard", "Leaderboard", _leaderboard(board)),
         Section("pairs", "Families compared in pairs", _pairs(board)),
-        Section("search", "Search", _search(board, tried)),
+        Section("search", "Search", _search(board, tried, kept.texts.get("study.yaml"))),
         Section("curves", "Learning curves", _curves(store, board, tried)),
         *of_winner,
         Section("cost", "Cost", words.cost(board, kept, seconds_spent(state) if state else None)),
@@ -151,7 +151,7 @@ def _pairs(board: Leaderboard) -> list[str | Plot]:
     ]
 
 
-def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plot]:
+def _search(board: Leaderboard, tried: Mapping[str, Searched], study_file: str | None) -> list[str | Plot]:
     order = {row.family: place for place, row in enumerate(board.rows)}
     own = sorted(tried.values(), key=lambda each: order.get(each.family, len(order)))
     order |= {each.family: order.get(each.family, len(order)) for each in own}
@@ -171,6 +171,7 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched]) -> list[str | Plo
         )
         height = BASE_HEIGHT + OF_LEGEND * len(own)
         parts.append(Plot(figures.history(own, order, board.objective), caption, label, height))
+        parts += tuning.parts(own, order, board.objective, study_file)
     few = [each.family for each in own if each.parameters and 2 <= len(each.of(Status.FINISHED)) < FEWEST]
     if few:
         parts.append(

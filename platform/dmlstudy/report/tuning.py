@@ -1,0 +1,143 @@
+"""How much more trials of a search would bring: the best of k trials, with a band where it is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from dmlstudy.html import element
+from dmlstudy.report import figures
+from dmlstudy.report.page import Plot, in_plot, paragraph, table
+from dmlstudy.search.history import Searched
+from dmlstudy.spec import yaml_file
+from dmlstudy.spec.study_file import SearchConfig
+from dmlstudy.trials import Status
+from dmlstudy.verdict.tuning_curves import FEWEST, TuningPoint, tuning_curve
+
+TOLD = (10, 20, 50, 100)
+"""Numbers of trials that the table has a column for, as far as a search went."""
+
+MOST_POINTS = 400
+"""Points of a curve that are drawn."""
+
+
+def parts(
+    families: Sequence[Searched], order: Mapping[str, int], objective: str, study_file: str | None
+) -> list[str | Plot]:
+    """The part of a page on the best of k trials; empty where no family has tried enough.
+
+    ``study_file`` is the study's YAML, which says how trials were drawn; None where it is lost.
+    """
+    reason = _without_band(study_file)
+    curves = {} if reason else {each.family: points for each in families if (points := curve(each))}
+    found: list[str | Plot] = [*_table(families, curves)]
+    if not found:
+        return []
+    title = element("h3", "What more trials bring")
+    if not curves:
+        reason = reason or f"it takes {FEWEST} random trials that ran to their end"
+        return [title, paragraph(f"One search, without a band: {reason}."), *found]
+    caption = (
+        f"Median of the best validation {objective} of k random trials, with a band for each family that holds for"
+        " all k at once with 95%, whatever the scores’ distribution. The default, which is no random trial, is left out."
+        " Up to where the band’s upper end is 1 the trials do not bound it."
+    )
+    label = "; ".join(
+        f"{name}: best of {points[-1].num_trials} {points[-1].median:.4f}, at least {points[-1].low:.4f}"
+        for name, points in curves.items()
+    )
+    height = 330 + 16 * len(curves)
+    return [title, Plot(bands(curves, order, objective), caption, label, height), *found]
+
+
+def curve(family: Searched) -> list[TuningPoint]:
+    """A family's curve from its random trials, all but the first; empty where they are too few, or one was stopped."""
+    drawn = family.trials[1:]
+    scores = [trial.score for trial in drawn if trial.status == Status.FINISHED and trial.score is not None]
+    failed = [0.0 for trial in drawn if trial.status == Status.FAILED]
+    if len(scores) + len(failed) < len(drawn) or len(drawn) < FEWEST or not scores:
+        return []
+    try:
+        return tuning_curve([*scores, *failed])
+    except ValueError:  # an objective that is no share
+        return []
+
+
+def bands(curves: Mapping[str, Sequence[TuningPoint]], order: Mapping[str, int], objective: str) -> go.Figure:
+    """The curves, each in its band; the upper end is drawn where the trials bound it."""
+    figure = go.Figure()
+    for family, points in curves.items():
+        own, name = figures.look(order[family]), in_plot(family)
+        spaced = points[:: -(-len(points) // MOST_POINTS)]
+        bounded = [point for point in spaced if point.high < 1]
+        for end, drawn in (("high", bounded), ("low", spaced)):
+            figure.add_scatter(
+                x=[point.num_trials for point in drawn],
+                y=[getattr(point, end) for point in drawn],
+                mode="lines",
+                line={"color": own.color, "width": 1, "dash": "dot", "shape": "hv"},
+                legendgroup=name,
+                showlegend=False,
+                hovertemplate=f"{name}: {'at most' if end == 'high' else 'at least'} %{{y:.4f}}<extra></extra>",
+            )
+        figure.add_scatter(
+            x=[point.num_trials for point in spaced],
+            y=[point.median for point in spaced],
+            mode="lines",
+            line={"color": own.color, "width": 2, "dash": own.dash, "shape": "hv"},
+            name=name,
+            legendgroup=name,
+            hovertemplate=f"{name}: best of %{{x}} %{{y:.4f}}<extra></extra>",
+        )
+    figures.styled(figure, x="k, random trials", y=f"best validation {objective} of k")
+    figure.update_xaxes(tickformat="d", zeroline=False)
+    return figure
+
+
+def _table(families: Sequence[Searched], curves: Mapping[str, Sequence[TuningPoint]]) -> list[str | Plot]:
+    """The best after 10, 20, 50 and 100 trials: with a band its median and band, else what this search had then."""
+    longest = max((len(each.trials) for each in families), default=0)
+    columns = [num for num in TOLD if num <= longest]
+    if not columns:
+        return []
+    rows = []
+    for each in families:
+        best = dict(figures.running_best(each.trials))
+        points = {point.num_trials: point for point in curves.get(each.family, ())}
+        cells = []
+        for num in columns:
+            if num in points:
+                point = points[num]
+                high = f"{point.high:.4f}" if point.high < 1 else "1"
+                cells.append(f"{point.median:.4f} [{point.low:.4f}, {high}]")
+            else:
+                cells.append(f"{best[num]:.4f}" if num in best and not curves else "–")
+        rows.append([each.family, *cells])
+    caption = (
+        "Median of the best of so many random trials, with its band."
+        if curves
+        else "The best finished trial of this one search after so many trials, the default included."
+    )
+    return [
+        table(caption, ["family", *(f"best after {num}" for num in columns)], rows, "l" + "n" * len(columns))
+    ]
+
+
+def _without_band(study_file: str | None) -> str:
+    """The reason why no band is valid; empty where the trials are independent draws."""
+    if study_file is None:
+        return "the study’s file, which says how trials were drawn, is not kept any more"
+    try:
+        search = SearchConfig.model_validate(yaml_file.mapping(study_file, "study.yaml").get("search", {}))
+    except ValueError:
+        return "the study’s file, which says how trials were drawn, cannot be read"
+    if search.sampler != "random":
+        return f"trials of search.sampler: {search.sampler} depend on one another; those of random would not"
+    if search.scheduler != "none":
+        return f"search.scheduler: {search.scheduler} stops trials by one another; none would not"
+    if search.families != "equal":
+        return "the sampler chose the families too"
+    if search.warm_start:
+        return "the first trials came from earlier studies (search.warm_start)"
+    return ""

@@ -1,0 +1,68 @@
+"""The band of a tuning curve holds for all numbers of trials at once, whatever the distribution of scores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dmlstudy.verdict import tuning_curves
+from dmlstudy.verdict.tuning_curves import tuning_curve
+
+
+@pytest.mark.parametrize(("num", "published"), [(10, 0.0070), (19, 0.0049), (50, 0.0030)])
+def test_the_level_of_one_interval(num: int, published: float) -> None:
+    assert tuning_curves._level(num) == pytest.approx(published, abs=2e-4)
+
+
+def test_the_median_of_the_best_is_a_quantile_of_the_scores() -> None:
+    scores = [0.5, 0.1, 0.9, 0.3, 0.7]
+    by_k = {point.num_trials: point for point in tuning_curve(scores)}
+    assert list(by_k) == [1, 2, 3, 4, 5]
+    for k, point in by_k.items():
+        share = 0.5 ** (1 / k)
+        assert point.median == next(s for s in sorted(scores) if sum(x <= s for x in scores) / 5 >= share)
+        assert point.low <= point.median <= point.high
+    assert by_k[1].median == 0.5
+    assert by_k[5].median == 0.9
+    assert by_k[5].high == 1.0  # five scores do not bound the best of five
+    assert by_k[1].low == 0.1
+
+
+def test_it_rises_and_does_not_depend_on_the_order() -> None:
+    scores = np.random.default_rng(0).random(40).tolist()
+    points = tuning_curve(scores)
+    assert points == tuning_curve(scores[::-1])
+    for name in ("median", "low", "high"):
+        values = [getattr(point, name) for point in points]
+        assert values == sorted(values)
+
+
+@pytest.mark.parametrize("num", [10, 19, 50])
+def test_the_band_covers_all_numbers_of_trials_at_once(num: int) -> None:
+    """Uniform scores, whose quantiles are known; the intervals' order is that of any continuous distribution."""
+    rng = np.random.default_rng(num)
+    truth_K = 0.5 ** (1 / np.arange(1, num + 1))
+    held = 0
+    for _ in range(4000):
+        points = tuning_curve(rng.random(num).tolist())
+        low_K, high_K = np.array([(point.low, point.high) for point in points]).T
+        held += bool(((low_K <= truth_K) & (truth_K <= high_K)).all())
+    assert held / 4000 >= 0.94
+
+
+def test_ties_and_failures() -> None:
+    points = tuning_curve([0.4] * 6)
+    assert {point.median for point in points} == {0.4}
+    assert all(point.low == 0.4 and point.high in (0.4, 1.0) for point in points)
+    assert tuning_curve([0.0, 0.0, 0.5, 0.6, 0.7])[0].median == 0.5
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [([0.1] * 4, "4 scores"), ([0.1] * 5 + [1.2], "from 0 to 1"), ([0.1] * 5 + [math.nan], "from 0 to 1")],
+)
+def test_what_has_no_curve(scores: list[float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tuning_curve(scores)
