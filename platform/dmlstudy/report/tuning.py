@@ -40,8 +40,8 @@ def parts(
         return [title, paragraph(f"One search, without a band: {reason}."), *found]
     caption = (
         f"Median of the best validation {objective} of k random trials, with a band for each family that holds for"
-        " all k at once with 95%, whatever the scores’ distribution. The default, which is no random trial, is left out."
-        " Up to where the band’s upper end is 1 the trials do not bound it."
+        " all k at once with 95%, whatever the scores’ distribution. The default is no random trial and left out."
+        " Where the band’s upper end is not drawn, the trials do not bound it."
     )
     label = "; ".join(
         f"{name}: best of {points[-1].num_trials} {points[-1].median:.4f}, at least {points[-1].low:.4f}"
