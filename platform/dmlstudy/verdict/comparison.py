@@ -33,6 +33,9 @@ ALPHA = 0.05
 FEWEST_ALIKE = 3
 """Seeds it takes to compare where their differences agree within the resolution."""
 
+UNKNOWN_RESOLUTION = 1e-3
+"""Of scores on test classes where nobody noted how many queries they have."""
+
 ROUNDING = 1e-9
 """Two means over queries differ by more than this, if they differ."""
 
