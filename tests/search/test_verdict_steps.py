@@ -139,9 +139,7 @@ def test_each_look_is_told(unbroken: tuple[Store, Tune]) -> None:
 
 
 @pytest.mark.parametrize(("at_once", "order"), [(4, 0), (4, 1), (2, 2), (7, 3)])
-def test_several_at_once_give_the_same_table(
-    at_once: int, order: int, unbroken: tuple[Store, Tune]
-) -> None:
+def test_several_at_once_give_the_same_table(at_once: int, order: int, unbroken: tuple[Store, Tune]) -> None:
     store = Store()
     tune = store.session(steps(), at_once=at_once, seed=order)
     assert table(store, tune.search) == table(unbroken[0], unbroken[1].search)

@@ -78,9 +78,7 @@ class VerdictTrials:
     later looks have begun, which were judged without it.
     """
 
-    def __init__(
-        self, plan: Plan, judged: Iterable[tuple[str, int]], before: Judged | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, judged: Iterable[tuple[str, int]], before: Judged | None = None) -> None:
         self.plan = plan
         self._judged = set() if plan.is_in_steps else set(judged)
         self._resolution = (before or Judged()).resolution
@@ -112,9 +110,15 @@ class VerdictTrials:
         if not self.plan.is_in_steps:
             seeds = range(1, self.plan.most_seeds + 1)
             wanted = [(family, seed) for family in configs for seed in seeds]
-            return [_trial(configs[family], seed) for family, seed in wanted if (family, seed) not in self._judged]
+            return [
+                _trial(configs[family], seed) for family, seed in wanted if (family, seed) not in self._judged
+            ]
         looks = self._looks_at(best, order)
-        return [_trial(configs[family], seed) for family, seed in looks.wanted if (family, seed) not in self._scores]
+        return [
+            _trial(configs[family], seed)
+            for family, seed in looks.wanted
+            if (family, seed) not in self._scores
+        ]
 
     def left_at_most(self, best: Mapping[str, TrialConfig], order: Iterable[str] = ()) -> list[str]:
         """The family of each verdict trial that may still have to run."""
@@ -175,6 +179,4 @@ class VerdictTrials:
 
 
 def _trial(config: TrialConfig, seed: int) -> TrialConfig:
-    return config.model_copy(
-        update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED}
-    )
+    return config.model_copy(update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED})

@@ -146,9 +146,7 @@ class Looks:
     among the m all the same. ``resolution`` is the smallest difference that a score can show.
     """
 
-    def __init__(
-        self, plan: Plan, families: Sequence[str], pairs: Sequence[Pair], resolution: float
-    ) -> None:
+    def __init__(self, plan: Plan, families: Sequence[str], pairs: Sequence[Pair], resolution: float) -> None:
         self.plan = plan
         self.pairs = list(pairs)
         self._families = list(families)
@@ -280,7 +278,9 @@ class Looks:
                     "like_outcome": _outcome(of_others, state.sign_like),
                     "like_p_value": min(1.0, state.p_like),
                 }
-            decided = (of_these if is_here else of_others) <= ALPHA  # perhaps only after its last look, by Holm
+            decided = (
+                of_these if is_here else of_others
+            ) <= ALPHA  # perhaps only after its last look, by Holm
             found.append(
                 comparison(pair, state.sample, of_these, level).model_copy(
                     update={
