@@ -960,6 +960,30 @@ Unit: TypeAlias = Literal["class", "image", "row"]
 """A thing that stands for others of its kind in a verdict; a class with all its queries is one."""
 
 
+MOST_SEEDS_IN_STEPS = 100
+"""The most seeds of a verdict that adds them until it is decided."""
+
+
+class SeedRange(Record):
+    """Seeds of a verdict that adds them until it is decided: so many at first, and so many at most."""
+
+    fewest: Annotated[
+        int, Field(alias="from", ge=3, le=MOST_SEEDS_IN_STEPS, description="seeds before the first look")
+    ]
+    most: Annotated[int, Field(alias="to", ge=4, le=MOST_SEEDS_IN_STEPS, description="seeds at most")]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> SeedRange:
+        if self.fewest >= self.most:
+            raise PydanticCustomError(
+                "seed_range", "'from' must be less than 'to'; for a fixed number write the number alone"
+            )
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.fewest} to {self.most}"
+
+
 class UnitScores(Record):
     """Sums of a verdict trial's metrics over the queries of each unit: a test class, or a single query.
 

@@ -53,7 +53,7 @@ def images(spec: StudySpec) -> float:
         of_folds = protocol.num_folds if config.fold_models else 0
         trained_on = development * (1 + of_folds * (1 - 1 / protocol.num_folds))
         verdict = config.training.epochs * trained_on + (1 + of_folds) * test / 3
-        total += search.trials_per_family * trial + protocol.verdict_seeds * verdict
+        total += search.trials_per_family * trial + protocol.most_seeds * verdict
     return total
 
 

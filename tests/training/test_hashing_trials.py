@@ -11,7 +11,7 @@ import pytest
 from dmlstudy import data, embedders, hashing, retrieval
 from dmlstudy.data import row_folds
 from dmlstudy.records import HashingConfig, TrialReport, TrialResult
-from dmlstudy.search.verdict import Verdicts
+from dmlstudy.search.verdict_trials import VerdictTrials
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.store import StoreError
@@ -19,6 +19,7 @@ from dmlstudy.studies import checks, provenance
 from dmlstudy.studies.estimate import describe
 from dmlstudy.training.interface import TrialFailed, derived_seed
 from dmlstudy.training.trial import run_trial
+from dmlstudy.verdict.sequential import Plan
 
 METHODS = ("sgh", "ssdh", "greedyhash", "tbh")
 
@@ -162,7 +163,7 @@ def test_untrained_codes_are_judged_once_for_each_method_and_length() -> None:
         for name, family in found.families.items()
     }
     assert found.num_untrained == 1
-    left = Verdicts(2, []).left(best)
+    left = VerdictTrials(Plan.of(found.file.protocol), []).left(best)
     assert [(config.family, config.training.epochs) for config in left] == [
         ("untrained", 0),
         ("untrained", 0),
@@ -170,7 +171,7 @@ def test_untrained_codes_are_judged_once_for_each_method_and_length() -> None:
     ]
     assert all(config.keep_embedder == (config.seed == 1) for config in left)
     assert left[0].regularizer is None
-    backwards = Verdicts(2, []).left(dict(reversed(best.items())))
+    backwards = VerdictTrials(Plan.of(found.file.protocol), []).left(dict(reversed(best.items())))
     of_either = [run_trial(first[0], lambda report: None).metrics for first in (left, backwards)]
     assert of_either[0] == of_either[1]
     both = study(families={name: {"space": name} for name in METHODS})

@@ -13,7 +13,7 @@ from dmlstudy import data, online
 from dmlstudy.data import row_folds
 from dmlstudy.online import constraints
 from dmlstudy.records import TrialReport, TrialResult
-from dmlstudy.search.verdict import Verdicts
+from dmlstudy.search.verdict_trials import VerdictTrials
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.studies import checks
@@ -21,6 +21,7 @@ from dmlstudy.studies.estimate import describe
 from dmlstudy.training import stream_trainer
 from dmlstudy.training.interface import derived_seed
 from dmlstudy.training.trial import run_trial
+from dmlstudy.verdict.sequential import Plan
 
 LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "pair_hinge", "triplet_hinge", "euclidean")
 SMALL = {"loss.num_hidden": 2, "loss.width": 20, "loss.size": 10}
@@ -134,7 +135,7 @@ def test_untrained_learners_are_judged_as_they_begin() -> None:
         name: found.trial_config(family, study_file.default_values(family))
         for name, family in found.families.items()
     }
-    left = Verdicts(2, []).left(best)
+    left = VerdictTrials(Plan.of(found.file.protocol), []).left(best)
     assert sum(config.family.startswith("untrained") for config in left) == 2 * found.num_untrained
     of_oahu = next(config for config in left if config.family == "untrained (oahu)")
     reports: list[TrialReport] = []

@@ -122,7 +122,8 @@ STARTING_TOLD_S = 20.0
 class ProgressLines:
     """Tells of each trial that ends: its score, the best so far and the time left.
 
-    ``left`` are the trials that are to end, of ``num_total``; ``num_at_once`` of them may run at once.
+    ``left`` are the trials that are to end, of ``num_total``; ``num_at_once`` of them may run at once. ``is_bound``
+    says that these are the most that there can be, as where seeds are added until the verdict is decided.
     """
 
     def __init__(
@@ -134,8 +135,11 @@ class ProgressLines:
         width: int,
         work: Work,
         num_at_once: int = 1,
+        *,
+        is_bound: bool = False,
     ) -> None:
         self._tell = tell
+        self._at_most = "≤ " if is_bound else ""
         self._num_at_once = num_at_once
         self._begun_at = self._starting_told = time.monotonic()
         self._is_training = False
@@ -167,8 +171,14 @@ class ProgressLines:
                 f"no epoch has ended yet, {since} after the start: workers start, then train the first one"
             )
 
-    def ended(self, assignment: Assignment, seconds: float, best: tuple[float, str] | None) -> None:
-        """One line for a trial that has ended."""
+    def ended(
+        self,
+        assignment: Assignment,
+        seconds: float,
+        best: tuple[float, str] | None,
+        left: Trials | None = None,
+    ) -> None:
+        """One line for a trial that has ended; ``left`` are those still to end, where their number has changed."""
         if assignment.status == Status.INTERRUPTED:
             why = f", goes on later: {_shortened(assignment.reason)}" if assignment.reason else ""
             self._tell(
@@ -181,11 +191,15 @@ class ProgressLines:
         self._ends.append((time.monotonic(), getattr(self._work, kind)))
         now_left = self._left._replace(**{kind: max(0, getattr(self._left, kind) - 1)})
         self._left = now_left if kind == "search" else now_left._replace(search=0)
-        count = f"{self._num_done:>{len(str(self._num_total))}}/{self._num_total}"
+        if left is not None:
+            self._left, self._num_total = left, self._num_done + sum(left)
+        # A bound is reached where nothing is left.
+        at_most = self._at_most if sum(self._left) else ""
+        count = f"{self._num_done:>{len(str(self._num_total))}}/{at_most.strip()}{self._num_total}"
         champion = f"best {best[0]:.4f} {best[1]}" if best else "no best yet"
         line = (
             f"{count}  {assignment.label:<{self._width}}  {self._outcome(assignment):<28}"
-            f" {seconds:5.1f} s  {champion:<{self._width + 8}}  left {self._time_left()}"
+            f" {seconds:5.1f} s  {champion:<{self._width + 8}}  left {at_most}{self._time_left()}"
         )
         self._tell(line)
 

@@ -18,7 +18,7 @@ from dmlstudy.engine.cluster_watch import ClusterWatch
 from dmlstudy.engine.gang import checkpoint_name
 from dmlstudy.engine.mailbox import EMBEDDER, UNIT_SCORES
 from dmlstudy.engine.progress import ProgressLines
-from dmlstudy.records import TrialConfig
+from dmlstudy.records import TrialConfig, UnitScores
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.store import StoreError
@@ -177,7 +177,7 @@ class Recorder(tune.Callback):
             elif not files:
                 raise RuntimeError("its results are lost")
             else:
-                self._keep(run_id, files)
+                assignment.unit_scores = self._keep(run_id, files)
         self._tracker.end_trial(
             run_id,
             assignment.status,
@@ -190,19 +190,20 @@ class Recorder(tune.Callback):
         del self._open[trial_id]
         self._forget(trial_id, assignment)
         self._tracker.note_search(self._search.counts(), self._search.best_numbers())
-        self._progress.ended(assignment, time.monotonic() - started, self._search.best())
+        left = self._search.left if self._search.plan.is_in_steps else None
+        self._progress.ended(assignment, time.monotonic() - started, self._search.best(), left)
         for line in self._search.take_notes():
             self._progress.tell(line)
 
-    def _keep(self, run_id: str, files: dict[str, bytes]) -> None:
-        """File a verdict trial's scores by class, and its model if it left one."""
+    def _keep(self, run_id: str, files: dict[str, bytes]) -> UnitScores | None:
+        """File a verdict trial's scores by class, and its model if it left one; these scores, if there are any."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / EMBEDDER).mkdir()
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
             if any(name.startswith(f"{EMBEDDER}/") for name in files):
                 self._tracker.log_model(run_id, str(Path(folder) / EMBEDDER))
-            self._tracker.log_unit_scores(run_id, Path(folder) / UNIT_SCORES)
+            return self._tracker.log_unit_scores(run_id, Path(folder) / UNIT_SCORES)
 
     def _from_vault(self, trial_id: str) -> dict[str, bytes]:
         """A trial's files; none where the vault was killed after it got them."""

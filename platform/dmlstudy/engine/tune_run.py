@@ -57,23 +57,29 @@ def run_trials(
     resources = spec.file.resources
     num_at_once = concurrency(resources)
     num_total = spec.num_search_trials + spec.num_verdict_trials
+    is_bound = search.plan.is_in_steps
+    at_most = "at most " if is_bound else ""
     tell(
         f"{spec.name}: {len(spec.families)} families x {spec.file.search.trials_per_family} trials"
-        f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
+        f" + {at_most}{spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
         f" {num_at_once} at once"
     )
     idle = [idle_gpus(resources), search.idle_places(num_at_once), busy(resources)]
     for line in filter(None, [*idle, *search.take_notes()]):
         tell(line)
+    if is_bound:  # families may be left out of later looks
+        num_total = search.num_ended + search.num_left
     num_done = num_total - search.num_left
     if num_done:
-        tell(f"{num_done} of {num_total} trials are done; going on with the others")
+        tell(f"{num_done} of {at_most}{num_total} trials are done; going on with the others")
     tell("starting the workers; they stay for all trials, so only the first trial waits for them")
     vault_name = f"vault-{spec.name}-{time.time_ns()}"
     vault = Vault.options(name=vault_name, resources=HEAD_NODE).remote()  # type: ignore[attr-defined]
     width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
     objective = spec.file.protocol.objective
-    progress = ProgressLines(tell, objective, search.left, num_total, width, spec.work, num_at_once)
+    progress = ProgressLines(
+        tell, objective, search.left, num_total, width, spec.work, num_at_once, is_bound=is_bound
+    )
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = checkpoints_folder(spec, store)
     recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_requested, watch)

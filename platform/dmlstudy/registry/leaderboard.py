@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from scipy.special import stdtrit
 
@@ -14,20 +14,18 @@ from dmlstudy.records import Grown, Record, Unit, is_untrained
 from dmlstudy.registry import retention, tracking
 from dmlstudy.verdict.comparison import Comparison, UnitMeans, compare
 from dmlstudy.registry.retention import RetentionSet
-from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
+from dmlstudy.registry.runs import Run, StudyRuns
 from dmlstudy.store import Store
 from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, rank
+from dmlstudy.verdict.sequential import Looks
 
 SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
     "embedding_dim": lambda run: task_of_params(run.params).size(run.params),
     "latency_ms": lambda run: float(run.metrics.get(metric_names.LATENCY_MS, math.inf)),
 }
 """Each objective of a trial's run; a trial without a latency counts as the slowest, as in its search."""
-
-UNKNOWN_RESOLUTION = 1e-3
-"""Of scores on test classes where nobody noted how many queries they have."""
 
 
 class Estimate(Record):
@@ -145,21 +143,33 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
         model=parent.model,
         rows=rows,
         front=_front(runs.finished, objective, second) if second else [],
-        comparisons=compare(
-            scores,
-            pairs=[
-                (a.family, b.family)
-                for a, b in itertools.combinations(rows, 2)
-                if scores[a.family] and scores[b.family] and _are_comparable(a, b)
-            ],
-            resolution=_resolution(parent),
-            by_unit=_by_unit(runs, families, metric_names.on_test(objective)),
-            unit=_unit(runs),
-        ),
+        comparisons=_compared(runs, rows, scores),
         retention=elsewhere,
         lost=retention.lost(
             runs, {row.family: row.untrained for row in rows if row.untrained}, elsewhere, objective
         ),
+    )
+
+
+def _compared(
+    runs: StudyRuns, rows: Sequence[Row], scores: Mapping[str, Mapping[int, float]]
+) -> list[Comparison]:
+    """The comparisons of a study's rows by its plan, from each family's scores by seed."""
+    plan, winner = runs.study.plan, rows[0].family if rows else None
+    pairs = [(a.family, b.family) for a, b in itertools.combinations(rows, 2) if _are_comparable(a, b)]
+    pairs = plan.chosen(pairs, winner) if plan else pairs
+    if plan and plan.is_in_steps:
+        names = [row.family for row in rows if row.untrained or is_untrained(row.family)]
+        known = [pair for pair in pairs if {*pair} <= {*names}]
+        looks = Looks(plan, names, known, runs.study.resolution)
+        looks.take(runs.verdict_scores())
+        return looks.comparisons(_unit(runs))
+    return compare(
+        scores,
+        pairs=[(a, b) for a, b in pairs if scores[a] and scores[b]],
+        resolution=runs.study.resolution,
+        by_unit=_by_unit(runs, [row.family for row in rows], metric_names.on_test(runs.study.objective)),
+        unit=_unit(runs),
     )
 
 
@@ -180,13 +190,8 @@ def judged(store: Store, study: str, family: str) -> Judged:
         metric=metric,
         test_sha256=runs.study.test_sha256,
         score_by_seed=_scores_by_seed(runs, family, metric),
-        resolution=_resolution(runs.study),
+        resolution=runs.study.resolution,
     )
-
-
-def _resolution(study: StudyRun) -> float:
-    """The smallest difference that a mean over the study's test queries can show."""
-    return 1 / study.num_test_images if study.num_test_images else UNKNOWN_RESOLUTION
 
 
 def _rank(best: Run | None, objective: str) -> tuple[float, int]:

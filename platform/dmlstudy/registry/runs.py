@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import mlflow
 from mlflow.entities import ViewType
 
-from dmlstudy import data
+from dmlstudy import data, metric_names
 from dmlstudy.records import Record, UnitScores, present_key
 from dmlstudy.trials import Status, best_ranked
+from dmlstudy.verdict.comparison import UNKNOWN_RESOLUTION, UnitMeans
+from dmlstudy.verdict.sequential import Plan, SeedScore
 
 PARENT = "mlflow.parentRunId"
 KIND = "dmlstudy_kind"
@@ -35,6 +37,8 @@ UNITS_SHA256 = "units_sha256"
 """The tag of a verdict trial's run that has scores by class: the SHA-256 of the classes and their queries."""
 UNIT_SCORES = "classes.parquet"
 """The artifact with these scores."""
+PLAN = "verdict_plan"
+"""The tag of a study's run with the rule of its verdict, where seeds are added or not all pairs are compared."""
 PAGE = 1000
 
 
@@ -131,6 +135,16 @@ class StudyRun(NamedTuple):
     test_sha256: str
     noted: dict[str, SearchNote] | None
     tags: dict[str, str]
+
+    @property
+    def resolution(self) -> float:
+        """The smallest difference that a mean over the study's test queries can show."""
+        return 1 / self.num_test_images if self.num_test_images else UNKNOWN_RESOLUTION
+
+    @property
+    def plan(self) -> Plan | None:
+        """The rule of its verdict where that is not the same for all pairs and a fixed number of seeds."""
+        return Plan.model_validate_json(self.tags[PLAN]) if PLAN in self.tags else None
 
     @classmethod
     def of(cls, run: Run) -> StudyRun:
@@ -267,6 +281,19 @@ class StudyRuns:
                 file = self._client.download_artifacts(run.id, UNIT_SCORES, folder)
                 self._unit_scores[run.id] = data.read_unit_scores(Path(file))
         return self._unit_scores[run.id]
+
+    def verdict_scores(self) -> dict[tuple[str, int], SeedScore]:
+        """The objective on the test data of each verdict trial that has ended, by family and seed."""
+        metric = metric_names.on_test(self.study.objective)
+        found: dict[tuple[str, int], SeedScore] = {}
+        for run in self.verdicts:
+            if run.status == Status.FAILED or (run.status == Status.FINISHED and metric not in run.metrics):
+                found[run.family, run.seed] = SeedScore(None)
+            elif run.status == Status.FINISHED:
+                scores = self.unit_scores(run)
+                units = None if scores is None else UnitMeans.of(scores, metric)
+                found[run.family, run.seed] = SeedScore(run.metrics[metric], units)
+        return found
 
     @cached_property
     def _unit_scores(self) -> dict[str, UnitScores | None]:

@@ -24,7 +24,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, model_folder
-from dmlstudy.records import RecordedEnd, TrialConfig
+from dmlstudy.records import RecordedEnd, TrialConfig, UnitScores
 from dmlstudy.registry.runs import (
     KIND,
     NOTE,
@@ -38,6 +38,7 @@ from dmlstudy.registry.runs import (
     StudyRuns,
     begin,
 )
+from dmlstudy.search.verdict_trials import Judged
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
 from dmlstudy.training import lineage
@@ -421,16 +422,22 @@ class StudyTracker:
         """(family, seed) of the verdict runs that are done."""
         return {(run.family, run.seed) for run in self._runs.every(RunKind.VERDICT, status=Status.FINISHED)}
 
+    def judged(self) -> Judged:
+        """The scores of the verdict trials that have ended, of whichever session."""
+        runs = self._runs
+        return Judged(runs.verdict_scores(), runs.study.resolution)
+
     def log_model(self, run_id: str, folder: str) -> None:
         """Keep a model's folder with the run that trained it."""
         self.client.log_artifacts(run_id, folder, MODEL)
 
-    def log_unit_scores(self, run_id: str, file: Path) -> None:
+    def log_unit_scores(self, run_id: str, file: Path) -> UnitScores | None:
         """Keep a verdict trial's scores by class (``data.read_unit_scores``) with its run, where it has any."""
         found = data.read_unit_scores(file)
         if found is not None:
             self.client.log_artifact(run_id, str(file))
             self.client.set_tag(run_id, UNITS_SHA256, found.digest())
+        return found
 
     def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""

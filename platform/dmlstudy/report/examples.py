@@ -27,7 +27,7 @@ from dmlstudy.report import figures
 from dmlstudy.report.figures import PairDistances
 from dmlstudy.report.page import Plot, Section, paragraph, table
 from dmlstudy.saved import Model
-from dmlstudy.search.verdict import SHIPPED_SEED
+from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.serving.contact_sheet import LEAST_SIDE, data_uri
 from dmlstudy.store import Store
 from dmlstudy.text import one_line

@@ -223,7 +223,11 @@ class Ledger:
 
     def winner(self) -> str | None:
         """The family whose best configuration has the highest objective on the validation classes."""
-        return max(self._best, key=lambda name: _rank(self._best[name]), default=None)
+        return next(iter(self.ranked()), None)
+
+    def ranked(self) -> list[str]:
+        """The families by their best configurations, the winner first; those without one are left out."""
+        return sorted(self._best, key=lambda name: _rank(self._best[name]), reverse=True)
 
     def best(self) -> tuple[float, str] | None:
         """The best objective so far and the label of its trial."""

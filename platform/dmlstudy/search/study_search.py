@@ -23,7 +23,7 @@ import bisect
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -31,12 +31,12 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from dmlstudy.metric_names import LATENCY_MS
-from dmlstudy.records import TrialConfig, is_untrained
+from dmlstudy.metric_names import LATENCY_MS, on_test
+from dmlstudy.records import TrialConfig, UnitScores, is_untrained
 from dmlstudy.search import early_stopping, samplers
 from dmlstudy.search.ledger import Entry, Ledger, label
 from dmlstudy.search.subsearch import Subsearch
-from dmlstudy.search.verdict import Verdicts
+from dmlstudy.search.verdict_trials import Competitors, Judged, VerdictTrials
 from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
@@ -45,6 +45,8 @@ from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.training.shares import settled_of
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import Status
+from dmlstudy.verdict.comparison import Pair, UnitMeans
+from dmlstudy.verdict.sequential import Plan, SeedScore
 
 MOST_UNSTARTED = 3
 """After so many starts in a row that have failed a place for trials is given up."""
@@ -68,6 +70,8 @@ class Assignment:
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
     """A report for each step, by step; a resumed trial makes the same reports again."""
+    unit_scores: UnitScores | None = None
+    """Of a verdict trial, before it is committed."""
 
     def note(self, report: dict[str, float]) -> None:
         """Take in a report, in the place of an earlier one on the same step."""
@@ -84,8 +88,8 @@ class StudySearch:
     It knows no engine: whoever runs trials calls ``suggest`` for a trial, ``observe`` with each of its reports, ``end``
     when it is over, and ``commit`` once all else of its end is written.
 
-    ``finished_verdicts`` are the (family, seed) pairs that an earlier session has already judged; ``clock`` is
-    that of the time budgets. Raises SpecError for a sampler that is not installed, and for a warm start from a
+    ``finished_verdicts`` are the (family, seed) pairs that an earlier session has already judged, ``judged`` their
+    scores where seeds are added until the verdict is decided; ``clock`` is that of the time budgets. Raises SpecError for a sampler that is not installed, and for a warm start from a
     study that is not there.
     """
 
@@ -94,6 +98,7 @@ class StudySearch:
         spec: StudySpec,
         storage: optuna.storages.BaseStorage,
         finished_verdicts: set[tuple[str, int]],
+        judged: Judged | None = None,
         *,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -109,7 +114,11 @@ class StudySearch:
         self._ended: deque[str] = deque()
         self._hopeless: set[str] = set()
         self._notes: list[str] = []
-        self._verdicts = Verdicts(spec.file.protocol.verdict_seeds, finished_verdicts)
+        self.plan = Plan.of(spec.file.protocol)
+        self._verdicts = VerdictTrials(self.plan, finished_verdicts, judged)
+        self.before_verdict: Callable[[], object] = lambda: None
+        """Called once in a session, when the search is over and before a verdict trial is handed out."""
+        self._is_verdict_begun = False
         self._budget = TimeBudget(
             seconds_of(search.wall_time) if search.wall_time else None,
             search.device_hours * 3600 if search.device_hours else None,
@@ -197,16 +206,27 @@ class StudySearch:
             for step, score in sorted(entry.trial.intermediate_values.items()):
                 assignment.note({"step": float(step), self.metric: score})
         else:
-            config = None if self._ledger.num_open else self._verdicts.next(self.best_configs())
+            config = None if self._ledger.num_open else self._next_verdict()
             if config is None:
                 return None
             assignment = Assignment(f"{config.family} verdict seed {config.seed}", config)
         self.assignments[trial_id] = assignment
         return assignment.config
 
+    def _next_verdict(self) -> TrialConfig | None:
+        """The next verdict trial, now that the search is over."""
+        best, order = self.best_configs(), self.ranked()
+        if best and not self._is_verdict_begun:
+            self.before_verdict()
+            self._is_verdict_begun = True
+        config = self._verdicts.next(best, order)
+        self._notes += self._verdicts.take_notes()
+        return config
+
     def may_have_more(self) -> bool:
-        """True if a trial may be suggested later although none is now: a running one may be lost and rerun."""
-        return self._ledger.num_open > 0 or self._is_running()
+        """True if a trial may be suggested later although none is now: a running one may be lost and rerun, or the
+        record of one is awaited that decides what follows."""
+        return self._ledger.num_open > 0 or self._is_running() or self._verdicts.is_waiting
 
     def end(
         self,
@@ -312,6 +332,9 @@ class StudySearch:
         self._forget(trial_id)
         if assignment.status == Status.INTERRUPTED:
             return
+        if assignment.number is None:
+            self._verdicts.keep(assignment.config, self._seed_score(assignment))
+            assignment.unit_scores = None
         entry = self._entries.get(-1 if assignment.number is None else assignment.number)
         if entry is None or entry.trial.state.is_finished():
             return
@@ -326,6 +349,15 @@ class StudySearch:
             state = TrialState[assignment.status.in_optuna]
             self._ledger.end(entry.trial, state, reason=assignment.reason)
         self._settle_if_alone(entry.trial.number)
+
+    def _seed_score(self, assignment: Assignment) -> SeedScore:
+        """The objective of a verdict trial that has ended."""
+        name = on_test(self.metric)
+        score = assignment.metrics.get(name, math.nan)
+        if assignment.status != Status.FINISHED or not math.isfinite(score):
+            return SeedScore(None)
+        units = assignment.unit_scores
+        return SeedScore(score, None if units is None else UnitMeans.of(units, name))
 
     def values_of(self, assignment: Assignment) -> list[float]:
         """A finished search trial's value of each objective; empty for any other trial.
@@ -508,6 +540,18 @@ class StudySearch:
         """The best objective so far and the label of its trial."""
         return self._ledger.best()
 
+    def ranked(self) -> list[str]:
+        """The families by their best configurations, the winner first."""
+        return self._ledger.ranked()
+
+    def competitors(self) -> Competitors:
+        """The configurations that the verdict judges."""
+        return self._verdicts.competitors(self.best_configs())
+
+    def pairs(self) -> list[Pair]:
+        """The pairs that the verdict compares."""
+        return self.plan.chosen(self.competitors().pairs(self.ranked()), self.winner())
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Counts of each family's search trials by how they ended."""
         return self._ledger.counts()
@@ -521,8 +565,11 @@ class StudySearch:
         return self._ledger.failure_reasons()
 
     def verdict_configs(self) -> list[TrialConfig]:
-        """Verdict trials still to run: each family's best, and its embedder untrained, with every seed."""
-        return self._verdicts.left(self.best_configs())
+        """Verdict trials still to run: each family's best, and its embedder untrained, with every seed.
+
+        Where seeds are added until the verdict is decided, those up to the next look.
+        """
+        return self._verdicts.left(self.best_configs(), self.ranked())
 
     @property
     def _is_search_over(self) -> bool:
@@ -530,12 +577,12 @@ class StudySearch:
 
     @property
     def left(self) -> Trials:
-        """Trials that have not ended yet; at most, while the search runs."""
+        """Trials that have not ended yet; at most, while the search runs or seeds may be added."""
         if self._is_search_over:
-            left = self.verdict_configs()
-            num_untrained = sum(is_untrained(config.family) for config in left)
+            left = self._verdicts.left_at_most(self.best_configs(), self.ranked())
+            num_untrained = sum(map(is_untrained, left))
             return Trials(0, len(left) - num_untrained, num_untrained)
-        num_seeds = self.spec.file.protocol.verdict_seeds
+        num_seeds = self.plan.most_seeds
         num_untrained = num_seeds * self.spec.num_untrained
         return Trials(
             self._ledger.num_open + self._num_to_ask, num_seeds * len(self.spec.families), num_untrained
@@ -545,6 +592,12 @@ class StudySearch:
     def num_left(self) -> int:
         """Trials that have not ended yet, verdict trials included; at most, while the search runs."""
         return sum(self.left)
+
+    @property
+    def num_ended(self) -> int:
+        """Number of trials of the search and the verdict that have ended, where seeds are added in steps."""
+        searched = sum(sum(own.values()) for own in self.counts().values())
+        return searched + self._verdicts.num_ended
 
     @property
     def is_over(self) -> bool:

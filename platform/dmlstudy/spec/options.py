@@ -79,8 +79,8 @@ def _default(value: object) -> str:
 
 def _values(schema: Mapping[str, Any]) -> str:
     """The values a key takes: names, or a type and its range."""
-    if "anyOf" in schema:
-        parts = [_values(part) for part in schema["anyOf"]]
+    if several := schema.get("anyOf", schema.get("oneOf")):
+        parts = [_values(part) for part in several]
         return " or ".join(part for part in parts if part != "none")
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Discriminator, Field, PositiveFloat, PositiveInt, Tag, ValidationError
 
 from dmlstudy import bundled
 from dmlstudy.losses.unused import unused
@@ -32,6 +32,7 @@ from dmlstudy.records import (
     ResourcesConfig,
     RetrievalConfig,
     Scalar,
+    SeedRange,
     StartConfig,
     TrainingConfig,
     TrialConfig,
@@ -162,10 +163,18 @@ class SearchConfig(Record):
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of sampling, folds and training")] = 0
 
 
+FIXED, IN_STEPS = "[fixed]", "[in steps]"
+"""The two forms of ``protocol.verdict_seeds``."""
+
+
+def _form_of_seeds(value: object) -> str:
+    return IN_STEPS if isinstance(value, Mapping | SeedRange) else FIXED
+
+
 class ProtocolConfig(MetricsConfig, Grown):
     """Evaluation of trials: folds over the development classes, seeds on the test classes."""
 
-    LATER = ("retention",)
+    LATER = ("retention", "decide_on", "give_up", "compare")
 
     num_folds: Annotated[
         PositiveInt,
@@ -175,8 +184,36 @@ class ProtocolConfig(MetricsConfig, Grown):
         ),
     ] = 4
     verdict_seeds: Annotated[
-        PositiveInt, Field(le=1000, description="seeds each family's best is trained and judged with")
+        Annotated[PositiveInt, Field(le=1000), Tag(FIXED)] | Annotated[SeedRange, Tag(IN_STEPS)],
+        Discriminator(_form_of_seeds),
+        Field(
+            description="seeds each family's best is trained and judged with; {from: 3, to: 10}: seeds are added until"
+            " the pairs are decided, or the limit"
+        ),
     ] = 5
+    decide_on: Annotated[
+        Literal["classes_like_these", "these_classes"] | None,
+        Field(
+            description="with verdict_seeds: {from, to}, the population that a pair is decided on; default:"
+            " classes_like_these with 10 test classes or more and a metric that is a mean over queries"
+        ),
+    ] = None
+    give_up: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="with verdict_seeds: {from, to}, a pair gets no more seeds where its chance to be decided with"
+            " all of them is smaller; 0: never",
+        ),
+    ] = 0.1
+    compare: Annotated[
+        Literal["winner", "all"] | None,
+        Field(
+            description="pairs of the verdict: the winner on validation with each other family and its own untrained"
+            " embedder, or all; default: all, and winner with verdict_seeds: {from, to}"
+        ),
+    ] = None
     fold_models: Annotated[
         bool, Field(description="judge a model per fold as well: separately, and concatenated")
     ] = True
@@ -188,6 +225,17 @@ class ProtocolConfig(MetricsConfig, Grown):
             " model is scored on as well: what is kept elsewhere"
         ),
     ] = None
+
+    @property
+    def most_seeds(self) -> int:
+        """Seeds of the verdict; at most, where they are added until it is decided."""
+        seeds = self.verdict_seeds
+        return seeds.most if isinstance(seeds, SeedRange) else seeds
+
+    @property
+    def pairs(self) -> Literal["winner", "all"]:
+        """Which pairs are compared, with the default resolved."""
+        return self.compare or ("winner" if isinstance(self.verdict_seeds, SeedRange) else "all")
 
 
 class FamilyEntry(Record):
@@ -311,6 +359,7 @@ class StudySpec:
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
+        _check_protocol(file.protocol)
         _check_storage_path(file.resources.storage_path)
         self.families = {
             name: _family(name, self._with_space(name, entry), file, f"families.{name}", self._renaming)
@@ -349,7 +398,7 @@ class StudySpec:
     @property
     def num_verdict_trials(self) -> int:
         """Each family's best with every seed, and each untrained embedder with every seed; at most."""
-        return self.file.protocol.verdict_seeds * (len(self.families) + self.num_untrained)
+        return self.file.protocol.most_seeds * (len(self.families) + self.num_untrained)
 
     @property
     def work(self) -> Work:
@@ -415,7 +464,11 @@ class StudySpec:
         return entry.model_copy(update={"space": self._lead(f"families.{name}.space", entry.space)})
 
     def fingerprint(self) -> str:
-        """First 16 hex digits of the SHA-256 of what the study computes (its resources left out)."""
+        """First 16 hex digits of ``digest``."""
+        return self.digest()[:16]
+
+    def digest(self) -> str:
+        """The SHA-256 of what the study computes, with defaults and spaces resolved, its resources left out."""
         file = self.file.model_dump(mode="json", exclude={"resources"})
         for key in DataConfig.SPEED:
             file["data"].pop(key, None)
@@ -425,7 +478,7 @@ class StudySpec:
             "spaces": {name: tree(family.stored) for name, family in self.families.items()},
             "workers": self.file.resources.workers,
         }
-        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
     def corners(self, family: Family) -> list[dict[str, Scalar | None]]:
         """The family's default values, and those with one parameter at an edge of its domain.
@@ -535,6 +588,18 @@ def _check_search(search: SearchConfig) -> None:
             "search.generation_size: there are no generations with search.deterministic: false;"
             " leave one of the two out"
         )
+
+
+def _check_protocol(protocol: ProtocolConfig) -> None:
+    """Raises SpecError for a key that only a verdict in steps reads."""
+    if isinstance(protocol.verdict_seeds, SeedRange):
+        return
+    for key in ("decide_on", "give_up"):
+        if key in protocol.model_fields_set and getattr(protocol, key) is not None:
+            raise SpecError(
+                f"protocol.{key}: {getattr(protocol, key)} is read only where seeds are added until the verdict is"
+                " decided; set protocol.verdict_seeds: {from: 3, to: 10}, or leave it away"
+            )
 
 
 def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:
@@ -900,7 +965,7 @@ def _first_fault(error: ValidationError, record: type[BaseModel], path: str) -> 
     """The first thing that is wrong; an unknown key before a missing one, which it may well be meant for."""
     found = error.errors(include_url=False, include_context=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
-    unwanted = ("constrained", "literal[", "[key]")
+    unwanted = ("constrained", "literal[", "[key]", FIXED, IN_STEPS)
     location = [str(part) for part in first["loc"] if not str(part).startswith(unwanted)]
     where = ".".join([path, *location] if path else location)
     if first["type"] == "extra_forbidden":
@@ -920,7 +985,7 @@ def _fields_at(record: type[BaseModel], location: list[str]) -> list[str]:
         for candidate in _models_in(field.annotation):
             record = candidate
             break
-    return list(record.model_fields)
+    return [field.alias or name for name, field in record.model_fields.items()]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -13,7 +13,7 @@ from dmlstudy.registry.mlflow_view import publish, publish_study
 from dmlstudy.registry.runs import Run
 from dmlstudy.saved.model import notes_of, preprocessing_of
 from dmlstudy.search.study_search import StudySearch
-from dmlstudy.search.verdict import SHIPPED_SEED
+from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
 from dmlstudy.training.lineage import told

@@ -15,7 +15,7 @@ import torch
 
 from dmlstudy import data
 from dmlstudy.data import ClosedSet
-from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.records import SeedRange, TrialConfig, TrialReport
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies import checks, retention
 from dmlstudy.studies.wall_time import (
@@ -48,9 +48,10 @@ def describe(
     """
     search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
     machine = this_machine()
+    at_most = "at most " if isinstance(protocol.verdict_seeds, SeedRange) else ""
     lines = [
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
-        f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
+        f" {search.trials_per_family}), {at_most}{spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),

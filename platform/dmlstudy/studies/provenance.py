@@ -10,6 +10,7 @@ from pathlib import Path
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.engine.cluster import described_nodes
 from dmlstudy.model_folder import MANIFEST
+from dmlstudy.registry.runs import PLAN
 from dmlstudy.registry.environment import commit, environment, source_sha256
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
@@ -17,6 +18,7 @@ from dmlstudy.store import StoreError
 from dmlstudy.studies import retention
 from dmlstudy.training.dataset_cache import GREY, PIXELS
 from dmlstudy.training.interface import TrialData
+from dmlstudy.verdict.sequential import Plan
 
 SIDES = {
     "development_sha256": "development data",
@@ -41,10 +43,17 @@ def origin(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
         "num_test_classes": str(len(dataset.test.class_names)),
         "num_shared_images": str(dataset.num_shared_images),
         "num_shared_between_folds": str(dataset.num_shared_between_folds),
+        **_plan(spec),
         **_damaged(dataset),
         **_features(spec),
         **retention.origin(spec, dataset),
     }
+
+
+def _plan(spec: StudySpec) -> dict[str, str]:
+    """The rule of the verdict; nothing where all pairs are compared on a fixed number of seeds."""
+    plan = Plan.of(spec.file.protocol)
+    return {PLAN: plan.model_dump_json()} if plan.is_in_steps or plan.compare != "all" else {}
 
 
 def _features(spec: StudySpec) -> dict[str, str]:
@@ -95,7 +104,7 @@ def folds(spec: StudySpec, dataset: ZeroShotData) -> dict[str, list[list[str]]]:
     protocol = spec.file.protocol
     seeds = {"search": spec.file.search.seed}
     if protocol.fold_models and protocol.num_folds > 1:
-        seeds |= {f"verdict seed {seed}": seed for seed in range(1, protocol.verdict_seeds + 1)}
+        seeds |= {f"verdict seed {seed}": seed for seed in range(1, protocol.most_seeds + 1)}
     names, labels_N = dataset.development.class_names, dataset.development.labels_N
     return {
         what: [

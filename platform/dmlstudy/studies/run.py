@@ -27,6 +27,7 @@ from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, provenance, retention, starts
 from dmlstudy.studies.conclude import conclude
 from dmlstudy.training import dataset_cache
+from dmlstudy.verdict.sequential import Plan
 
 
 def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) -> Leaderboard:
@@ -113,7 +114,8 @@ def _run_here(
         folders=list(spec.places.folders),
         num_search_trials=spec.num_search_trials,
         num_verdict_trials=spec.num_verdict_trials,
-        num_untrained_trials=spec.file.protocol.verdict_seeds * spec.num_untrained,
+        num_untrained_trials=spec.file.protocol.most_seeds * spec.num_untrained,
+        is_bound=Plan.of(spec.file.protocol).is_in_steps,
         work=spec.work,
         started=time.time(),
         job=os.environ.get("DMLSTUDY_JOB", ""),
@@ -123,7 +125,10 @@ def _run_here(
     try:
         storage = open_storage(store)
         commit_recorded(storage, spec.name, tracker)
-        search = StudySearch(spec, storage, tracker.finished_verdicts())
+        is_in_steps = Plan.of(spec.file.protocol).is_in_steps
+        search = StudySearch(
+            spec, storage, tracker.finished_verdicts(), tracker.judged() if is_in_steps else None
+        )
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
             run_trials(spec, store, tell, tracker, search, interruption, watch, known)

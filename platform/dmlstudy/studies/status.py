@@ -52,7 +52,8 @@ class FamilyStatus(Record):
 class StudyStatus(Record):
     """A study's state, as its storages and its folder say.
 
-    ``reason`` is why it failed, ``notes`` what else to know or do about it.
+    ``reason`` is why it failed, ``notes`` what else to know or do about it. With ``is_bound`` the trials and seconds left
+    are the most that there can be, for seeds are added until the verdict is decided.
     """
 
     study: str
@@ -66,6 +67,7 @@ class StudyStatus(Record):
     trials_per_hour: float | None
     images_per_second: float | None
     seconds_left: float | None
+    is_bound: bool = False
 
     def num(self, what: Literal["finished", "stopped", "failed", "judged"]) -> int:
         return sum(getattr(family, f"num_{what}") for family in self.families)
@@ -153,6 +155,7 @@ def study_status(store: Store, name: str) -> StudyStatus:
         trials_per_hour=3600 * len(own) / elapsed if own and elapsed > 0 else None,
         images_per_second=statistics.median(speeds) if speeds else None,
         seconds_left=each * work.of_all(left) if each is not None and is_running else None,
+        is_bound=bool(state.get("is_bound")) and sum(left) > 0,
     )
 
 
@@ -177,7 +180,7 @@ def status_row(status: StudyStatus) -> list[str]:
         f"{status.num('finished')} + {status.num('judged')} judged",
         str(status.num("stopped")),
         str(status.num("failed")),
-        str(status.num_left),
+        f"≤ {status.num_left}" if status.is_bound else str(status.num_left),
         f"{best.best:.4f} {best.family}" if best else "none yet",
         duration(status.seconds_spent),
     ]
@@ -211,7 +214,8 @@ def status_lines(status: StudyStatus) -> list[str]:
         lines.append("estimated end: ... (too few trials have ended to say)")
     elif status.seconds_left is not None and status.state == "running":
         end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + status.seconds_left))
-        lines.append(f"estimated end: {end}, in {duration(status.seconds_left)}")
+        latest = " at the latest (seeds are added until the verdict is decided)" if status.is_bound else ""
+        lines.append(f"estimated end: {end}, in {duration(status.seconds_left)}{latest}")
     return lines
 
 

@@ -70,9 +70,7 @@ def wall_seconds(spec: StudySpec, trials: Mapping[str, Seconds], at_once: int, n
     search = spec.file.search
     width = min(search.generation_size, num_trials) if search.deterministic else num_trials
     generation = _until_done([each.search for each in trials.values()], width, at_once)
-    verdict = _until_done(
-        [each.verdict for each in trials.values()], spec.file.protocol.verdict_seeds, at_once
-    )
+    verdict = _until_done([each.verdict for each in trials.values()], spec.file.protocol.most_seeds, at_once)
     return generation * num_trials / width + verdict
 
 
@@ -110,7 +108,7 @@ def in_words(
         " early stopping makes it less)"
     )
     work = {
-        name: search.trials_per_family * each.search + spec.file.protocol.verdict_seeds * each.verdict
+        name: search.trials_per_family * each.search + spec.file.protocol.most_seeds * each.verdict
         for name, each in trials.items()
     }
     slowest = max(work, key=work.__getitem__)

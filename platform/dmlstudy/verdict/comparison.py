@@ -33,6 +33,9 @@ ALPHA = 0.05
 FEWEST_ALIKE = 3
 """Seeds it takes to compare where their differences agree within the resolution."""
 
+UNKNOWN_RESOLUTION = 1e-3
+"""Of scores on test classes where nobody noted how many queries they have."""
+
 ROUNDING = 1e-9
 """Two means over queries differ by more than this, if they differ."""
 
@@ -43,12 +46,23 @@ OPPOSITES: dict[Outcome, Outcome] = {
     "not distinguishable": "not distinguishable",
 }
 Pair = tuple[str, str]
-
+Ending = Literal["decided", "seeds", "classes", "limit", "open"]
+"""Why a pair got no further seeds: decided; given up, for seeds or classes do not suffice; all were used. Or it goes on."""
 
 PLURALS: dict[Unit, str] = {"class": "classes", "image": "images", "row": "rows"}
 
 FEW_MOVED = 10
 """Where families differ in fewer units than this, intervals for others may be too narrow."""
+
+ENDINGS: dict[Ending, str] = {
+    "decided": "decided",
+    "seeds": "given up, for all seeds would hardly have decided",
+    "classes": "given up, for {units} limit and not seeds",
+    "limit": "not decided with all seeds",
+    "open": "not decided yet",
+}
+FEW_TOLD = 4
+"""Pairs that a line names."""
 
 NONE = "there are no comparisons"
 NOT_KEPT = "no scores by {unit} were kept"
@@ -91,6 +105,9 @@ class Comparison(Grown):
     like these, None where nothing is known of them; ``like_unknown`` says why. ``num_moved`` counts the classes in which
     any seed shows a difference.
 
+    Where seeds are added until the pair is decided (``sequential``), the p-values and intervals are corrected for the
+    looks. ``look`` is the pair's last, in seeds, ``ended`` says why it was the last, ``most_seeds`` is the limit.
+
     ``class_share`` is the share of classes in the uncertainty, which no further seed removes. The deviations are those
     of one paired seed, of one class and of their interaction. ``like_is_rough`` marks intervals of few classes.
     """
@@ -110,6 +127,9 @@ class Comparison(Grown):
         "seed_deviation",
         "class_deviation",
         "both_deviation",
+        "look",
+        "most_seeds",
+        "ended",
     )
 
     first: str
@@ -135,6 +155,9 @@ class Comparison(Grown):
     seed_deviation: float | None = None
     class_deviation: float | None = None
     both_deviation: float | None = None
+    look: int = 0
+    most_seeds: int = 0
+    ended: Ending | None = None
 
     def __str__(self) -> str:
         return (
@@ -244,11 +267,11 @@ def compare(
     chosen = list(itertools.combinations(scores, 2) if pairs is None else pairs)
     seeds = {(a, b): sorted(scores[a].keys() & scores[b].keys()) for a, b in chosen}
     samples = {
-        (a, b): _Sample.of([scores[a][seed] - scores[b][seed] for seed in seeds[a, b]], resolution)
+        (a, b): Sample.of([scores[a][seed] - scores[b][seed] for seed in seeds[a, b]], resolution)
         for a, b in chosen
     }
     others = {
-        (a, b): _Others.of(
+        (a, b): Others.of(
             [(by_unit.get(a, {}).get(seed), by_unit.get(b, {}).get(seed)) for seed in seeds[a, b]],
             samples[a, b],
             resolution,
@@ -259,7 +282,7 @@ def compare(
     like = holm([others[pair].p_value for pair in chosen])
     level = ALPHA / max(len(chosen), 1)
     return [
-        _comparison(pair, samples[pair], adjusted, level).model_copy(
+        comparison(pair, samples[pair], adjusted, level).model_copy(
             update={"unit": unit, **others[pair].told(adjusted_like, level, unit)}
         )
         for pair, adjusted, adjusted_like in zip(chosen, here, like, strict=True)
@@ -301,7 +324,27 @@ def remarks(comparisons: Sequence[Comparison]) -> list[str]:
                 f"{each.first} and {each.second} differ in {each.num_moved} of {each.num_classes} {units} only: the"
                 f" interval for {units} like these may be too narrow"
             )
-    return found
+    return [*found, *_looks_told(comparisons)]
+
+
+def _looks_told(comparisons: Sequence[Comparison]) -> list[str]:
+    """Lines on when pairs were decided or given up, where seeds were added until they were."""
+    ends: dict[tuple[int, Ending], list[str]] = {}
+    for each in sorted(comparisons, key=lambda each: each.look):
+        if each.ended is not None:
+            ends.setdefault((each.look, each.ended), []).append(f"{each.first} - {each.second}")
+    if not ends:
+        return []
+    units = PLURALS[comparisons[0].unit]
+    told = [
+        f"after {look} seeds {ENDINGS[ended].format(units=units)}: {', '.join(pairs[:FEW_TOLD])}"
+        + (f" and {len(pairs) - FEW_TOLD} more" if len(pairs) > FEW_TOLD else "")
+        for (look, ended), pairs in ends.items()
+    ]
+    return [
+        f"seeds were added until the pairs were decided, {comparisons[0].most_seeds} at most; p-values and intervals"
+        f" are corrected for the looks ({'; '.join(told)})"
+    ]
 
 
 class Tally(Record):
@@ -330,7 +373,7 @@ def tallied(studies: Iterable[Iterable[Comparison]], family: str) -> dict[str, T
     return {rival: Tally(wins=w, ties=t, losses=n) for rival, (w, t, n) in counts.items()}
 
 
-class _Sample(Record):
+class Sample(Record):
     """Paired differences: their number, their mean, and its standard error (None where nothing can be told)."""
 
     num: int
@@ -338,7 +381,7 @@ class _Sample(Record):
     stderr: float | None
 
     @classmethod
-    def of(cls, differences: list[float], resolution: float) -> _Sample:
+    def of(cls, differences: list[float], resolution: float) -> Sample:
         n = len(differences)
         mean = statistics.fmean(differences) if differences else 0.0
         if n < 2:
@@ -363,10 +406,10 @@ class _Sample(Record):
         return self.mean - half_width, self.mean + half_width
 
 
-class _Others(NamedTuple):
+class Others(NamedTuple):
     """A pair of families on other units like those of the test; ``sources`` is None where nothing is known."""
 
-    sample: _Sample
+    sample: Sample
     sources: TwoSources | None
     num_units: int
     num_moved: int
@@ -374,8 +417,8 @@ class _Others(NamedTuple):
 
     @classmethod
     def of(
-        cls, pairs: Sequence[tuple[UnitMeans | None, UnitMeans | None]], sample: _Sample, resolution: float
-    ) -> _Others:
+        cls, pairs: Sequence[tuple[UnitMeans | None, UnitMeans | None]], sample: Sample, resolution: float
+    ) -> Others:
         """From both families' scores by unit of each common seed."""
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not known or len(known) < len(pairs):
@@ -428,7 +471,8 @@ def _shown(low: float | None, high: float | None, p_value: float) -> str:
     return interval + ("p < 0.001" if p_value < 0.001 else f"p {p_value:.3f}")
 
 
-def _comparison(pair: Pair, sample: _Sample, adjusted: float, level: float) -> Comparison:
+def comparison(pair: Pair, sample: Sample, adjusted: float, level: float) -> Comparison:
+    """The comparison on these units; ``adjusted`` is Holm's p-value, ``level`` the interval's."""
     outcome: Outcome = "not distinguishable"
     if adjusted <= ALPHA:
         outcome = "better" if sample.mean > 0 else "worse"
