@@ -1,4 +1,4 @@
-"""How much more trials of a search would bring: the best of k trials, with a band where it is valid."""
+"""The gain of more trials: the best of k trials of a search, with a band where one is valid."""
 
 from __future__ import annotations
 
