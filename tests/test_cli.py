@@ -21,10 +21,10 @@ import dmlstudy
 from dmlstudy import cli
 from dmlstudy.engine import selfcheck
 from dmlstudy.engine.jobs import Job
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
 from dmlstudy.store import Store
 from dmlstudy.training import exactness
+from dmlstudy.verdict.comparison import compare
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {

@@ -17,13 +17,13 @@ from dmlstudy.interface import Study
 from dmlstudy.records import DataConfig, TrainingConfig
 from dmlstudy.registry import leaderboard_file, mlflow_view
 from dmlstudy.registry.card import card
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import retention as report_retention
 from dmlstudy.report import words
 from dmlstudy.report.page import Plot
 from dmlstudy.store import Store
+from dmlstudy.verdict.comparison import compare
 
 TAGS = {
     "objective": "map_at_r",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from support.made_study import Maker
 
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.history import history
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row, leaderboard
 from dmlstudy.registry.runs import Run
 from dmlstudy.report import words
+from dmlstudy.verdict.comparison import compare
 
 
 def row(family: str, validation: float | None, scores: list[float], **known: Any) -> Row:

@@ -93,8 +93,8 @@ def show_leaderboard(board: Leaderboard) -> None:
 
 
 def show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> None:
-    from dmlstudy.verdict.comparison import tallied
     from dmlstudy.text import nearest
+    from dmlstudy.verdict.comparison import tallied
 
     families = {row.family for board in boards for row in board.rows}
     if family not in families:
@@ -123,6 +123,7 @@ def _show_front(board: Leaderboard) -> None:
 
 
 def _show_comparisons(board: Leaderboard) -> None:
+    from dmlstudy.registry.search_luck import luck_lines
     from dmlstudy.verdict.comparison import remarks
 
     num = len(board.comparisons)
@@ -138,7 +139,7 @@ def _show_comparisons(board: Leaderboard) -> None:
         f"[ ]: hold for all {num} pairs at once with 95% (Bonferroni); wider than the test, so one may reach past 0"
         " beside a better"
     )
-    for line in remarks(board.comparisons):
+    for line in [*remarks(board.comparisons), *luck_lines(board)]:
         say(line)
 
 

@@ -12,13 +12,14 @@ from scipy.special import stdtrit
 from dmlstudy import metric_names
 from dmlstudy.records import Grown, Record, Unit, is_untrained
 from dmlstudy.registry import retention, tracking
-from dmlstudy.verdict.comparison import Comparison, UnitMeans, compare
 from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRuns
+from dmlstudy.registry.search_luck import SearchLuck, search_luck
 from dmlstudy.store import Store
 from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, rank
+from dmlstudy.verdict.comparison import Comparison, UnitMeans, compare
 from dmlstudy.verdict.sequential import Looks
 
 SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
@@ -102,7 +103,7 @@ class Leaderboard(Grown):
     A row's best configuration is that of the highest validation objective, also where the study has a second one.
     """
 
-    LATER = ("retention", "lost")
+    LATER = ("retention", "lost", "luck")
 
     study: str
     objective: str
@@ -118,6 +119,8 @@ class Leaderboard(Grown):
     retention: RetentionSet | None = None
     lost: list[Comparison] = []
     """By the objective on the retention data: each judged family with its untrained embedder."""
+    luck: SearchLuck | None = None
+    """Of the families whose search was done again; None where none was."""
 
     def lost_by(self, family: str) -> Comparison | None:
         """A family's comparison with its untrained embedder on the retention data, where there is one."""
@@ -148,6 +151,20 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
         lost=retention.lost(
             runs, {row.family: row.untrained for row in rows if row.untrained}, elsewhere, objective
         ),
+        luck=_luck(store, study, runs),
+    )
+
+
+def _luck(store: Store, study: str, runs: StudyRuns) -> SearchLuck | None:
+    """The luck of the search, from the finished studies that did it again."""
+    searches = [runs, *tracking.replicates_of(store, study)]
+    metric = metric_names.on_test(runs.study.objective)
+    families = sorted(set.intersection(*({*each.families} for each in searches)))
+    return search_luck(
+        [{family: _scores_by_seed(each, family, metric) for family in families} for each in searches],
+        [_by_unit(each, families, metric) for each in searches],
+        resolution=runs.study.resolution,
+        unit=_unit(runs),
     )
 
 

@@ -37,6 +37,8 @@ UNITS_SHA256 = "units_sha256"
 """The tag of a verdict trial's run that has scores by class: the SHA-256 of the classes and their queries."""
 UNIT_SCORES = "classes.parquet"
 """The artifact with these scores."""
+REPLICATE_OF = "replicate_of"
+"""The tag of the run of a search that was done again: the study it belongs to."""
 PLAN = "verdict_plan"
 """The tag of a study's run with the rule of its verdict, where seeds are added or not all pairs are compared."""
 PAGE = 1000

@@ -29,6 +29,7 @@ from dmlstudy.registry.runs import (
     KIND,
     NOTE,
     PARENT,
+    REPLICATE_OF,
     STORE,
     STUDY_RUN,
     UNITS_SHA256,
@@ -39,6 +40,7 @@ from dmlstudy.registry.runs import (
     begin,
 )
 from dmlstudy.search.verdict_trials import Judged
+from dmlstudy.spec.study_file import replicate_name
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
 from dmlstudy.training import lineage
@@ -480,6 +482,21 @@ def runs_of(store: Store, study: str) -> StudyRuns:
     """A study's runs in MLflow; raises StoreError where there is no such study."""
     client = connect(store)
     return StudyRuns(client, experiment_of(client, store, study))
+
+
+def replicates_of(store: Store, study: str) -> list[StudyRuns]:
+    """The finished studies that did a study's search again, from number 2 to the first that is not there."""
+    client = connect(store)
+    found: list[StudyRuns] = []
+    while True:
+        experiment = client.get_experiment_by_name(replicate_name(study, len(found) + 2))
+        if experiment is None:
+            return found
+        runs = StudyRuns(client, str(experiment.experiment_id))
+        own = runs.first()
+        if own is None or own.tags.get("status") != "finished" or own.tags.get(REPLICATE_OF) != study:
+            return found
+        found.append(runs)
 
 
 def fetch_model(client: mlflow.MlflowClient, run_id: str, to: Path) -> Path:

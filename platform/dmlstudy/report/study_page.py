@@ -146,8 +146,10 @@ def _pairs(board: Leaderboard) -> list[str | Plot]:
         )
         return [paragraph(f"There are no two families to compare: {why}.")]
     pairs = words.comparison_table(board)
+    folds = len(board.comparisons) > MOST_PAIRS
     return [
-        folded(f"All {len(board.comparisons)} pairs", pairs) if len(board.comparisons) > MOST_PAIRS else pairs
+        folded(f"All {len(board.comparisons)} pairs", pairs) if folds else pairs,
+        *words.luck(board),
     ]
 
 

@@ -10,14 +10,15 @@ from typing import Any
 from dmlstudy import metric_names
 from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
-from dmlstudy.verdict.comparison import PLURALS, Comparison, remarks
 from dmlstudy.registry.history import History
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.registry.runs import Run, RunKind
+from dmlstudy.registry.search_luck import luck_lines
 from dmlstudy.report.page import facts, paragraph, table
 from dmlstudy.text import duration
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status
+from dmlstudy.verdict.comparison import PLURALS, Comparison, remarks
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -265,6 +266,27 @@ def comparison_table(board: Leaderboard) -> Html:
         units = PLURALS[board.comparisons[0].unit]
         head = [*head[:4], f"on these {units}", "Holm’s p", f"on {units} like these", "Holm’s p"]
     return table(caption, [*head, "seeds"], rows, "lll" + "n" * (len(head) - 2))
+
+
+def luck(board: Leaderboard) -> list[Html]:
+    """The families whose search was done again, compared as procedures; else that the search's luck is not known."""
+    if board.luck is None:
+        return [paragraph(f"{line[0].upper()}{line[1:]}.", kind="quiet") for line in luck_lines(board)]
+    found = board.luck
+    rows = [
+        [each.family, ", ".join(f"{score:.4f}" for score in each.score_by_search), f"{each.deviation:.4f}"]
+        for each in found.procedures
+    ]
+    caption = (
+        f"Test {board.objective} of what each of {found.num_searches} searches shipped, as the mean over"
+        f" {found.num_seeds} seeds. The deviation is that of one search, beyond that of its seeds."
+    )
+    lines = [str(each) for each in found.comparisons]
+    return [
+        element("h3", "The luck of the search"),
+        table(caption, ["family", "searches", "deviation"], rows, "lln"),
+        *(paragraph(f"{line}, paired by search.") for line in lines),
+    ]
 
 
 def _range(low: float | None, high: float | None) -> str:

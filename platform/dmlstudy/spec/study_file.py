@@ -57,6 +57,7 @@ from dmlstudy.training.tasks import OWN_SECTIONS, task_with, untrained_key
 
 R = TypeVar("R", bound=BaseModel)
 
+MOST_OF_NAME = 64
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """The name of a study, family or model; it also names folders, runs and parameters."""
 
@@ -174,7 +175,16 @@ def _form_of_seeds(value: object) -> str:
 class ProtocolConfig(MetricsConfig, Grown):
     """Evaluation of trials: folds over the development classes, seeds on the test classes."""
 
-    LATER = ("retention", "decide_on", "give_up", "compare")
+    LATER = (
+        "retention",
+        "decide_on",
+        "give_up",
+        "compare",
+        "searches",
+        "search_leaders",
+        "search_seeds",
+        "replicate_of",
+    )
 
     num_folds: Annotated[
         PositiveInt,
@@ -213,6 +223,25 @@ class ProtocolConfig(MetricsConfig, Grown):
             description="pairs of the verdict: the winner on validation with each other family and its own untrained"
             " embedder, or all; default: all, and winner with verdict_seeds: {from, to}"
         ),
+    ] = None
+    searches: Annotated[
+        PositiveInt,
+        Field(
+            le=100,
+            description="times that the whole search of the leading families is done, each from another seed, for"
+            " the luck of the search; 1: once, and nothing is known of it",
+        ),
+    ] = 1
+    search_leaders: Annotated[
+        int,
+        Field(ge=2, le=100, description="families, the best on validation first, whose search is done again"),
+    ] = 2
+    search_seeds: Annotated[
+        int, Field(ge=2, le=1000, description="seeds that the best of each repeated search is judged with")
+    ] = 2
+    replicate_of: Annotated[
+        Name | None,
+        Field(description="of a repeated search, which is a study of its own, the study it belongs to"),
     ] = None
     fold_models: Annotated[
         bool, Field(description="judge a model per fold as well: separately, and concatenated")
@@ -360,6 +389,7 @@ class StudySpec:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
         _check_protocol(file.protocol)
+        _check_searches(file)
         _check_storage_path(file.resources.storage_path)
         self.families = {
             name: _family(name, self._with_space(name, entry), file, f"families.{name}", self._renaming)
@@ -600,6 +630,45 @@ def _check_protocol(protocol: ProtocolConfig) -> None:
                 f"protocol.{key}: {getattr(protocol, key)} is read only where seeds are added until the verdict is"
                 " decided; set protocol.verdict_seeds: {from: 3, to: 10}, or leave it away"
             )
+
+
+def replicate_name(study: str, number: int) -> str:
+    """The name of a study that does a study's search again; the study itself is number 1."""
+    return f"{study}.search{number}"
+
+
+def _check_searches(file: StudyFile) -> None:
+    """Raises SpecError where the searches of a study could not be done again."""
+    protocol, search = file.protocol, file.search
+    if protocol.searches == 1:
+        return
+    key = f"protocol.searches: {protocol.searches}"
+    if search.families != "equal":
+        raise SpecError(
+            f"{key} needs a search for each family, and search.families: {search.families} is one for all; set"
+            " search.families: equal"
+        )
+    if search.warm_start == "auto":
+        raise SpecError(
+            f"{key} stands beside search.warm_start: auto, by which each search would begin with what the one before"
+            " has found; name the earlier studies, or leave it out"
+        )
+    if protocol.search_leaders > len(file.families):
+        raise SpecError(
+            f"protocol.search_leaders: {protocol.search_leaders} of {len(file.families)} families; lower it, or name"
+            " more families"
+        )
+    if protocol.search_seeds > protocol.most_seeds:
+        raise SpecError(
+            f"protocol.search_seeds: {protocol.search_seeds} is more than protocol.verdict_seeds gives the first"
+            " search; lower it"
+        )
+    longest = replicate_name(file.name, protocol.searches)
+    if len(longest) > MOST_OF_NAME:
+        raise SpecError(
+            f"name: {file.name} is too long for {key}, whose studies are called {longest}; shorten it by"
+            f" {len(longest) - MOST_OF_NAME} characters"
+        )
 
 
 def _check_epochs(file: StudyFile, families: Mapping[str, Family]) -> None:

@@ -38,6 +38,9 @@ def conclude(
         raise StudyFailed(
             f"no trial finished; the first failed with: {reasons[0] if reasons else 'no reason'}"
         )
+    if spec.file.protocol.replicate_of:  # of its best nothing is shipped
+        tracker.end_study("finished", {"winner": winner})
+        return leaderboard(store, spec.name)
     trained = [row for row in board.rows if not is_untrained(row.family)]
     shipped = {row.family: tracker.verdict_run(row.family, SHIPPED_SEED) for row in trained}
     if shipped.get(winner) is None:

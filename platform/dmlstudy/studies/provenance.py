@@ -10,8 +10,8 @@ from pathlib import Path
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.engine.cluster import described_nodes
 from dmlstudy.model_folder import MANIFEST
-from dmlstudy.registry.runs import PLAN
 from dmlstudy.registry.environment import commit, environment, source_sha256
+from dmlstudy.registry.runs import PLAN, REPLICATE_OF
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import StoreError
@@ -30,7 +30,7 @@ SIDES = {
 
 def origin(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
     """Facts that must be the same in every session of a study, or its numbers would not belong together."""
-    search = spec.file.search
+    search, protocol = spec.file.search, spec.file.protocol
     return {
         "spec_fingerprint": spec.fingerprint(),
         "objective": spec.file.protocol.objective,
@@ -44,6 +44,7 @@ def origin(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
         "num_shared_images": str(dataset.num_shared_images),
         "num_shared_between_folds": str(dataset.num_shared_between_folds),
         **_plan(spec),
+        **({REPLICATE_OF: protocol.replicate_of} if protocol.replicate_of else {}),
         **_damaged(dataset),
         **_features(spec),
         **retention.origin(spec, dataset),

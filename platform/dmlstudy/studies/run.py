@@ -17,11 +17,12 @@ from dmlstudy.engine.cluster_watch import ClusterWatch, end_process
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
 from dmlstudy.engine.progress import Tell, engine_noise_to
 from dmlstudy.engine.tune_run import checkpoints_folder, engine_settings, run_trials
-from dmlstudy.registry import tracking
+from dmlstudy.registry import search_luck, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.storage import open_storage
 from dmlstudy.search.study_search import StudySearch
+from dmlstudy.spec.replicates import replicate
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, provenance, retention, starts
@@ -31,7 +32,7 @@ from dmlstudy.verdict.sequential import Plan
 
 
 def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) -> Leaderboard:
-    """Run the study, or the rest of it, and return its leaderboard.
+    """Run the study, or the rest of it, with the searches that are done again, and return its leaderboard.
 
     A study of this name in the store is continued if its file says the same. If it is finished, its leaderboard is
     read, and its data are not. ``address`` is a Ray cluster's; by default Ray is started here meanwhile.
@@ -43,6 +44,22 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial
     finishes.
     """
+    board = _run_one(spec, store, address=address, tell=tell)
+    if spec.file.protocol.searches == 1:
+        return board
+    leaders = search_luck.leaders(board, spec.file.protocol.search_leaders)
+    for number in range(2, spec.file.protocol.searches + 1):
+        again = replicate(spec, number, leaders)
+        if not _is_finished(again, store):
+            tell(
+                f"search {number} of {spec.file.protocol.searches}, of {' and '.join(leaders)}: study {again.name}"
+            )
+            _run_one(again, store, address=address, tell=tell)
+    return leaderboard(store, spec.name)
+
+
+def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) -> Leaderboard:
+    """Run one study, or the rest of it."""
     if _is_finished(spec, store):  # for good, so nobody need hold it
         return _told_finished(spec, store, tell)
     dataset = checks.check_parts(spec)
