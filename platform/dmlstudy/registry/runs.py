@@ -142,6 +142,11 @@ class StudyRun(NamedTuple):
         return 1 / self.num_test_images if self.num_test_images else UNKNOWN_RESOLUTION
 
     @property
+    def num_rows(self) -> int:
+        """Development and test images together; 0 of either where nobody noted it."""
+        return int(self.tags.get("num_development_images", 0)) + self.num_test_images
+
+    @property
     def plan(self) -> Plan | None:
         """The rule of its verdict where that is not the same for all pairs and a fixed number of seeds."""
         return Plan.model_validate_json(self.tags[PLAN]) if PLAN in self.tags else None

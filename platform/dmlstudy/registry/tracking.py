@@ -425,7 +425,7 @@ class StudyTracker:
     def judged(self) -> Judged:
         """The scores of the verdict trials that have ended, of whichever session."""
         runs = self._runs
-        return Judged(runs.verdict_scores(), runs.study.resolution)
+        return Judged(runs.verdict_scores(), runs.study.resolution, runs.study.num_rows)
 
     def log_model(self, run_id: str, folder: str) -> None:
         """Keep a model's folder with the run that trained it."""

@@ -89,8 +89,8 @@ class StudySearch:
     when it is over, and ``commit`` once all else of its end is written.
 
     ``finished_verdicts`` are the (family, seed) pairs that an earlier session has already judged, ``judged`` their
-    scores where seeds are added until the verdict is decided; ``clock`` is that of the time budgets. Raises SpecError for a sampler that is not installed, and for a warm start from a
-    study that is not there.
+    scores where seeds are added until the verdict is decided; ``clock`` is that of the time budgets. Raises SpecError
+    for a sampler that is not installed, and for a warm start from a study that is not there.
     """
 
     def __init__(

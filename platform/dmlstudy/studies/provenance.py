@@ -10,8 +10,8 @@ from pathlib import Path
 from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.engine.cluster import described_nodes
 from dmlstudy.model_folder import MANIFEST
-from dmlstudy.registry.runs import PLAN
 from dmlstudy.registry.environment import commit, environment, source_sha256
+from dmlstudy.registry.runs import PLAN
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import StoreError
