@@ -161,9 +161,12 @@ def _compared(
     pairs = plan.chosen(pairs, winner) if plan else pairs
     units = _units(runs, [row.family for row in rows], metric_names.on_test(runs.study.objective))
     if plan and plan.is_in_steps:
-        names = [row.family for row in rows if row.untrained or is_untrained(row.family)]
-        known = [pair for pair in pairs if {*pair} <= {*names}]
-        looks = Looks(plan, names, known, runs.study.resolution, overlap=units.get("overlap"))
+        sealed = runs.sealed_plan()
+        if sealed is None:
+            return []
+        looks = Looks(
+            plan, list(sealed.trials), sealed.pairs, runs.study.resolution, overlap=units.get("overlap")
+        )
         looks.take(runs.verdict_scores())
         return looks.comparisons(units.get("unit", "class"), units.get("unknown", NOT_KEPT))
     return compare(
@@ -281,7 +284,7 @@ def _units(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, A
     if not judged:
         return {}
     task, unknown = task_of_params(judged[0].params), NOT_KEPT
-    overlap = task.overlap(judged[0].params, runs.study.num_rows)
+    overlap = runs.overlap()
     if overlap is not None:
         return {"unit": task.unit, "overlap": overlap}
     by_unit: dict[str, dict[int, UnitMeans]] = {}

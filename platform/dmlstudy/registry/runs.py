@@ -19,9 +19,11 @@ from mlflow.entities import ViewType
 
 from dmlstudy import data, metric_names
 from dmlstudy.records import Record, UnitScores, present_key
+from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, best_ranked
 from dmlstudy.verdict.comparison import UNKNOWN_RESOLUTION, UnitMeans
-from dmlstudy.verdict.sequential import Plan, SeedScore
+from dmlstudy.verdict.sealed_plan import PLAN_FILE, SealedPlan
+from dmlstudy.verdict.sequential import FAILED, Plan, SeedScore
 
 PARENT = "mlflow.parentRunId"
 KIND = "dmlstudy_kind"
@@ -39,6 +41,8 @@ UNIT_SCORES = "classes.parquet"
 """The artifact with these scores."""
 PLAN = "verdict_plan"
 """The tag of a study's run with the rule of its verdict, where seeds are added or not all pairs are compared."""
+PLAN_SHA256 = "verdict_plan_sha256"
+"""The tag of a study's run with the digest of the plan that was sealed before its first test image was read."""
 PAGE = 1000
 
 
@@ -287,18 +291,40 @@ class StudyRuns:
                 self._unit_scores[run.id] = data.read_unit_scores(Path(file))
         return self._unit_scores[run.id]
 
+    def text(self, name: str) -> str | None:
+        """A text that is kept with the study's run; None where there is none of this name."""
+        if name not in {each.path for each in self._client.list_artifacts(self.study.id)}:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            return Path(self._client.download_artifacts(self.study.id, name, folder)).read_text(
+                encoding="utf-8"
+            )
+
+    def sealed_plan(self) -> SealedPlan | None:
+        """The plan of the verdict that was sealed; None before, and of older studies."""
+        text = self.text(PLAN_FILE)
+        return None if text is None else SealedPlan.model_validate_json(text)
+
     def verdict_scores(self) -> dict[tuple[str, int], SeedScore]:
         """The objective on the test data of each verdict trial that has ended, by family and seed."""
+        return {
+            (run.family, run.seed): self.seed_score(run)
+            for run in self.verdicts
+            if run.status in (Status.FINISHED, Status.FAILED)
+        }
+
+    def seed_score(self, run: Run) -> SeedScore:
+        """The objective of a verdict trial on the test data; None of one that failed."""
         metric = metric_names.on_test(self.study.objective)
-        found: dict[tuple[str, int], SeedScore] = {}
-        for run in self.verdicts:
-            if run.status == Status.FAILED or (run.status == Status.FINISHED and metric not in run.metrics):
-                found[run.family, run.seed] = SeedScore(None)
-            elif run.status == Status.FINISHED:
-                scores = self.unit_scores(run)
-                units = None if scores is None else UnitMeans.of(scores, metric)
-                found[run.family, run.seed] = SeedScore(run.metrics[metric], units)
-        return found
+        if run.status != Status.FINISHED or metric not in run.metrics:
+            return FAILED
+        scores = self.unit_scores(run)
+        return SeedScore(run.metrics[metric], None if scores is None else UnitMeans.of(scores, metric))
+
+    def overlap(self) -> float | None:
+        """Test rows over rows to learn from, where each verdict seed shuffles all rows (``Task.overlap``)."""
+        run = next((run for run in self.verdicts if run.params), None)
+        return None if run is None else task_of_params(run.params).overlap(run.params, self.study.num_rows)
 
     @cached_property
     def _unit_scores(self) -> dict[str, UnitScores | None]:

@@ -29,6 +29,7 @@ from dmlstudy.registry.runs import (
     KIND,
     NOTE,
     PARENT,
+    PLAN_SHA256,
     STORE,
     STUDY_RUN,
     UNITS_SHA256,
@@ -45,6 +46,7 @@ from dmlstudy.training import lineage
 from dmlstudy.training.shares import settled_of
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import MLFLOW_STATUSES, Status
+from dmlstudy.verdict.sealed_plan import PLAN_FILE, SealedPlan
 
 BATCH = 1000
 SITTINGS = "sittings"
@@ -421,6 +423,16 @@ class StudyTracker:
     def finished_verdicts(self) -> set[tuple[str, int]]:
         """(family, seed) of the verdict runs that are done."""
         return {(run.family, run.seed) for run in self._runs.every(RunKind.VERDICT, status=Status.FINISHED)}
+
+    @property
+    def may_seal(self) -> bool:
+        """True if the study has no sealed plan, and no trial of its verdict has begun: one would come too late then."""
+        return PLAN_SHA256 not in self.study_tags and next(self._runs.every(RunKind.VERDICT), None) is None
+
+    def seal(self, plan: SealedPlan) -> None:
+        """Keep the plan of the verdict with the study's run; its tag comes last, for then the plan is there."""
+        self.client.log_text(self.parent_id, plan.text, PLAN_FILE)
+        self.client.set_tag(self.parent_id, PLAN_SHA256, plan.digest)
 
     def judged(self) -> Judged:
         """The scores of the verdict trials that have ended, of whichever session."""

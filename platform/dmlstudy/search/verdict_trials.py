@@ -113,11 +113,13 @@ class VerdictTrials:
             seeds = range(1, self.plan.most_seeds + 1)
             wanted = [(family, seed) for family in configs for seed in seeds]
             return [
-                _trial(configs[family], seed) for family, seed in wanted if (family, seed) not in self._judged
+                verdict_trial(configs[family], seed)
+                for family, seed in wanted
+                if (family, seed) not in self._judged
             ]
         looks = self._looks_at(best, order)
         return [
-            _trial(configs[family], seed)
+            verdict_trial(configs[family], seed)
             for family, seed in looks.wanted
             if (family, seed) not in self._scores
         ]
@@ -185,5 +187,6 @@ class VerdictTrials:
         return notes
 
 
-def _trial(config: TrialConfig, seed: int) -> TrialConfig:
+def verdict_trial(config: TrialConfig, seed: int) -> TrialConfig:
+    """The verdict trial of a configuration with this seed."""
     return config.model_copy(update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED})

@@ -168,6 +168,8 @@ class Looks:
         self._states: dict[Pair, _State] = {}
         self._open: list[Pair] = list(pairs)
         self._decides_on = plan.decide_on
+        self.asked: list[tuple[str, int]] = []
+        """Family and seed of each trial of the looks that were judged."""
         self.notes: list[str] = []
         """A line on each look that was judged."""
 
@@ -210,6 +212,7 @@ class Looks:
             self._judge(scores)
 
     def _judge(self, scores: Scores) -> None:
+        self.asked += self.wanted
         place, weight = self._num_judged, self.plan.weights[self._num_judged]
         num_seeds = self.plan.looks[place]
         for pair in self._open:
