@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from dmlstudy import metric_names
 from dmlstudy.data import ClosedSet
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.store import Store, StoreError
 from dmlstudy.training.interface import TrialData
-from dmlstudy.verdict.comparison import PLURALS, UnitMeans
-from dmlstudy.verdict.power import ASSUMED, Pilot, Power, of_comparisons, of_folds
+from dmlstudy.verdict.comparison import PLURALS
+from dmlstudy.verdict.power import ASSUMED, Pilot, Power, of_comparisons
 from dmlstudy.verdict.sequential import Plan
 from dmlstudy.verdict.two_sources import FEWEST_UNITS
 
@@ -106,8 +105,6 @@ def of_store(store: Store, spec: StudySpec, dataset: TrialData) -> Pilot | None:
     return None
 
 
-def best_pilot(
-    store: Store, spec: StudySpec, dataset: TrialData, folds: Mapping[str, Mapping[int, UnitMeans]] = {}
-) -> Pilot:
-    """An earlier verdict of the store on the same data, else this search's ``folds``, else what is assumed."""
-    return of_store(store, spec, dataset) or of_folds(folds) or ASSUMED
+def best_pilot(store: Store, spec: StudySpec, dataset: TrialData) -> Pilot:
+    """The best before a search: an earlier verdict of the store on the same data, else what is assumed."""
+    return of_store(store, spec, dataset) or ASSUMED

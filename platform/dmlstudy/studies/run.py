@@ -27,7 +27,7 @@ from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, pilots, provenance, retention, sealing, starts
 from dmlstudy.studies.conclude import conclude
 from dmlstudy.training import dataset_cache
-from dmlstudy.verdict.power import ASSUMED, Power
+from dmlstudy.verdict.power import Power
 from dmlstudy.verdict.sequential import Plan
 
 
@@ -48,7 +48,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
         return _told_finished(spec, store, tell)
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
-    power = pilots.power(spec, dataset, pilots.of_store(store, spec, dataset) or ASSUMED)
+    power = pilots.power(spec, dataset, pilots.best_pilot(store, spec, dataset))
     remarks = data.remarks(dataset, spec.data.path)
     present = starts.present(spec, dataset)
     remarks += retention.lines(spec, dataset)

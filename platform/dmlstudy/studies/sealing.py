@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -23,7 +23,8 @@ from dmlstudy.store import Store, StoreError
 from dmlstudy.studies.status import served
 from dmlstudy.text import first_line
 from dmlstudy.trials import Status
-from dmlstudy.verdict.power import Power
+from dmlstudy.verdict.comparison import UnitMeans
+from dmlstudy.verdict.power import ASSUMED, Pilot, Power, of_folds
 from dmlstudy.verdict.sealed_plan import PLAN_FILE, SealedPlan, digest_of
 from dmlstudy.verdict.sequential import Looks
 
@@ -99,7 +100,10 @@ def seal(
     """
     if not tracker.may_seal:
         return
-    power = power._replace(num_families=len(search.competitors().best))
+    families = search.competitors().best
+    power = power._replace(num_families=len(families))
+    if power.pilot == ASSUMED:
+        power = power._replace(pilot=_pilot(tracker, families, spec.file.protocol.objective))
     for line in power.told():
         tell(line)
     plan = plan_of(spec, search, origin, folds, power)
@@ -107,6 +111,18 @@ def seal(
         file.write(plan.text.encode())
     tracker.seal(plan)
     tell(f"the plan of the verdict is sealed before the first test image is read: sha256 {plan.digest}")
+
+
+def _pilot(tracker: tracking.StudyTracker, families: Iterable[str], objective: str) -> Pilot:
+    """The pilot of this search's folds; what is assumed where they kept no scores by class."""
+    means = {
+        family: [UnitMeans.of(each, objective) for each in tracker.fold_scores(family)] for family in families
+    }
+    folds = {
+        family: {fold: each for fold, each in enumerate(own) if each is not None}
+        for family, own in means.items()
+    }
+    return of_folds(folds) or ASSUMED
 
 
 class Checked(NamedTuple):
