@@ -256,12 +256,7 @@ def test_nothing_is_handed_out_before_the_plan_is_kept() -> None:
             raise Killed
 
     search.before_verdict = seal
-    with pytest.raises(Killed):
-        tune = Tune(search, score, record=store.record(search))
-        tune._fill()
-        while tune.running:
-            tune._advance(sorted(tune.running)[0])
-            tune._fill()
+    Tune(search, score, record=store.record(search)).run()
     assert store.scores == {}
     again = StudySearch(found, store.optuna, set(), Judged())
     again.before_verdict = seal

@@ -68,7 +68,8 @@ def leaderboard(
 
 
 @app.command(
-    epilog="Examples: `dmlstudy report digits` · `dmlstudy report digits -o digits.html --without-examples`",
+    epilog="Examples: `dmlstudy report digits` · `dmlstudy report digits -o digits.html --without-examples` ·"
+    " `dmlstudy report digits --verify`",
 )
 def report(
     study: Annotated[str, typer.Argument(help="A study of the store, finished or not.")],
@@ -82,17 +83,36 @@ def report(
             help="Leave out what needs the winner and the test data, and most of the time.",
         ),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Write nothing; compare the study with the plan that was sealed before its first test image.",
+        ),
+    ] = False,
     json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
     """Write a study as one HTML page that needs no network: verdict, search, examples, cost, how to do it again.
 
-    It is also kept with the study's run in MLflow, as report.html.
+    It is also kept with the study's run in MLflow, as report.html. With `--verify` the study file, folds, data and
+    verdict trials are compared with the sealed plan: exit code 1, and a line on what differs, if anything does.
     """
+    place = store_at(store, tracking_uri)
+    if verify:
+        from dmlstudy.studies.sealing import verify as compared
+
+        found = compared(place, study)
+        if json:
+            show_json({"study": study, "plan_sha256": found.digest, "differing": found.differing})
+        else:
+            say(f"{study}: {found}")
+        if found.differing:
+            raise typer.Exit(1)
+        return
     from dmlstudy.report.study_page import write_report
 
-    place = store_at(store, tracking_uri)
     written = write_report(place, study, output, with_examples=not without_examples)
     if json:
         show_json({"file": str(output), **written._asdict()})

@@ -256,7 +256,10 @@ def jobs(
     _show_jobs(address, json)
 
 
-@app.command(epilog="Example: `dmlstudy validate search_spaces/studies/digits.yaml`")
+@app.command(
+    epilog="Examples: `dmlstudy validate search_spaces/studies/digits.yaml` ·"
+    " `dmlstudy validate study.yaml --no-estimate --set 'protocol.verdict_seeds={from: 3, to: 10}'`",
+)
 def validate(
     spec: Annotated[Path, typer.Argument(help="The study file.")],
     estimate: Annotated[
@@ -267,14 +270,16 @@ def validate(
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Check a study without running it: its data, the tree of its space, its trials, the time it will take.
+    """Check a study without running it: its data, the tree of its space, its trials, what differences its verdict can
+    see, the time it will take.
 
-    The store is needed only where embedder.weights names a registered model.
+    The store is needed where embedder.weights names a registered model; and an earlier verdict there on the same data
+    says best how much scores vary.
     """
     from dmlstudy.spec import study_file as specs
 
     study = specs.load(spec, assignments=assignments or ())
-    from dmlstudy.studies import checks, starts
+    from dmlstudy.studies import checks, pilots, starts
     from dmlstudy.studies.estimate import describe, facts
 
     def tell(line: str) -> None:
@@ -282,9 +287,11 @@ def validate(
 
     dataset = checks.check_parts(study)
     found = starts.present(study, dataset)
-    with starts.looked_at(study, store_at(store, tracking_uri), found) as told:
+    place = store_at(store, tracking_uri)
+    pilot = pilots.best_pilot(place, study, dataset)
+    with starts.looked_at(study, place, found) as told:
         if json:
-            known = facts(study, dataset, measure=estimate, tell=tell)
+            known = facts(study, dataset, measure=estimate, pilot=pilot, tell=tell)
             known["notes"] += told
             print(dumps(known, indent=1))
             return
@@ -294,7 +301,7 @@ def validate(
             for line in family.tree():
                 branch.add(escape(line))
         console.print(tree, highlight=False)
-        for line in [*told, *describe(study, dataset, measure=estimate, tell=tell)]:
+        for line in [*told, *describe(study, dataset, measure=estimate, pilot=pilot, tell=tell)]:
             say(line)
 
 

@@ -6,11 +6,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from scipy.special import stdtrit
 
 from dmlstudy import metric_names
-from dmlstudy.records import Grown, Record, Unit, is_untrained
+from dmlstudy.records import Grown, Record, is_untrained
 from dmlstudy.registry import retention, tracking
 from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRuns
@@ -19,7 +20,7 @@ from dmlstudy.store import Store
 from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, rank
-from dmlstudy.verdict.comparison import Comparison, UnitMeans, compare
+from dmlstudy.verdict.comparison import NO_MEAN, NOT_KEPT, Comparison, UnitMeans, compare
 from dmlstudy.verdict.sequential import Looks
 
 SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
@@ -175,18 +176,21 @@ def _compared(
     plan, winner = runs.study.plan, rows[0].family if rows else None
     pairs = [(a.family, b.family) for a, b in itertools.combinations(rows, 2) if _are_comparable(a, b)]
     pairs = plan.chosen(pairs, winner) if plan else pairs
+    units = _units(runs, [row.family for row in rows], metric_names.on_test(runs.study.objective))
     if plan and plan.is_in_steps:
-        names = [row.family for row in rows if row.untrained or is_untrained(row.family)]
-        known = [pair for pair in pairs if {*pair} <= {*names}]
-        looks = Looks(plan, names, known, runs.study.resolution)
+        sealed = runs.sealed_plan()
+        if sealed is None:
+            return []
+        looks = Looks(
+            plan, list(sealed.trials), sealed.pairs, runs.study.resolution, overlap=units.get("overlap")
+        )
         looks.take(runs.verdict_scores())
-        return looks.comparisons(_unit(runs))
+        return looks.comparisons(units.get("unit", "class"), units.get("unknown", NOT_KEPT))
     return compare(
         scores,
         pairs=[(a, b) for a, b in pairs if scores[a] and scores[b]],
         resolution=runs.study.resolution,
-        by_unit=_by_unit(runs, [row.family for row in rows], metric_names.on_test(runs.study.objective)),
-        unit=_unit(runs),
+        **units,
     )
 
 
@@ -291,22 +295,24 @@ def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimat
     return {name: Estimate.of([run.metrics[name] for run in judged if name in run.metrics]) for name in names}
 
 
-def _by_unit(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, dict[int, UnitMeans]]:
-    """Each family's objective by unit, for each seed that kept such scores."""
-    found: dict[str, dict[int, UnitMeans]] = {}
-    for family in families:
-        for run in runs.judged(family):
-            scores = runs.unit_scores(run)
-            means = None if scores is None else UnitMeans.of(scores, metric)
-            if means is not None:
-                found.setdefault(family, {})[run.seed] = means
-    return found
-
-
-def _unit(runs: StudyRuns) -> Unit:
-    """The unit of the study's task."""
-    judged = next((run for family in runs.families for run in runs.judged(family)), None)
-    return task_of_params(judged.params).unit if judged else "class"
+def _units(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, Any]:
+    """What ``compare`` is told of units: the kind of the study's task, and the objective by unit where it is known."""
+    judged = [run for family in families for run in runs.judged(family)]
+    if not judged:
+        return {}
+    task, unknown = task_of_params(judged[0].params), NOT_KEPT
+    overlap = runs.overlap()
+    if overlap is not None:
+        return {"unit": task.unit, "overlap": overlap}
+    by_unit: dict[str, dict[int, UnitMeans]] = {}
+    for run in judged:
+        scores = runs.unit_scores(run)
+        means = None if scores is None else UnitMeans.of(scores, metric)
+        if means is not None:
+            by_unit.setdefault(run.family, {})[run.seed] = means
+        elif scores is not None:
+            unknown = NO_MEAN.format(metric=metric_names.metric_of(metric))
+    return {"unit": task.unit, "by_unit": by_unit, "unknown": unknown}
 
 
 def _scores_by_seed(runs: StudyRuns, family: str, metric: str) -> dict[int, float]:

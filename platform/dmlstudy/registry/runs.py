@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import mlflow
 from mlflow.entities import ViewType
 
 from dmlstudy import data, metric_names
 from dmlstudy.records import Record, UnitScores, present_key
+from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, best_ranked
 from dmlstudy.verdict.comparison import UNKNOWN_RESOLUTION, UnitMeans
-from dmlstudy.verdict.sequential import Plan, SeedScore
+from dmlstudy.verdict.sealed_plan import PLAN_FILE, SealedPlan
+from dmlstudy.verdict.sequential import FAILED, Plan, SeedScore
 
 PARENT = "mlflow.parentRunId"
 KIND = "dmlstudy_kind"
@@ -34,14 +36,26 @@ STORE = "store_id"
 VALUES = "objective_values"
 """The tag of a finished search trial's run with the exact values that Optuna gets."""
 UNITS_SHA256 = "units_sha256"
-"""The tag of a verdict trial's run that has scores by class: the SHA-256 of the classes and their queries."""
+"""The tag of a run that has scores by class: the SHA-256 of the classes and their queries.
+
+Of a verdict trial, of a search trial (of the folds' held-out classes), or of the study, which then has all its verdict
+trials' in one table.
+"""
 UNIT_SCORES = "classes.parquet"
-"""The artifact with these scores."""
+"""The artifact of a verdict trial's run with these scores."""
+FOLD_SCORES = "validation_classes.parquet"
+"""That of a search trial's run."""
+VERDICT_SCORES = "verdict_classes.parquet"
+"""That of the study's run."""
 REPLICATE_OF = "replicate_of"
 """The tag of the run of a search that was done again: the study it belongs to."""
 PLAN = "verdict_plan"
 """The tag of a study's run with the rule of its verdict, where seeds are added or not all pairs are compared."""
+PLAN_SHA256 = "verdict_plan_sha256"
+"""The tag of a study's run with the digest of the plan that was sealed before its first test image was read."""
 PAGE = 1000
+
+T = TypeVar("T")
 
 
 class RunKind(StrEnum):
@@ -142,6 +156,11 @@ class StudyRun(NamedTuple):
     def resolution(self) -> float:
         """The smallest difference that a mean over the study's test queries can show."""
         return 1 / self.num_test_images if self.num_test_images else UNKNOWN_RESOLUTION
+
+    @property
+    def num_rows(self) -> int:
+        """Development and test images together; 0 of either where nobody noted it."""
+        return int(self.tags.get("num_development_images", 0)) + self.num_test_images
 
     @property
     def plan(self) -> Plan | None:
@@ -279,27 +298,71 @@ class StudyRuns:
         if UNITS_SHA256 not in run.tags:
             return None
         if run.id not in self._unit_scores:
-            with tempfile.TemporaryDirectory() as folder:
-                file = self._client.download_artifacts(run.id, UNIT_SCORES, folder)
-                self._unit_scores[run.id] = data.read_unit_scores(Path(file))
+            own = self._of_verdicts.get((run.family, run.seed))
+            if own is None or own.digest() != run.tags[UNITS_SHA256]:
+                own = self._read(run.id, UNIT_SCORES, data.read_unit_scores)
+            self._unit_scores[run.id] = own
         return self._unit_scores[run.id]
+
+    def text(self, name: str) -> str | None:
+        """A text that is kept with the study's run; None where there is none of this name."""
+        if name not in {each.path for each in self._client.list_artifacts(self.study.id)}:
+            return None
+        return self._read(self.study.id, name, lambda file: file.read_text(encoding="utf-8"))
+
+    def sealed_plan(self) -> SealedPlan | None:
+        """The plan of the verdict that was sealed; None before, and of older studies."""
+        text = self.text(PLAN_FILE)
+        return None if text is None else SealedPlan.model_validate_json(text)
 
     def verdict_scores(self) -> dict[tuple[str, int], SeedScore]:
         """The objective on the test data of each verdict trial that has ended, by family and seed."""
+        return {
+            (run.family, run.seed): self.seed_score(run)
+            for run in self.verdicts
+            if run.status in (Status.FINISHED, Status.FAILED)
+        }
+
+    def seed_score(self, run: Run) -> SeedScore:
+        """The objective of a verdict trial on the test data; None of one that failed."""
         metric = metric_names.on_test(self.study.objective)
-        found: dict[tuple[str, int], SeedScore] = {}
-        for run in self.verdicts:
-            if run.status == Status.FAILED or (run.status == Status.FINISHED and metric not in run.metrics):
-                found[run.family, run.seed] = SeedScore(None)
-            elif run.status == Status.FINISHED:
-                scores = self.unit_scores(run)
-                units = None if scores is None else UnitMeans.of(scores, metric)
-                found[run.family, run.seed] = SeedScore(run.metrics[metric], units)
-        return found
+        if run.status != Status.FINISHED or metric not in run.metrics:
+            return FAILED
+        scores = self.unit_scores(run)
+        return SeedScore(run.metrics[metric], None if scores is None else UnitMeans.of(scores, metric))
+
+    def overlap(self) -> float | None:
+        """Test rows over rows to learn from, where each verdict seed shuffles all rows (``Task.overlap``)."""
+        run = next((run for run in self.verdicts if run.params), None)
+        return None if run is None else task_of_params(run.params).overlap(run.params, self.study.num_rows)
+
+    def fold_scores(self, family: str) -> list[UnitScores]:
+        """Scores by held-out class of a family's best search trial, one for each fold, in their order.
+
+        A class is held out once, so it stands in one fold alone. They are what is known of a family before a test image
+        is read. Empty where none were kept: in older studies, of a task without units, with several values of
+        ``training.wise_ft``, and where they were lost with the process that held them.
+        """
+        best = self.best(family)
+        if best is None or UNITS_SHA256 not in best.tags:
+            return []
+        return self._read(best.id, FOLD_SCORES, data.read_fold_scores)
+
+    def _read(self, run_id: str, name: str, reader: Callable[[Path], T]) -> T:
+        """What a run's artifact holds."""
+        with tempfile.TemporaryDirectory() as folder:
+            return reader(Path(self._client.download_artifacts(run_id, name, folder)))
 
     @cached_property
     def _unit_scores(self) -> dict[str, UnitScores | None]:
         return {}
+
+    @cached_property
+    def _of_verdicts(self) -> dict[tuple[str, int], UnitScores]:
+        """The study's table of all its verdict trials' scores; empty while it has none."""
+        if UNITS_SHA256 not in self.study.tags:
+            return {}
+        return self._read(self.study.id, VERDICT_SCORES, data.read_verdict_scores)
 
     @cached_property
     def _trials(self) -> list[Run]:

@@ -89,8 +89,8 @@ class StudySearch:
     when it is over, and ``commit`` once all else of its end is written.
 
     ``finished_verdicts`` are the (family, seed) pairs that an earlier session has already judged, ``judged`` their
-    scores where seeds are added until the verdict is decided; ``clock`` is that of the time budgets. Raises SpecError for a sampler that is not installed, and for a warm start from a
-    study that is not there.
+    scores where seeds are added until the verdict is decided; ``clock`` is that of the time budgets. Raises SpecError
+    for a sampler that is not installed, and for a warm start from a study that is not there.
     """
 
     def __init__(
@@ -375,6 +375,13 @@ class StudySearch:
             latency = assignment.metrics.get(LATENCY_MS, math.inf)
             return [quality, math.inf if math.isnan(latency) else latency]
         return [quality]
+
+    def is_best_yet(self, assignment: Assignment) -> bool:
+        """True of a finished search trial that is better, by the objective, than all of its family that have ended."""
+        values = self.values_of(assignment)
+        return bool(values) and self._ledger.would_be_best(
+            assignment.config.family, values[0], assignment.number
+        )
 
     def _forget(self, trial_id: str) -> None:
         """Keep the assignments of the trials that ended last only."""

@@ -25,6 +25,8 @@ class Judged(NamedTuple):
     """Of the verdict trials that have ended, failed ones included."""
     resolution: float = UNKNOWN_RESOLUTION
     """The smallest difference that a mean over the test queries can show."""
+    num_rows: int = 0
+    """Of development and test, as ``Task.overlap`` takes it."""
 
 
 class Competitors(NamedTuple):
@@ -81,8 +83,8 @@ class VerdictTrials:
     def __init__(self, plan: Plan, judged: Iterable[tuple[str, int]], before: Judged | None = None) -> None:
         self.plan = plan
         self._judged = set() if plan.is_in_steps else set(judged)
-        self._resolution = (before or Judged()).resolution
-        self._scores = dict((before or Judged()).scores)
+        self._before = before or Judged()
+        self._scores = dict(self._before.scores)
         last = max((seed for _, seed in self._scores), default=0)
         num_in_look = next((each for each in plan.looks if last <= each), plan.most_seeds)
         begun = max((each for each in (0, *plan.looks) if each < num_in_look), default=0)
@@ -111,11 +113,13 @@ class VerdictTrials:
             seeds = range(1, self.plan.most_seeds + 1)
             wanted = [(family, seed) for family in configs for seed in seeds]
             return [
-                _trial(configs[family], seed) for family, seed in wanted if (family, seed) not in self._judged
+                verdict_trial(configs[family], seed)
+                for family, seed in wanted
+                if (family, seed) not in self._judged
             ]
         looks = self._looks_at(best, order)
         return [
-            _trial(configs[family], seed)
+            verdict_trial(configs[family], seed)
             for family, seed in looks.wanted
             if (family, seed) not in self._scores
         ]
@@ -132,7 +136,12 @@ class VerdictTrials:
         if self._looks is None:
             families = list(order) or list(best)
             pairs = self.plan.chosen(found.pairs(families), families[0] if families else None)
-            self._looks = Looks(self.plan, list(found.configs), pairs, self._resolution)
+            config = next(iter(found.configs.values()))
+            task = task_of(config)
+            overlap = task.overlap(task.logged_params(config), self._before.num_rows)
+            self._looks = Looks(
+                self.plan, list(found.configs), pairs, self._before.resolution, overlap=overlap
+            )
         self._looks.take(self._scores)
         return self._looks
 
@@ -178,5 +187,6 @@ class VerdictTrials:
         return notes
 
 
-def _trial(config: TrialConfig, seed: int) -> TrialConfig:
+def verdict_trial(config: TrialConfig, seed: int) -> TrialConfig:
+    """The verdict trial of a configuration with this seed."""
     return config.model_copy(update={"phase": "verdict", "seed": seed, "keep_embedder": seed == SHIPPED_SEED})

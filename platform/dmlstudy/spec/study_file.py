@@ -498,17 +498,20 @@ class StudySpec:
         return self.digest()[:16]
 
     def digest(self) -> str:
-        """The SHA-256 of what the study computes, with defaults and spaces resolved, its resources left out."""
+        """The SHA-256 of ``meaning``."""
+        return hashlib.sha256(json.dumps(self.meaning(), sort_keys=True).encode()).hexdigest()
+
+    def meaning(self) -> dict[str, Any]:
+        """What the study computes, as JSON: its file with defaults and spaces resolved, its resources left out."""
         file = self.file.model_dump(mode="json", exclude={"resources"})
         for key in DataConfig.SPEED:
             file["data"].pop(key, None)
             file["protocol"].get("retention", {}).pop(key, None)
-        meaning = {
+        return {
             "file": with_earlier_keys(file),
             "spaces": {name: tree(family.stored) for name, family in self.families.items()},
             "workers": self.file.resources.workers,
         }
-        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
     def corners(self, family: Family) -> list[dict[str, Scalar | None]]:
         """The family's default values, and those with one parameter at an edge of its domain.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from dmlstudy.data import state_file
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
-from dmlstudy.studies import retention
+from dmlstudy.studies import pilots, retention
 from dmlstudy.text import first_line, nearest
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.interface import TrialData
@@ -37,6 +37,7 @@ def check_parts(spec: StudySpec) -> TrialData:
     with _refused():
         task.check_data(configs, dataset)
     retention.check(spec, dataset)
+    pilots.check_population(spec, dataset)
     return dataset
 
 

@@ -18,6 +18,7 @@ from dmlstudy.data import ClosedSet
 from dmlstudy.records import SeedRange, TrialConfig, TrialReport
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies import checks, retention
+from dmlstudy.studies.pilots import power
 from dmlstudy.studies.wall_time import (
     Machine,
     Seconds,
@@ -30,6 +31,8 @@ from dmlstudy.studies.wall_time import (
 from dmlstudy.text import first_line
 from dmlstudy.training.interface import TrialData
 from dmlstudy.training.trial import TrialStopped, run_trial
+from dmlstudy.verdict.power import ASSUMED, Pilot
+from dmlstudy.verdict.sequential import Plan
 
 NO_POSITIVE = "a batch holds no two images of one class"
 """The beginning of a loss's warning about a batch without positive pairs."""
@@ -39,12 +42,17 @@ START_S = 20.0
 
 
 def describe(
-    spec: StudySpec, dataset: TrialData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+    spec: StudySpec,
+    dataset: TrialData,
+    *,
+    measure: bool,
+    pilot: Pilot = ASSUMED,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> list[str]:
-    """Lines for people: trials, data, and the duration if ``measure`` may train a few batches.
+    """Lines for people: trials, data, power, and the duration if ``measure`` may train a few batches.
 
-    ``tell`` gets a line before each family is measured, which takes seconds to minutes. Raises SpecError where a family
-    cannot be trained for a few batches here.
+    ``pilot`` says how much scores vary. ``tell`` gets a line before each family is measured, which takes seconds to
+    minutes. Raises SpecError where a family cannot be trained for a few batches here.
     """
     search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
     machine = this_machine()
@@ -57,6 +65,7 @@ def describe(
         *data.remarks(dataset, spec.data.path),
         *retention.lines(spec, dataset),
         *checks.emulation(spec),
+        *power(spec, dataset, pilot).told(),
         f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
         room(resources, machine),
@@ -99,9 +108,14 @@ def _noting() -> Iterator[list[str]]:
 
 
 def facts(
-    spec: StudySpec, dataset: TrialData, *, measure: bool, tell: Callable[[str], object] = lambda line: None
+    spec: StudySpec,
+    dataset: TrialData,
+    *,
+    measure: bool,
+    pilot: Pilot = ASSUMED,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Any]:
-    """The same for programs, as JSON takes it: numbers of trials, images and classes, spaces, and seconds."""
+    """The same for programs, as JSON takes it: numbers of trials, images and classes, spaces, power, and seconds."""
     machine = this_machine()
     with _noting() as noted:
         trials = _all_measured(spec, dataset, machine, tell) if measure else {}
@@ -116,6 +130,8 @@ def facts(
         },
         "num_search_trials": spec.num_search_trials,
         "num_verdict_trials": spec.num_verdict_trials,
+        "is_bound": Plan.of(spec.file.protocol).is_in_steps,
+        "power": power(spec, dataset, pilot).facts(),
         "num_images": {name: len(side) for name, side in sides.items()},
         "num_classes": {name: len(set(side.labels_N.tolist())) for name, side in sides.items()},
         "num_at_once": num_at_once(spec.file.resources, machine),

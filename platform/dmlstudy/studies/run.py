@@ -25,9 +25,10 @@ from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.replicates import replicate
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
-from dmlstudy.studies import checks, provenance, retention, starts
+from dmlstudy.studies import checks, pilots, provenance, retention, sealing, starts
 from dmlstudy.studies.conclude import conclude
 from dmlstudy.training import dataset_cache
+from dmlstudy.verdict.power import Power
 from dmlstudy.verdict.sequential import Plan
 
 
@@ -64,6 +65,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
         return _told_finished(spec, store, tell)
     dataset = checks.check_parts(spec)
     origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
+    power = pilots.power(spec, dataset, pilots.best_pilot(store, spec, dataset))
     remarks = data.remarks(dataset, spec.data.path)
     present = starts.present(spec, dataset)
     remarks += [*retention.lines(spec, dataset), *checks.emulation(spec)]
@@ -95,7 +97,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
                 said(remark)
             try:
                 return _run_here(
-                    spec, store, said, interruption, origin, origin | digests, description, watch
+                    spec, store, said, interruption, origin, origin | digests, description, watch, power
                 )
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
@@ -110,6 +112,7 @@ def _run_here(
     known: Mapping[str, str],
     description: Mapping[str, str],
     watch: ClusterWatch,
+    power: Power,
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(
@@ -145,6 +148,9 @@ def _run_here(
         is_in_steps = Plan.of(spec.file.protocol).is_in_steps
         search = StudySearch(
             spec, storage, tracker.finished_verdicts(), tracker.judged() if is_in_steps else None
+        )
+        search.before_verdict = lambda: sealing.seal(
+            spec, store, tracker, search, origin, description.get("folds.json", ""), power, tell
         )
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:

@@ -52,8 +52,8 @@ class FamilyStatus(Record):
 class StudyStatus(Record):
     """A study's state, as its storages and its folder say.
 
-    ``reason`` is why it failed, ``notes`` what else to know or do about it. With ``is_bound`` the trials and seconds left
-    are the most that there can be, for seeds are added until the verdict is decided.
+    ``reason`` is why it failed, ``notes`` what else to know or do about it. With ``is_bound`` the trials and seconds
+    left are the most that there can be, for seeds are added until the verdict is decided.
     """
 
     study: str

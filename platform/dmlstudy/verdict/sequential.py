@@ -1,13 +1,13 @@
 """Seeds that are added until a verdict is decided: when it is looked at, what is decided then, and who goes on.
 
-Look k is taken after t_k seeds and has the weight w_k; the weights sum to 1. A pair's p-values of the first t_k seeds are
-divided by w_k, and the sequential p is the least so far:
+Look k is taken after t_k seeds and has the weight w_k; the weights sum to 1. A pair's p-values of the first t_k seeds
+are divided by w_k, and the sequential p is the least so far:
 
     p = min_k p_k / w_k
 
 By the union bound over looks P(p <= a) <= a where there is no difference, however it is stopped and however pairs
-depend on one another. Holm's test runs over the sequential p of all pairs. The interval is that of the pair's last look,
-at level w_k ALPHA / m for m pairs: these hold at once over pairs and looks.
+depend on one another. Holm's test runs over the sequential p of all pairs. The interval is that of the pair's last
+look, at level w_k ALPHA / m for m pairs: these hold at once over pairs and looks.
 
 A look is a pure function of the stored scores of its seeds. Nothing else is kept, so a resumed study looks again and
 finds the same.
@@ -27,6 +27,7 @@ from dmlstudy.records import Record, SeedRange, Unit
 from dmlstudy.spec.study_file import ProtocolConfig
 from dmlstudy.verdict.comparison import (
     ALPHA,
+    NOT_KEPT,
     Comparison,
     Ending,
     Others,
@@ -103,6 +104,8 @@ class SeedScore(NamedTuple):
     units: UnitMeans | None = None
 
 
+FAILED = SeedScore(None)
+
 Scores = Mapping[tuple[str, int], SeedScore]
 """By family and seed, of the verdict trials that have ended."""
 
@@ -143,18 +146,30 @@ class Looks:
     """The looks at a verdict, judged as far as their trials have ended.
 
     ``families`` are in the order in which their trials run. A pair without a common seed is never decided, and counts
-    among the m all the same. ``resolution`` is the smallest difference that a score can show.
+    among the m all the same. ``resolution`` is the smallest difference that a score can show, ``overlap`` as of
+    ``comparison.compare``.
     """
 
-    def __init__(self, plan: Plan, families: Sequence[str], pairs: Sequence[Pair], resolution: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        families: Sequence[str],
+        pairs: Sequence[Pair],
+        resolution: float,
+        *,
+        overlap: float | None = None,
+    ) -> None:
         self.plan = plan
         self.pairs = list(pairs)
         self._families = list(families)
         self._resolution = resolution
+        self._overlap = overlap
         self._num_judged = 0
         self._states: dict[Pair, _State] = {}
         self._open: list[Pair] = list(pairs)
         self._decides_on = plan.decide_on
+        self.asked: list[tuple[str, int]] = []
+        """Family and seed of each trial of the looks that were judged."""
         self.notes: list[str] = []
         """A line on each look that was judged."""
 
@@ -197,15 +212,17 @@ class Looks:
             self._judge(scores)
 
     def _judge(self, scores: Scores) -> None:
+        self.asked += self.wanted
         place, weight = self._num_judged, self.plan.weights[self._num_judged]
         num_seeds = self.plan.looks[place]
         for pair in self._open:
-            sample, others = _samples(pair, scores, num_seeds, self._resolution)
+            sample, others = self._samples(pair, scores, num_seeds)
             before = self._states.get(pair, _State(sample, others, place))
             self._states[pair] = before.with_look(sample, others, place, weight)
         if self._decides_on is None:
             has_units = any(
-                each.others.sources is not None and each.others.num_units >= FEW_UNITS
+                each.others.sources is not None
+                and (self._overlap is not None or each.others.num_units >= FEW_UNITS)
                 for each in self._states.values()
             )
             self._decides_on = "classes_like_these" if has_units else "these_classes"
@@ -222,6 +239,18 @@ class Looks:
         self._open = [pair for pair in was_open if self._states[pair].ended == "open"]
         self._note(num_seeds, was_open)
 
+    def _samples(self, pair: Pair, scores: Scores, num_seeds: int) -> tuple[Sample, Others]:
+        """Paired differences of the first seeds, in all and by unit; a seed that failed for one is left out."""
+        of_seeds = [
+            tuple(scores.get((family, seed), FAILED) for family in pair) for seed in range(1, num_seeds + 1)
+        ]
+        common = [(a, b) for a, b in of_seeds if a.score is not None and b.score is not None]
+        differences = [(a.score or 0.0) - (b.score or 0.0) for a, b in common]
+        sample = Sample.of(differences, self._resolution)
+        if self._overlap is not None:
+            return sample, Others.of_shuffles(sample, self._overlap)
+        return sample, Others.of([(a.units, b.units) for a, b in common], sample, self._resolution, NOT_KEPT)
+
     def _adjusted(self, population: Population) -> list[float]:
         """Holm's p-values over the sequential ones of all pairs."""
         is_here = population == "these_classes"
@@ -236,10 +265,11 @@ class Looks:
         if not self.plan.give_up or sample.stderr is None:
             return "open"
         half_level = ALPHA / (2 * (len(self.pairs) - num_decided))
+        by_units = 0.0
         if self._decides_on == "classes_like_these" and sources is not None:
-            by_units = float(stdtrit(sources.weights.nu, 1 - half_level)) * math.sqrt(sources.of_units)
-            if abs(sample.mean) + 2 * sample.stderr < by_units:
-                return "classes"
+            by_units = sources.half_width_of_units(2 * half_level)
+        if abs(sample.mean) + 2 * sample.stderr < by_units:
+            return "classes"
         # Seeds that have failed are missing at the end too.
         num_last = sample.num + self.plan.most_seeds - self.plan.looks[self._num_judged - 1]
         critical = float(stdtrit(num_last - 1, 1 - half_level * self.plan.weights[-1]))
@@ -260,8 +290,11 @@ class Looks:
         more = f"; {self.seeds.stop - 1} seeds next for {', '.join(self.going_on)}" if self._open else ""
         self.notes.append(f"look at {num_seeds} seeds: of {len(was_open)} open pairs {told}{more}")
 
-    def comparisons(self, unit: Unit = "class") -> list[Comparison]:
-        """Each pair as its last look has left it; none before the first look, and of pairs without a common seed."""
+    def comparisons(self, unit: Unit = "class", unknown: str = NOT_KEPT) -> list[Comparison]:
+        """Each pair as its last look has left it; none before the first look, and of pairs without a common seed.
+
+        ``unknown`` says why nothing is known of units like these, where their scores are not.
+        """
         if not self._num_judged:
             return []
         found = []
@@ -272,7 +305,9 @@ class Looks:
             if not state.sample.num:
                 continue
             level = ALPHA * self.plan.weights[state.place] / len(self.pairs)
-            others = state.others.told(of_others, level, unit)
+            known = state.others
+            known = known._replace(unknown=unknown) if known.unknown == NOT_KEPT else known
+            others = known.told(of_others, level, unit)
             if others.get("like_outcome") is not None:
                 others |= {
                     "like_outcome": _outcome(of_others, state.sign_like),
@@ -301,15 +336,3 @@ def _outcome(adjusted: float, sign: float) -> Outcome:
     if adjusted > ALPHA:
         return "not distinguishable"
     return "better" if sign > 0 else "worse"
-
-
-def _samples(pair: Pair, scores: Scores, num_seeds: int, resolution: float) -> tuple[Sample, Others]:
-    """The paired differences of the first seeds, in all and by unit; a seed that failed for one is left out."""
-    common = []
-    for seed in range(1, num_seeds + 1):
-        first, second = (scores.get((family, seed), SeedScore(None)) for family in pair)
-        if first.score is not None and second.score is not None:
-            common.append((first, second))
-    differences = [a.score - b.score for a, b in common if a.score is not None and b.score is not None]
-    sample = Sample.of(differences, resolution)
-    return sample, Others.of([(a.units, b.units) for a, b in common], sample, resolution)
