@@ -159,13 +159,14 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
 def _luck(store: Store, study: str, runs: StudyRuns) -> SearchLuck | None:
     """The luck of the search, from the finished studies that did it again."""
     searches = [runs, *tracking.replicates_of(store, study)]
+    if len(searches) < 2:
+        return None
     metric = metric_names.on_test(runs.study.objective)
     families = sorted(set.intersection(*({*each.families} for each in searches)))
     return search_luck(
         [{family: _scores_by_seed(each, family, metric) for family in families} for each in searches],
-        [_by_unit(each, families, metric) for each in searches],
+        [_units(each, families, metric) for each in searches],
         resolution=runs.study.resolution,
-        unit=_unit(runs),
     )
 
 

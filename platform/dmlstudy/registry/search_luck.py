@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dmlstudy.records import Record, Unit, is_untrained
-from dmlstudy.verdict.comparison import Comparison, UnitMeans, compare
+from dmlstudy.records import Record, is_untrained
+from dmlstudy.verdict.comparison import NOT_KEPT, Comparison, UnitMeans, compare
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
 
 FEWEST_TO_DECIDE = 3
 """Searches below which differences are described and hardly ever decided: with two, t is 12.7."""
+
+SHUFFLED = "each search shuffled the rows anew"
 
 
 class Procedure(Record):
@@ -78,64 +80,65 @@ def leaders(board: Leaderboard, num: int) -> list[str]:
 
 def search_luck(
     scores: Sequence[Mapping[str, Mapping[int, float]]],
-    by_unit: Sequence[Mapping[str, Mapping[int, UnitMeans]]],
+    units: Sequence[Mapping[str, Any]],
     *,
     resolution: float,
-    unit: Unit,
 ) -> SearchLuck | None:
-    """From each search's scores, by family and seed, and the same by test class; the first search is the study's own.
+    """From each search's scores by family and seed, and what ``compare`` is told of its units.
 
-    None where no family was searched twice, or where its searches have no two seeds in common.
+    The first search is the study's own. It may have more seeds than the others: its first ones are taken, as many as
+    each search has of each family. None where that is fewer than two, or where no family was searched again.
     """
-    families = [name for name in scores[0] if all(name in each for each in scores) and not is_untrained(name)]
-    common = {name: sorted(set.intersection(*({*each[name]} for each in scores))) for name in families}
-    families = [name for name in families if len(common[name]) > 1]
-    if len(scores) < 2 or not families:
+    families = [
+        name for name in scores[0] if all(each.get(name) for each in scores) and not is_untrained(name)
+    ]
+    num_seeds = min((len(each[name]) for each in scores for name in families), default=0)
+    if len(scores) < 2 or num_seeds < 2:
         return None
+    seeds = {name: [sorted(each[name])[:num_seeds] for each in scores] for name in families}
+    score_RS = {
+        name: [[each[name][seed] for seed in own] for each, own in zip(scores, seeds[name], strict=True)]
+        for name in families
+    }
     means = {
-        name: {
-            number: statistics.fmean(each[name][seed] for seed in common[name])
-            for number, each in enumerate(scores, 1)
-        }
+        name: {number: statistics.fmean(own) for number, own in enumerate(score_RS[name], 1)}
         for name in families
     }
     return SearchLuck(
         num_searches=len(scores),
-        num_seeds=min(len(common[name]) for name in families),
+        num_seeds=num_seeds,
         procedures=[
             Procedure(
-                family=name,
-                score_by_search=list(means[name].values()),
-                deviation=_deviation(
-                    [[each[name][seed] for seed in common[name]] for each in scores],
-                ),
+                family=name, score_by_search=list(means[name].values()), deviation=_deviation(score_RS[name])
             )
             for name in families
         ],
         comparisons=compare(
             means,
             resolution=resolution,
-            by_unit={name: _means_by_unit(by_unit, name, common[name]) for name in families},
-            unit=unit,
+            by_unit={name: _means_by_unit(units, name, seeds[name]) for name in families},
+            unit=units[0].get("unit", "class"),
+            unknown=SHUFFLED if "overlap" in units[0] else units[0].get("unknown", NOT_KEPT),
         ),
     )
 
 
-def _deviation(scores_RS: Sequence[Sequence[float]]) -> float:
+def _deviation(score_RS: Sequence[Sequence[float]]) -> float:
     """The deviation of one search beyond that of its seeds."""
-    over_searches = statistics.variance([statistics.fmean(own) for own in scores_RS])
-    of_seeds = statistics.fmean(statistics.variance(own) / len(own) for own in scores_RS)
+    over_searches = statistics.variance([statistics.fmean(own) for own in score_RS])
+    of_seeds = statistics.fmean(statistics.variance(own) / len(own) for own in score_RS)
     return math.sqrt(max(0.0, over_searches - of_seeds))
 
 
 def _means_by_unit(
-    by_unit: Sequence[Mapping[str, Mapping[int, UnitMeans]]], family: str, seeds: Sequence[int]
+    units: Sequence[Mapping[str, Any]], family: str, seeds: Sequence[Sequence[int]]
 ) -> dict[int, UnitMeans]:
-    """Each search's mean over seeds by test class; those that lack a seed's, or have other classes, are left out."""
+    """Each search's mean over its seeds by test class; none of a search that lacks a seed's, or has other classes."""
     found = {}
-    for number, each in enumerate(by_unit, 1):
-        own = [each[family][seed] for seed in seeds if seed in each.get(family, {})]
-        if len(own) == len(seeds) and len({one.key for one in own}) == 1:
+    for number, (each, wanted) in enumerate(zip(units, seeds, strict=True), 1):
+        of_seed = each.get("by_unit", {}).get(family, {})
+        own = [of_seed[seed] for seed in wanted if seed in of_seed]
+        if len(own) == len(wanted) and len({one.key for one in own}) == 1:
             mean_C = np.mean([one.mean_C for one in own], axis=0)
             found[number] = own[0]._replace(mean_C=mean_C)
     return found

@@ -110,8 +110,7 @@ class VerdictTrials:
         """
         configs = self.competitors(best).configs
         if not self.plan.is_in_steps:
-            seeds = range(1, self.plan.most_seeds + 1)
-            wanted = [(family, seed) for family in configs for seed in seeds]
+            wanted = [(family, seed) for family in configs for seed in self.plan.seeds]
             return [
                 verdict_trial(configs[family], seed)
                 for family, seed in wanted

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmlstudy.spec import study_file
-from dmlstudy.spec.study_file import StudySpec, replicate_name
-
-APART = 1000
-"""Between the seeds of two searches: that of number r is ``search.seed`` + 1000 (r - 1)."""
+from dmlstudy.spec.study_file import SEARCHES_APART, StudySpec, replicate_name
 
 SEEDS_END = 2**32
 
@@ -17,8 +14,9 @@ SEEDS_END = 2**32
 def replicate(spec: StudySpec, number: int, leaders: Sequence[str]) -> StudySpec:
     """The study that does the search of these families again, as number 2 or higher.
 
-    It differs from its study in the seed of sampling, folds and training. It has these families alone, in the file's
-    order, judges each one's best with ``protocol.search_seeds`` seeds, and registers no model.
+    It differs from its study in the seeds of sampling, folds and training, those of the verdict included. It has these
+    families alone, in the file's order, judges each one's best with ``protocol.search_seeds`` seeds, and registers no
+    model.
     """
     assert number > 1
     raw: dict[str, Any] = dict(spec.raw)
@@ -30,10 +28,10 @@ def replicate(spec: StudySpec, number: int, leaders: Sequence[str]) -> StudySpec
     protocol |= {
         "verdict_seeds": spec.file.protocol.search_seeds,
         "fold_models": False,
-        "replicate_of": spec.name,
+        "replicate_of": {"study": spec.name, "number": number},
     }
     search = dict(raw.get("search") or {})
-    search["seed"] = (spec.file.search.seed + APART * (number - 1)) % SEEDS_END
+    search["seed"] = (spec.file.search.seed + SEARCHES_APART * (number - 1)) % SEEDS_END
     families = {name: entry for name, entry in raw["families"].items() if name in leaders}
     raw |= {
         "name": replicate_name(spec.name, number),

@@ -57,6 +57,9 @@ from dmlstudy.training.tasks import OWN_SECTIONS, task_with, untrained_key
 
 R = TypeVar("R", bound=BaseModel)
 
+SEARCHES_APART = 1000
+"""Between the seeds of two searches of a study: number r has those of the first + 1000 (r - 1)."""
+
 MOST_OF_NAME = 64
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """The name of a study, family or model; it also names folders, runs and parameters."""
@@ -172,6 +175,18 @@ def _form_of_seeds(value: object) -> str:
     return IN_STEPS if isinstance(value, Mapping | SeedRange) else FIXED
 
 
+class Replicated(Record):
+    """A search that is done again: of which study, and as which number."""
+
+    study: Name
+    number: Annotated[int, Field(ge=2, le=100)]
+
+    @property
+    def first_seed(self) -> int:
+        """The first of its verdict's seeds: no two searches of a study train by the same ones."""
+        return 1 + SEARCHES_APART * (self.number - 1)
+
+
 class ProtocolConfig(MetricsConfig, Grown):
     """Evaluation of trials: folds over the development classes, seeds on the test classes."""
 
@@ -240,8 +255,11 @@ class ProtocolConfig(MetricsConfig, Grown):
         int, Field(ge=2, le=1000, description="seeds that the best of each repeated search is judged with")
     ] = 2
     replicate_of: Annotated[
-        Name | None,
-        Field(description="of a repeated search, which is a study of its own, the study it belongs to"),
+        Replicated | None,
+        Field(
+            description="of a search that is done again, which is a study of its own: {study: the one it belongs to,"
+            " number: 2 or higher}"
+        ),
     ] = None
     fold_models: Annotated[
         bool, Field(description="judge a model per fold as well: separately, and concatenated")

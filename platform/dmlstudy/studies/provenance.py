@@ -44,7 +44,7 @@ def origin(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
         "num_shared_images": str(dataset.num_shared_images),
         "num_shared_between_folds": str(dataset.num_shared_between_folds),
         **_plan(spec),
-        **({REPLICATE_OF: protocol.replicate_of} if protocol.replicate_of else {}),
+        **({REPLICATE_OF: protocol.replicate_of.study} if protocol.replicate_of else {}),
         **_damaged(dataset),
         **_features(spec),
         **retention.origin(spec, dataset),

@@ -61,7 +61,6 @@ def plan_of(
     """The plan of a study whose search is over; ``folds`` is the text that names their classes."""
     configs, winner = search.competitors().configs, search.winner()
     assert winner is not None
-    seeds = range(1, search.plan.most_seeds + 1)
     return SealedPlan(
         study=spec.name,
         sealed=time.time(),
@@ -75,7 +74,7 @@ def plan_of(
         weights=search.plan.weights,
         winner=winner,
         trials={
-            family: [verdict_trial(config, seed).fingerprint() for seed in seeds]
+            family: [verdict_trial(config, seed).fingerprint() for seed in search.plan.seeds]
             for family, config in configs.items()
         },
         pairs=search.pairs(),
@@ -246,10 +245,10 @@ def _in_trials(plan: SealedPlan, state: Mapping[str, Any], runs: StudyRuns) -> I
         if own is None:
             yield f"{name} is of a family that the plan does not have"
             continue
-        if not 1 <= run.seed <= len(own):
+        if run.seed not in plan.rule.seeds:
             yield f"{name} is beyond the plan's {len(own)} seeds"
             continue
-        if run.tags.get("config_fingerprint") != own[run.seed - 1]:
+        if run.tags.get("config_fingerprint") != own[plan.rule.seeds.index(run.seed)]:
             yield f"{name} has another configuration than the plan"
         if run.started < plan.sealed - CLOCK_S:
             yield f"{name} began before the plan was sealed"
@@ -286,10 +285,10 @@ def _too_many_or_few(plan: SealedPlan, state: Mapping[str, Any], runs: StudyRuns
         asked = {*looks.asked, *looks.wanted}
         missing = looks.wanted
     else:
-        asked = {(family, seed) for family, own in plan.trials.items() for seed in range(1, len(own) + 1)}
+        asked = {(family, seed) for family in plan.trials for seed in plan.rule.seeds}
         missing = sorted(asked)
     for family, seed in known:
-        if (family, seed) not in asked and seed <= len(plan.trials[family]):
+        if (family, seed) not in asked and seed in plan.rule.seeds:
             yield f"verdict seed {seed} of {family} is one that the rule did not ask for"
     if runs.study.status == "finished" or state.get("state") == "finished":
         for family, seed in missing:

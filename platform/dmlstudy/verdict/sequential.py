@@ -59,13 +59,16 @@ class Plan(Record):
     decide_on: Population | None
     """None: as ``Looks`` resolves it from the number of units."""
     give_up: float
+    first_seed: int = 1
+    """The first of the seeds; another than 1 for a search that is done again."""
 
     @classmethod
     def of(cls, protocol: ProtocolConfig) -> Plan:
         """The plan of a study file."""
         seeds = protocol.verdict_seeds
         if not isinstance(seeds, SeedRange):
-            return cls(looks=(seeds,), compare=protocol.pairs, decide_on=None, give_up=0.0)
+            first = protocol.replicate_of.first_seed if protocol.replicate_of else 1
+            return cls(looks=(seeds,), compare=protocol.pairs, decide_on=None, give_up=0.0, first_seed=first)
         between = [each for each in LOOKS if seeds.fewest < each < seeds.most]
         return cls(
             looks=(seeds.fewest, *between, seeds.most),
@@ -78,6 +81,11 @@ class Plan(Record):
     def most_seeds(self) -> int:
         """Seeds of the last look."""
         return self.looks[-1]
+
+    @property
+    def seeds(self) -> range:
+        """All seeds that may be trained by."""
+        return range(self.first_seed, self.first_seed + self.most_seeds)
 
     @property
     def is_in_steps(self) -> bool:
