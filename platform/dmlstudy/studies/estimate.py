@@ -61,6 +61,7 @@ def describe(
         f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
         f" {search.trials_per_family}), {at_most}{spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
+        *_of_searches(spec),
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
         *retention.lines(spec, dataset),
@@ -76,6 +77,24 @@ def describe(
             trials = _all_measured(spec, dataset, machine, tell)
         lines += [*noted, in_words(spec, trials, START_S, machine, _measured_on(spec))]
     return lines
+
+
+def _of_searches(spec: StudySpec) -> list[str]:
+    """A line on the searches that are done again, which the time below does not hold."""
+    protocol = spec.file.protocol
+    if protocol.searches == 1:
+        return []
+    again = protocol.searches - 1
+    num_search = again * protocol.search_leaders * spec.file.search.trials_per_family
+    num_verdict = (
+        again
+        * protocol.search_seeds
+        * (protocol.search_leaders + min(protocol.search_leaders, spec.num_untrained))
+    )
+    return [
+        f"after that the {protocol.search_leaders} leading families are searched {again} times more:"
+        f" {num_search} trials to search and up to {num_verdict} for their verdicts, which the time below leaves out"
+    ]
 
 
 def device_of(spec: StudySpec) -> torch.device:
