@@ -110,7 +110,7 @@ def facts(
         "study": spec.name,
         "fingerprint": spec.fingerprint(),
         "families": {
-            name: {"source": family.paper, "space": family.tree()} for name, family in spec.families.items()
+            name: {"source": family.paper, "space": spec.tree(name)} for name, family in spec.families.items()
         },
         "num_search_trials": spec.num_search_trials,
         "num_verdict_trials": spec.num_verdict_trials,
