@@ -86,6 +86,9 @@ WORDS = {
 }
 """Messages that replace the library's, by its type of error."""
 
+CLAIMS = "claims.yaml"
+"""The file beside the families that is none: claims of papers (``spec.claims``)."""
+
 NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
 
@@ -741,6 +744,7 @@ def family_files() -> dict[str, Path]:
         path.stem: path
         for place in (folder, *(folder / section for section in OWN_SECTIONS))
         for path in sorted(place.glob("*.yaml"))
+        if path.name != CLAIMS
     }
 
 

@@ -67,6 +67,13 @@ def describe(
     return lines
 
 
+def roughly(spec: StudySpec, dataset: TrialData) -> str:
+    """The line on the time that the study takes, with each family taken as long as the first one."""
+    machine, first = this_machine(), next(iter(spec.families))
+    seconds = _measured(spec, dataset, first, machine)
+    return in_words(spec, dict.fromkeys(spec.families, seconds), START_S, machine, _measured_on(spec))
+
+
 def device_of(spec: StudySpec) -> torch.device:
     """The device that a little training is measured on: a GPU if the study's trials have one and there is one here."""
     has_gpu = spec.file.resources.gpus_per_worker > 0 and torch.cuda.is_available()
