@@ -15,7 +15,6 @@ from dmlstudy.cli.app import (
     ClusterOption,
     JsonOption,
     PatienceOption,
-    QuietOption,
     ServerOption,
     StoreOption,
     app,
@@ -26,7 +25,7 @@ from dmlstudy.cli.tables import WIDTH, console, say, show_json, show_table
 if TYPE_CHECKING:
     from dmlstudy.spec.claims import Claim, ClaimsFile, ClaimsOf
     from dmlstudy.store import Store
-    from dmlstudy.studies.claims import Finding, Written
+    from dmlstudy.studies.claims import CheckedClaims, ClaimFinding
 
 
 @app.command(
@@ -77,7 +76,6 @@ def claims(
     tracking_uri: ServerOption = None,
     tracking_timeout: PatienceOption = None,
     address: ClusterOption = None,
-    quiet: QuietOption = False,
 ) -> None:
     """Test the claims of four papers, and print what is reproduced, contrary, not distinguishable and not tested.
 
@@ -112,7 +110,7 @@ def claims(
     found = {
         finding.id: finding
         for name, study in studies.items()
-        for finding in _tested(name, study, place, address, quiet or json, estimate, failures)
+        for finding in _tested(name, study, place, address, json, estimate, failures)
     }
     from dmlstudy.studies.claims import untested
 
@@ -133,7 +131,7 @@ def _tested(
     quiet: bool,
     estimate: bool,
     failures: dict[str, str],
-) -> list[Finding]:
+) -> list[ClaimFinding]:
     """Run or resume the study of some claims; what cannot be run is a reason for which they are not tested."""
     from dmlstudy.engine.interruption import StudyInterrupted
     from dmlstudy.engine.progress import as_long_as_heard, terminal
@@ -162,13 +160,13 @@ def _tested(
     return of_studies.findings(study.claims, leaderboard(place, written.spec.name))
 
 
-def _is_finished(place: Store, written: Written) -> bool:
+def _is_finished(place: Store, written: CheckedClaims) -> bool:
     return written.spec.name in place.studies() and (
         place.read_state(written.spec.name).get("state") == "finished"
     )
 
 
-def _cost(written: Written, estimate: bool) -> str:
+def _cost(written: CheckedClaims, estimate: bool) -> str:
     from dmlstudy.studies import checks
     from dmlstudy.studies import claims as of_studies
 
@@ -227,37 +225,25 @@ def _tested_by(claim: Claim) -> str:
     return f"{claim.first} {claim.expected} than {claim.second}"
 
 
-def _show(found: Sequence[Finding], studies: Mapping[str, ClaimsOf]) -> None:
+def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> None:
     """The claims that were tested as one table, the others with their reasons."""
-    show_table(
+    rows = [
         (
-            "claim",
-            "first",
-            "against",
-            "claimed",
-            "difference",
-            "these classes",
-            "p",
-            "classes like these",
-            "p",
-        ),
-        [
-            (
-                finding.id,
-                str(finding.first),
-                str(finding.second),
-                str(finding.expected),
-                f"{finding.effect:+.4f}",
-                finding.these,
-                _p(finding.p),
-                finding.like_these,
-                _p(finding.like_p),
-            )
-            for finding in found
-            if finding.effect is not None
-        ],
-    )
-    say("")
+            finding.id,
+            f"{finding.first} {finding.expected} than {finding.second}",
+            f"{finding.effect:+.4f}",
+            finding.these,
+            _p(finding.p),
+            finding.like_these,
+            _p(finding.like_p),
+        )
+        for finding in found
+        if finding.effect is not None
+    ]
+    if rows:
+        columns = ("claim", "claimed", "difference", "these classes", "p", "classes like these", "p")
+        show_table(columns, rows)
+        say("")
     for finding in found:
         if finding.effect is None:
             say(f"{finding.id}: not tested: {finding.why} ({finding.place})")
@@ -277,7 +263,7 @@ def _show(found: Sequence[Finding], studies: Mapping[str, ClaimsOf]) -> None:
         )
 
 
-def _counted(found: Sequence[Finding], outcome: Callable[[Finding], str]) -> str:
+def _counted(found: Sequence[ClaimFinding], outcome: Callable[[ClaimFinding], str]) -> str:
     names = ("reproduced", "contrary", "not distinguishable", "not tested")
     counts = {name: sum(outcome(finding) == name for finding in found) for name in names}
     return ", ".join(f"{count} {name}" for name, count in counts.items())

@@ -5,9 +5,10 @@ grow with the number of trials.
 
 Trials of the search have ``generation`` and ``family`` among their user attributes, once they have ended ``reason``,
 ``settled`` if their folds have chosen a value (``training.shares``), ``warm_start`` if they come from an earlier
-study, and ``like`` (a number) if they take another trial's values. Trials that others have enqueued
-(``enqueue_trial``, Optuna's dashboard) are taken in when a session begins; one outside each family's space fails with
-a reason.
+study, and ``like`` (a number) if they take another trial's values.
+
+Trials that others have enqueued (``enqueue_trial``, Optuna's dashboard) are taken in when a session begins; one outside
+each family's space fails with a reason.
 """
 
 from __future__ import annotations

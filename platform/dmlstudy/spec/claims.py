@@ -53,7 +53,7 @@ class Check(Record):
 
 
 class Claim(Record):
-    """What a paper says, in our words, where it says so, and the pair of families that tests it.
+    """A statement of a paper, in our words, with its place, and the pair of families that tests it.
 
     ``expected`` is what ``first`` is to be beside ``second``. A claim without families says why it is not tested.
     """

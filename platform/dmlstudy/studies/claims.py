@@ -32,8 +32,8 @@ DIGITS = 8
 """Of a study's fingerprint, in its name: another version of the claims, or other data, are another study."""
 
 
-class Finding(Record):
-    """What became of a claim.
+class ClaimFinding(Record):
+    """The outcome of a claim.
 
     ``effect`` is the first family's test score minus the second's. ``these`` and ``like_these`` are the outcomes for
     the two populations, with Holm's p-values; ``why`` says why a claim is not tested, or not for other classes.
@@ -59,7 +59,7 @@ class Finding(Record):
     why: str = ""
 
 
-class Written(NamedTuple):
+class CheckedClaims(NamedTuple):
     """A study of claims, checked, under the name it runs by."""
 
     spec: StudySpec
@@ -67,15 +67,15 @@ class Written(NamedTuple):
     claims: tuple[Claim, ...]
 
 
-def spec_of(claims: ClaimsOf) -> Written:
+def spec_of(claims: ClaimsOf) -> CheckedClaims:
     """The study of some claims, under a name that tells it from other versions; raises SpecError."""
     plain = study_file.given(claims.raw)
     name = f"{plain.name}-{plain.fingerprint()[:DIGITS]}"
     raw = {**claims.raw, "name": name}
-    return Written(study_file.given(raw), raw, claims.claims)
+    return CheckedClaims(study_file.given(raw), raw, claims.claims)
 
 
-def write(written: Written, folder: Path) -> Path:
+def write(written: CheckedClaims, folder: Path) -> Path:
     """Write a study of claims as an ordinary study file; raises ValueError for a file that is none of these."""
     path = folder / f"{written.raw['name']}.yaml"
     check_output(path, "a study of claims", BEGINS)
@@ -85,9 +85,9 @@ def write(written: Written, folder: Path) -> Path:
     return path
 
 
-def untested(claim: Claim, why: str, study: str | None = None) -> Finding:
+def untested(claim: Claim, why: str, study: str | None = None) -> ClaimFinding:
     """A claim that is not tested, and the reason."""
-    return Finding(
+    return ClaimFinding(
         id=claim.id,
         paper=claim.paper,
         place=claim.place,
@@ -100,8 +100,8 @@ def untested(claim: Claim, why: str, study: str | None = None) -> Finding:
     )
 
 
-def findings(claims: Sequence[Claim], board: Leaderboard) -> list[Finding]:
-    """What a study's leaderboard says of its claims, in their order.
+def findings(claims: Sequence[Claim], board: Leaderboard) -> list[ClaimFinding]:
+    """The outcomes of a study's claims by its leaderboard, in their order.
 
     Every pair that was compared counts in Holm's correction, also of a claim whose switch did nothing.
     """
