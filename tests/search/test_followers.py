@@ -162,7 +162,9 @@ def test_the_best_is_taken_when_the_search_has_ended(sampler: str) -> None:
     search = Tune(in_memory(paired(*FOLLOWERS, sampler=sampler)), scored, at_once=3).run().search
     best = search.best_numbers()["grey"]
     leader = search.study.trials[best]
-    assert leader.value == max(t.value for t in trials_of(search, "grey") if t.state == TrialState.COMPLETE)
+    assert leader.value == max(
+        t.values[0] for t in trials_of(search, "grey") if t.state == TrialState.COMPLETE
+    )
     (taken,) = trials_of(search, "best")
     assert taken.user_attrs["like"] == best
     assert short(taken) == short(leader)

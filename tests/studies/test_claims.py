@@ -292,8 +292,8 @@ def test_a_claim_that_could_not_be_tested_says_why() -> None:
 )
 def test_a_switch_that_did_nothing_is_not_a_test(deviation: float | None, is_tested: bool) -> None:
     check = {"metric": "omega_deviation", "at_least": 0.01}
-    more = {} if deviation is None else {"omega_deviation": deviation}
-    rows = [row("a", map_at_r=0.4, **more), ROWS[1], ROWS[2]]
+    own = row("a", map_at_r=0.4) if deviation is None else row("a", map_at_r=0.4, omega_deviation=deviation)
+    rows = [own, ROWS[1], ROWS[2]]
     comparisons = [compared("a", "b", 0.1, 0.02, 0.02), compared("a", "c", 0.1, 0.03, 0.03)]
     first, other = findings([claim("a-b", check=check), claim("a-c")], board(rows, comparisons))
     assert (first.these != "not tested") is is_tested

@@ -261,7 +261,8 @@ def planned_of(name: str, state: Mapping[str, Any], names: Sequence[str]) -> int
     known: Mapping[str, int] = state.get("num_trials_of", {})
     if name in known:
         return known[name]
-    return (state.get("num_search_trials", 0) - sum(known.values())) // (len(names) - len(known))
+    num_others: int = state.get("num_search_trials", 0) - sum(known.values())
+    return num_others // (len(names) - len(known))
 
 
 def mend(store: Store, name: str, state: Mapping[str, Any]) -> str:
