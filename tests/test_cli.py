@@ -30,7 +30,7 @@ SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digi
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
     "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
-    "export", "init", "options", "jobs", "delete", "prune",
+    "export", "init", "options", "jobs", "delete", "prune", "claims",
 }  # fmt: skip
 
 
@@ -599,3 +599,112 @@ def test_every_key_is_listed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 def test_the_home_folder_in_a_store_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cli.app.store_at(Path("~/store")).root == tmp_path / "store"
+
+
+def made_board(study: str) -> Leaderboard:
+    """A finished study of three pairs: one of them clear, one the other way round, one where nothing can be told."""
+    families = (
+        "pair-constant",
+        "pair-constant-random",
+        "pair-exponential",
+        "pair-constant-v0",
+        "ms-v1",
+        "ms-v2",
+    )
+    scores = dict(zip(families, (0.5, 0.3, 0.4, 0.8, 0.2, 0.21), strict=True))
+    spread = {"ms-v2": (0.0, 0.4, -0.4)}
+    by_seed = {
+        name: {seed: scores[name] + spread.get(name, (0, 0.001, -0.001))[seed] for seed in range(3)}
+        for name in families
+    }
+    return Leaderboard(
+        study=study, objective="map_at_r", second_objective=None, status="finished", winner=None, model=None, front=[],
+        rows=[
+            Row(family=name, num_finished=3, num_pruned=0, num_failed=0, num_judged=3, validation=0.5,
+                validation_stderr=None, params={}, untrained=None,
+                test={"test_map_at_r": Estimate(mean=scores[name], half_width=0.01, num=3)})
+            for name in families
+        ],
+        comparisons=compare(by_seed, resolution=1e-4),
+    )  # fmt: skip
+
+
+CHOSEN = ("gpw-pk", "gpw-normalisation-constant", "gpw-ms-one", "gpw-square")
+
+
+def test_claims_are_run_and_told_in_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from dmlstudy.registry import leaderboard
+    from dmlstudy.studies import run
+
+    ran: list[str] = []
+    monkeypatch.setattr(run, "run_study", lambda spec, *_, **__: ran.append(spec.name))
+    monkeypatch.setattr(leaderboard, "leaderboard", lambda _, study: made_board(study))
+    only = [word for name in CHOSEN for word in ("--only", name)]
+    place = ("--no-estimate", "--store", tmp_path / "store")
+    assert call(monkeypatch, "claims", *only, "--trials", 2, "--seeds", 3, *place) == 0
+    told = capfd.readouterr()
+    assert "claims-gpw-" in told.err
+    assert "6 families, 12 trials to search" in told.err
+    lines = {line.split()[0]: " ".join(line.split()) for line in told.out.splitlines() if line.strip()}
+    better = "gpw-pk pair-constant better than pair-constant-random +0.2000 reproduced <0.001 not tested -"
+    assert lines["gpw-pk:"] == "gpw-pk: not tested on classes like these: no scores by class were kept"
+    assert better in [" ".join(line.split()) for line in told.out.splitlines()]
+    assert "-0.3000 contrary <0.001 not tested -" in " ".join(told.out.split())
+    assert "+0.0100 not distinguishable" in " ".join(told.out.split())
+    assert lines["gpw-square:"].startswith("gpw-square: not tested: a claim of no difference")
+    assert (
+        "4 claims; on these classes 1 reproduced, 1 contrary, 1 not distinguishable, 1 not tested;"
+        " on classes like these 0 reproduced, 0 contrary, 0 not distinguishable, 4 not tested"
+    ) in told.out
+    assert "these are small data and a small budget" in told.out
+    assert call(monkeypatch, "claims", "--only", *CHOSEN, "--json", *place) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [each["these"] for each in found] == [
+        "contrary",
+        "reproduced",
+        "not distinguishable",
+        "not tested",
+    ]
+    assert len(set(ran)) == 2  # another budget is another study
+
+
+def test_a_study_of_claims_that_cannot_run_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "pictures" / name / "a.png")
+    place = ("--no-estimate", "--store", tmp_path / "store")
+    arguments = ("claims", "--only", "gpw-pk", "--data", tmp_path / "pictures", *place)
+    assert call(monkeypatch, *arguments) == 1
+    out = capfd.readouterr().out
+    assert "gpw-pk: not tested: " in out
+    assert "1 claims; on these classes 0 reproduced, 0 contrary, 0 not distinguishable, 1 not tested" in out
+    assert not (tmp_path / "store").exists()
+
+
+def test_claims_are_listed_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "claims", "--list", "--only", "oahu", "--no-estimate") == 0
+    out = capfd.readouterr().out
+    assert "Towards self-adaptive metric learning" in out
+    assert "oahu better than lego" in out
+    assert "claims-oahu-" in out
+    assert call(monkeypatch, "claims", "--only", "gpw-fusion", "--write", tmp_path / "claims") == 0
+    (path,) = (tmp_path / "claims").iterdir()
+    assert "1 claims, 3 families" in capfd.readouterr().out
+    assert call(monkeypatch, "validate", path, "--no-estimate") == 0
+    tree = capfd.readouterr().out
+    assert "like pair-exponential-pooled: takes its points, trial by trial:" in tree
+    assert "differs: embedder.fusion heads; pair-exponential-pooled: absent" in tree
+    for arguments, fault in (
+        (("--only", "gpw-kp"), "error: --only gpw-kp: no such claim, paper or study; did you mean 'gpw-pk'?"),
+        (("gpw-pk",), "error: gpw-pk: write --only gpw-pk, or nothing for all claims"),
+        (("--data", tmp_path / "none"), "does not exist; give a folder, or NAME=FOLDER"),
+    ):
+        assert call(monkeypatch, "claims", *arguments) == 2
+        (line,) = capfd.readouterr().err.strip().splitlines()
+        assert fault in line

@@ -47,6 +47,13 @@ def test_it_can_be_read_again_from_its_own_file() -> None:
     assert study_file.parse(again.raw).fingerprint() == again.fingerprint()
 
 
+def test_a_family_that_takes_anothers_points_brings_it_along() -> None:
+    raw = study(searches=2)
+    raw["families"]["flat"] = {"space": "triplet", "like": "triplet"}
+    again = replicate(study_file.parse(raw), 2, ["flat", "margin"])
+    assert list(again.families) == ["triplet", "margin", "flat"]
+
+
 def test_seeds_in_steps_become_a_fixed_number() -> None:
     spec = study_file.parse(study(verdict_seeds={"from": 3, "to": 10}, give_up=0.2, searches=2))
     protocol = replicate(spec, 2, ["triplet", "margin"]).file.protocol

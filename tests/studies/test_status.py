@@ -44,7 +44,7 @@ from dmlstudy.store import Store, StoreError, seconds_spent, sole_driver
 from dmlstudy.studies import run, stop
 from dmlstudy.studies.logs import trial_log
 from dmlstudy.studies.resume import resume as resumed
-from dmlstudy.studies.status import status_lines, status_row, statuses, study_status
+from dmlstudy.studies.status import planned_of, status_lines, status_row, statuses, study_status
 from dmlstudy.studies.stop import stop_trial
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -647,3 +647,11 @@ def test_a_crashed_session_counts_to_its_last_sign_of_life(tmp_path: Path) -> No
     store.write_state("s", "running", started=time.time())
     store.write_state("s", "finished")
     assert seconds_spent(store.read_state("s")) == pytest.approx(40, abs=5)
+
+
+def test_a_family_that_takes_anothers_best_waits_for_one_trial() -> None:
+    state = {"num_search_trials": 13, "num_trials_of": {"taken": 1, "own": 6}}
+    names = ["leader", "taken", "own"]
+    assert [planned_of(name, state, names) for name in names] == [6, 1, 6]
+    before = {"num_search_trials": 12}  # of an earlier version
+    assert [planned_of(name, before, names) for name in names] == [4, 4, 4]

@@ -1,13 +1,13 @@
 """The command line: names things, holds no logic. Heavy imports wait until a command needs them."""
 
-from dmlstudy.cli import app, models, results, studies, tables
+from dmlstudy.cli import app, claims, models, results, studies, tables
 from dmlstudy.cli.app import main
 
-__all__ = ["GROUPS", "app", "main", "models", "results", "studies", "tables"]
+__all__ = ["GROUPS", "app", "claims", "main", "models", "results", "studies", "tables"]
 
 GROUPS = {
     "Prepare": ("init", "families", "options", "validate", "selfcheck"),
-    "Run": ("run", "resume", "status", "logs", "stop", "submit", "jobs"),
+    "Run": ("run", "resume", "status", "logs", "stop", "submit", "jobs", "claims"),
     "Look": ("leaderboard", "report", "ui", "delete", "prune"),
     "Decide": ("models", "compare", "promote", "rollback"),
     "Use": ("pull", "embed", "index", "retrieve", "serve", "export"),

@@ -298,7 +298,7 @@ def validate(
         tree = Tree(f"[bold]{escape(study.name)}[/]")
         for family in study.families.values():
             branch = tree.add(f"[bold]{escape(family.name)}[/] ({escape(family.paper)})")
-            for line in family.tree():
+            for line in study.tree(family.name):
                 branch.add(escape(line))
         console.print(tree, highlight=False)
         for line in [*told, *describe(study, dataset, measure=estimate, pilot=pilot, tell=tell)]:

@@ -3,7 +3,7 @@
 from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
 from dmlstudy.data.canvas import remove_unused
-from dmlstudy.data.datasets import DATASETS, load
+from dmlstudy.data.datasets import DATASETS, has_parquet, load
 from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
 from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
@@ -75,6 +75,7 @@ __all__ = [
     "files_digest",
     "fill_for",
     "fold_scores_as_bytes",
+    "has_parquet",
     "join_embeddings",
     "load",
     "load_closed",

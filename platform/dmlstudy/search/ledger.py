@@ -4,13 +4,16 @@ The storage is read once, when a session begins, and only written to from then o
 grow with the number of trials.
 
 Trials of the search have ``generation`` and ``family`` among their user attributes, once they have ended ``reason``,
-``settled`` if their folds have chosen a value (``training.shares``), and ``warm_start`` if they come from an earlier
-study. Trials that others have enqueued (``enqueue_trial``, Optuna's dashboard) are taken in when a session begins; one
-outside each family's space fails with a reason.
+``settled`` if their folds have chosen a value (``training.shares``), ``warm_start`` if they come from an earlier
+study, and ``like`` (a number) if they take another trial's values.
+
+Trials that others have enqueued (``enqueue_trial``, Optuna's dashboard) are taken in when a session begins; one outside
+each family's space fails with a reason.
 """
 
 from __future__ import annotations
 
+import bisect
 import copy
 import math
 import warnings
@@ -26,7 +29,7 @@ from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.early_stopping import SearchCurve
 from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
 from dmlstudy.search.storage import to_disk
-from dmlstudy.search.subsearch import Subsearch, subsearches_of
+from dmlstudy.search.subsearch import Follower, Subsearch, subsearches_of
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.training.shares import with_settled
 from dmlstudy.trials import ENDED, Status, rank
@@ -73,6 +76,8 @@ class Ledger:
             load_if_exists=True,
         )
         self._name_for_dashboards()
+        self._following: list[int] = []
+        """Numbers of trials that take another's values, in order."""
         self.num_open = 0
         self.next_number = 0
         """The next trial's, unless others put trials into the study meanwhile."""
@@ -124,6 +129,9 @@ class Ledger:
             try:
                 family = self._family_named(waiting, given)
                 subsearch = self.subsearch_of[family]
+                if isinstance(subsearch, Follower):
+                    leader = subsearch.leader.name
+                    raise OutsideSpaceError(f"{family} takes the points of {leader}: enqueue it there")
                 point = subsearch.completed(family, given)
                 unknown = sorted(given.keys() - point.keys())
                 if unknown:
@@ -164,7 +172,15 @@ class Ledger:
         config = subsearch.config_of(trial.params)
         self.next_number = max(self.next_number, trial.number + 1)
         self.num_open += 1
-        return Entry(trial, subsearch, subsearch.note(trial, config, generation), config)
+        if isinstance(subsearch, Follower):
+            bisect.insort(self._following, trial.number)
+        number = trial.number - bisect.bisect_left(self._following, trial.number)
+        return Entry(trial, subsearch, subsearch.note(trial, config, generation, number), config)
+
+    @property
+    def next_number_sampled(self) -> int:
+        """The next trial's number as samplers know it: what it is without families that are like others."""
+        return self.next_number - len(self._following)
 
     def report(self, trial: FrozenTrial, step: int, score: float) -> bool:
         """Store a score, unless there is one at the step already; whether it is new."""
@@ -228,6 +244,10 @@ class Ledger:
     def ranked(self) -> list[str]:
         """The families by their best configurations, the winner first; those without one are left out."""
         return sorted(self._best, key=lambda name: _rank(self._best[name]), reverse=True)
+
+    def best_trial(self, family: str) -> FrozenTrial | None:
+        """A family's best finished trial."""
+        return self._best.get(family)
 
     def best(self) -> tuple[float, str] | None:
         """The best objective so far and the label of its trial."""

@@ -287,6 +287,37 @@ class Point:
         return value
 
 
+class Given:
+    """A suggester that answers with given values, and lets another draw the rest.
+
+    ``taken`` are the given values that were asked for.
+    """
+
+    def __init__(self, values: Mapping[str, Scalar], rest: Suggester) -> None:
+        self._values = values
+        self._rest = rest
+        self.taken: dict[str, Scalar] = {}
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        if name in self._values:
+            return float(self._take(name))
+        return self._rest.suggest_float(name, low, high, log=log)
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        if name in self._values:
+            return int(self._take(name))
+        return self._rest.suggest_int(name, low, high, step=step, log=log)
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        if name in self._values:
+            return self._take(name)
+        return self._rest.suggest_categorical(name, choices)
+
+    def _take(self, name: str) -> Scalar:
+        self.taken[name] = self._values[name]
+        return self._values[name]
+
+
 def all_points(
     sample: Callable[[Suggester], object], most: int = MOST_ENUMERATED
 ) -> list[dict[str, Scalar]] | None:

@@ -35,7 +35,7 @@ from dmlstudy.metric_names import LATENCY_MS, on_test
 from dmlstudy.records import TrialConfig, UnitScores, is_untrained
 from dmlstudy.search import early_stopping, samplers
 from dmlstudy.search.ledger import Entry, Ledger, label
-from dmlstudy.search.subsearch import Subsearch
+from dmlstudy.search.subsearch import Follower, Subsearch
 from dmlstudy.search.verdict_trials import Competitors, Judged, VerdictTrials
 from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
@@ -435,24 +435,40 @@ class StudySearch:
                 self._ask_for_generation()
 
     def _ask_for_generation(self) -> None:
+        self._take_bests()
+        for subsearch in self._subsearches if self._generation >= 0 else ():
+            while subsearch.num_missing(self._generation) and self._ask_subsearch(subsearch):
+                pass
+
+    def _take_bests(self) -> None:
+        """Tell families that begin at another's best what that is, once its search has ended."""
         for subsearch in self._subsearches:
-            for _ in range(subsearch.num_missing(self._generation) if self._generation >= 0 else 0):
-                if not self._ask_subsearch(subsearch):
-                    break
+            if isinstance(subsearch, Follower) and subsearch.needs_best:
+                leader = subsearch.leader.name
+                best = self._ledger.best_trial(leader)
+                if best is None:
+                    self._exhaust(subsearch, f"no trial of {leader} has finished whose values it could take")
+                else:
+                    subsearch.take_best(best)
 
     def _ask_for_one(self) -> None:
         """Ask the subsearch that was asked least."""
         while self._budget.spent() is None and not self._waiting:
-            open_subsearches = [subsearch for subsearch in self._subsearches if subsearch.num_left]
+            self._take_bests()
+            open_subsearches = [subsearch for subsearch in self._subsearches if subsearch.num_ready]
             if not open_subsearches:
                 return
             self._ask_subsearch(min(open_subsearches, key=lambda subsearch: subsearch.num_asked))
 
     def _ask_subsearch(self, subsearch: Subsearch) -> bool:
         """Ask for a trial of a subsearch; whether there is one."""
-        trial = subsearch.next_trial(self._ledger.next_number, self._generation)
+        trial = subsearch.next_trial(self._ledger.next_number_sampled, self._generation)
         if trial is None:
-            self._exhaust(subsearch)
+            self._exhaust(
+                subsearch,
+                f"every configuration of its space was tried after {subsearch.num_asked} of {subsearch.budget} trials;"
+                " its search ends here",
+            )
             return False
         self._enter(self._ledger.create(trial))
         self._waiting.append(trial.number)
@@ -461,14 +477,11 @@ class StudySearch:
     def _enter(self, trial: FrozenTrial) -> None:
         self._entries[trial.number] = self._ledger.enter(trial, self._generation)
 
-    def _exhaust(self, subsearch: Subsearch) -> None:
+    def _exhaust(self, subsearch: Subsearch, why: str) -> None:
         subsearch.is_exhausted = True
         names = [other.name for other in self._subsearches if other.is_exhausted]
         self.study.set_user_attr("exhausted", names)
-        self._notes.append(
-            f"{subsearch.name}: every configuration of its space was tried after {subsearch.num_asked} of"
-            f" {subsearch.budget} trials; its search ends here"
-        )
+        self._notes.append(f"{subsearch.name}: {why}")
 
     def _settle_all(self) -> None:
         """Let the sampler and the early stopping see the generation, all of which has ended."""

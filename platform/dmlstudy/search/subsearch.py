@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.samplers import RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy.records import Scalar, TrialConfig
 from dmlstudy.search import samplers
-from dmlstudy.search.samplers import FAMILY, Point
+from dmlstudy.search.samplers import FAMILY, Given, Point
+from dmlstudy.spec.likeness import Likeness
 from dmlstudy.spec.space import Suggester
 from dmlstudy.spec.study_file import Family, StudySpec
 
@@ -23,15 +26,24 @@ REDRAWS = 10
 
 ALL = "all"
 
+NOTHING: Mapping[str, Scalar] = {}
+
+LIKE = "like"
+"""The user attribute of a trial that takes another's values: the other's number."""
+
 
 def subsearches_of(spec: StudySpec) -> list[Subsearch]:
     """One subsearch for each family, or one for all of them."""
     search = spec.file.search
     if search.families == "equal":
-        return [
-            Subsearch(family.name, [family], spec, search.trials_per_family, search.generation_size)
-            for family in spec.families.values()
-        ]
+        found: dict[str, Subsearch] = {
+            name: Subsearch(name, [family], spec, search.trials_per_family, search.generation_size)
+            for name, family in spec.families.items()
+            if name not in spec.likenesses
+        }
+        for name, likeness in spec.likenesses.items():  # each after the one it is like
+            found[name] = Follower(spec.families[name], spec, likeness, found[likeness.leader])
+        return list(found.values())
     width = search.generation_size * len(spec.families)
     return [Subsearch(ALL, list(spec.families.values()), spec, spec.num_search_trials, width)]
 
@@ -51,9 +63,12 @@ class Subsearch:
         self.chooses_family = spec.file.search.families == "adaptive"
         self.families = {family.name: family for family in families}
         self.num_asked = 0
+        self.asked: list[tuple[int, dict[str, Scalar]]] | None = None
+        """(number, point) of each trial, in the order in which they were asked for, where another follows."""
         self.num_of_generation: dict[int, int] = {}
         self.is_exhausted = False
         self._spec = spec
+        self._search = spec.file.search
         self._directions = samplers.directions_of(spec.file.search)
         self._ended = samplers.EndedTrials(self._directions)
         self._running: dict[int, FrozenTrial] = {}
@@ -130,8 +145,12 @@ class Subsearch:
         return {
             name: first[name]
             for name in sorted(first)
-            if not first[name].single() and all(name in other for other in others)
+            if not first[name].single() and self._is_own(name) and all(name in other for other in others)
         }
+
+    def _is_own(self, name: str) -> bool:
+        """True for a parameter that this subsearch's sampler draws."""
+        return True
 
     def _distributions(self, answers: Mapping[str, Scalar]) -> dict[str, BaseDistribution]:
         point = Point(answers)
@@ -153,15 +172,28 @@ class Subsearch:
 
     def num_missing(self, generation: int) -> int:
         """Number of a generation's trials still to be requested."""
-        return max(0, min(self.width - self.num_of_generation.get(generation, 0), self.num_left))
+        return max(0, min(self.width - self.num_of_generation.get(generation, 0), self.num_ready))
 
     @property
     def num_left(self) -> int:
         """Number of trials still to be requested."""
         return 0 if self.is_exhausted else max(0, self.budget - self.num_asked)
 
+    @property
+    def num_ready(self) -> int:
+        """Number of those that can be requested now."""
+        return self.num_left
+
+    @property
+    def is_searched(self) -> bool:
+        """True if no trial is left, and the end of each has been seen."""
+        return not self.num_left and not self._running
+
     def next_trial(self, number: int, generation: int) -> FrozenTrial | None:
-        """The next trial, ready to be stored; None if no new point is left."""
+        """The next trial, ready to be stored; None if no new point is left.
+
+        ``number`` is the trial's, as the sampler knows it (see ``note``).
+        """
         found = self._next_point(number)
         if found is None:
             return None
@@ -175,55 +207,85 @@ class Subsearch:
             system_attrs=system_attrs,
         )
 
-    def note(self, trial: FrozenTrial, config: TrialConfig, generation: int) -> int:
-        """Take into account a trial that was requested now or in an earlier session; returns its turn."""
+    def note(self, trial: FrozenTrial, config: TrialConfig, generation: int, number: int) -> int:
+        """Take into account a trial that was requested now or in an earlier session; returns its turn.
+
+        ``number`` is what its number is without the families that are like others. The sampler knows it by that, so
+        that such families change nothing for the rest.
+        """
         self._tried.add(config.fingerprint())
+        if self.asked is not None:
+            self.asked.append((trial.number, dict(trial.params)))
         self.num_of_generation[generation] = self.num_of_generation.get(generation, 0) + 1
         self.num_asked += 1
         unscored = create_trial(
             state=TrialState.RUNNING, params=dict(trial.params), distributions=dict(trial.distributions)
         )
-        unscored.number = trial.number
-        self._running[trial.number] = unscored
+        self._running[trial.number] = self._as_sampled(unscored, number)
         return self.num_asked - 1
+
+    def _as_sampled(self, trial: FrozenTrial, number: int) -> FrozenTrial:
+        """A trial as the sampler knows it."""
+        if trial.number == number:
+            return trial
+        sampled = copy.copy(trial)
+        sampled.number = number
+        return sampled
 
     def settle(self, trial: FrozenTrial) -> None:
         """Let the sampler see how a trial has ended; until then it sees that it runs."""
-        del self._running[trial.number]
+        sampled = self._as_sampled(trial, self._running.pop(trial.number).number)
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            self._ended.add(trial)
+            self._ended.add(sampled)
 
-    def _next_point(self, number: int) -> tuple[dict[str, Scalar], dict[str, Any], dict[str, str]] | None:
-        """A point, what the sampler keeps with it, and where it comes from."""
+    def _next_point(
+        self, number: int, given: Mapping[str, Scalar] = NOTHING
+    ) -> tuple[dict[str, Scalar], dict[str, Any], dict[str, Any]] | None:
+        """A point with these values, what the sampler keeps with it, and where it comes from."""
         while self.queue and self._is_tried(self.queue[0][0]):
             self.queue.popleft()
-        untried = self._untried()
+        untried = self._untried(given)
         if untried is not None and not untried:
             return None
-        search = self._spec.file.search
+        search = self._search
         modelled = {} if self.chooses_family else self._modelled
         seen = samplers.seen_by(search.sampler, self._ended.trials(), self._running.values())
         for attempt in range(REDRAWS):
             sampler = samplers.sampler_for(search, number, self.num_asked, modelled, attempt)
-            drawn = samplers.draw(sampler, self._directions, seen, number, self.sample)
+            drawn, point = self._drawn(sampler, seen, number, given)
             if attempt == 0:  # a point that was not drawn counts in its place, as Optuna's enqueued trials do
                 memory = {k: v for k, v in drawn.system_attrs.items() if "relative_params" not in k}
                 if self.queue:
-                    point, source = self.queue[0]
-                    return point, memory, source
-            if not self._is_tried(drawn.params):
-                return drawn.params, drawn.system_attrs, {}
+                    queued, source = self.queue[0]
+                    return queued, memory, source
+            if not self._is_tried(point):
+                return point, drawn.system_attrs, {}
         chance = RandomSampler(seed=samplers.seed_of(search.seed, number, REDRAWS))
         for _ in range(10 * REDRAWS):
-            drawn = samplers.draw(chance, self._directions, [], number, self.sample)
-            if not self._is_tried(drawn.params):
-                return drawn.params, memory, {}
+            drawn, point = self._drawn(chance, [], number, given)
+            if not self._is_tried(point):
+                return point, memory, {}
         if not untried:
             return None
         return untried[samplers.seed_of(search.seed, number) % len(untried)], memory, {}
 
-    def _untried(self) -> list[dict[str, Scalar]] | None:
+    def _drawn(
+        self, sampler: BaseSampler, seen: Sequence[FrozenTrial], number: int, given: Mapping[str, Scalar]
+    ) -> tuple[FrozenTrial, dict[str, Scalar]]:
+        """The trial that a sampler draws beside given values, and the point of both."""
+        taken: dict[str, Scalar] = {}
+
+        def sample(trial: Suggester) -> None:
+            answers = Given(given, trial)
+            self.sample(answers)
+            taken.update(answers.taken)
+
+        drawn = samplers.draw(sampler, self._directions, seen, number, sample)
+        return drawn, {**drawn.params, **taken}
+
+    def _untried(self, given: Mapping[str, Scalar]) -> list[dict[str, Scalar]] | None:
         """The points with a configuration that was not tried; None where they are endless."""
+        assert not given
         if not self._is_counted:
             self._is_counted = True
             points = samplers.all_points(self.sample)
@@ -238,3 +300,138 @@ class Subsearch:
 
     def _point(self, family: str, point: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {**point, FAMILY: family} if self.chooses_family else dict(point)
+
+
+class Follower(Subsearch):
+    """The trials of a family that is like another, its leader: they take the values of the leader's trials.
+
+    They are asked for after the leader's, in the same generation, whatever comes of these. The leader's sampler
+    sees nothing of them. With ``likeness.is_best`` they begin when the leader's search has ended, at its best.
+
+    The follower's own parameters have a sampler with a seed of its own, which models them alone and begins at their
+    defaults. A point that makes a configuration of this family again, for lack of a parameter, is left out: its trial
+    would repeat the earlier one.
+    """
+
+    def __init__(self, family: Family, spec: StudySpec, likeness: Likeness, leader: Subsearch) -> None:
+        budget = spec.num_trials_of(family.name)
+        super().__init__(family.name, [family], spec, budget, spec.file.search.generation_size)
+        self.queue.clear()
+        self.leader = leader
+        self._likeness = likeness
+        if leader.asked is None:
+            leader.asked = []
+        self._leaders = leader.asked
+        own_seed = samplers.seed_of(self._search.seed, zlib.crc32(family.name.encode()))
+        self._search = self._search.model_copy(update={"seed": own_seed})
+        self._followed: set[int] = set()
+        self._num_seen = 0
+        self._waiting: deque[tuple[int, dict[str, Scalar]]] = deque()
+        self._best: tuple[int, dict[str, Scalar]] | None = None
+        """(number, values) of the leader's best trial."""
+        self._has_open: tuple[int, int, bool] | None = None
+
+    def add_to_queue(self, found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]], most: int) -> list[str]:
+        """Nothing: points of earlier studies come from the leader."""
+        return [f"{self.name}: takes the points of {self.leader.name}"]
+
+    @property
+    def is_best(self) -> bool:
+        """True if only the leader's best point is taken."""
+        return self._likeness.is_best
+
+    @property
+    def needs_best(self) -> bool:
+        """True if the leader's search has ended and its best trial is not known here."""
+        return bool(self.is_best and self._best is None and self.num_left and self.leader.is_searched)
+
+    def take_best(self, best: FrozenTrial) -> None:
+        """Begin at the leader's best trial."""
+        self._best = (best.number, self._likeness.given(best.params))
+
+    @property
+    def num_left(self) -> int:
+        """Number of trials still to be requested, at most."""
+        if self.is_best or self.is_exhausted:
+            return super().num_left
+        return self.num_ready + self.leader.num_left
+
+    @property
+    def num_ready(self) -> int:
+        """Number of those for which the leader's values are known."""
+        if self.is_exhausted:
+            return 0
+        if self.is_best:
+            return super().num_left if self._best is not None else 0
+        self._look()
+        return len(self._waiting)
+
+    def note(self, trial: FrozenTrial, config: TrialConfig, generation: int, number: int) -> int:
+        """The same. The sampler knows a follower's trials by their turn, whatever else the study holds."""
+        followed = int(trial.user_attrs[LIKE])
+        self._look()
+        self._followed.add(followed)
+        self._waiting = deque(each for each in self._waiting if each[0] != followed)
+        if self.is_best and self._best is None:  # of an earlier session
+            _, point = next(each for each in self._leaders if each[0] == followed)
+            self._best = (followed, self._likeness.given(point))
+        return super().note(trial, config, generation, self.num_asked)
+
+    def _as_sampled(self, trial: FrozenTrial, number: int) -> FrozenTrial:
+        """A trial as the sampler of the own parameters knows it."""
+        sampled = copy.copy(trial)
+        sampled.number = number
+        sampled.params = {name: value for name, value in trial.params.items() if self._is_own(name)}
+        sampled.distributions = {
+            name: each for name, each in trial.distributions.items() if self._is_own(name)
+        }
+        return sampled
+
+    def _is_own(self, name: str) -> bool:
+        return name in self._likeness.own
+
+    def _next_point(
+        self, number: int, given: Mapping[str, Scalar] = NOTHING
+    ) -> tuple[dict[str, Scalar], dict[str, Any], dict[str, Any]] | None:
+        """The leader's next values, and own ones beside them."""
+        taken = self._best if self.is_best else self._waiting[0]
+        assert taken is not None
+        followed, given = taken
+        at_defaults = self.completed(self.name, given)
+        if at_defaults.keys() <= given.keys():
+            return at_defaults, {}, {LIKE: followed}
+        if not self.num_asked:
+            self.queue.append((at_defaults, {}))
+        found = super()._next_point(self.num_asked, given)
+        self.queue.clear()
+        return found and (found[0], found[1], {LIKE: followed})
+
+    def _look(self) -> None:
+        """Take in what the leader has asked for; leave out what would repeat a configuration."""
+        for number, point in self._leaders[self._num_seen :]:
+            if number not in self._followed:
+                self._waiting.append((number, self._likeness.given(point)))
+        self._num_seen = len(self._leaders)
+        while self._waiting and not self._is_open(*self._waiting[0]):
+            self._waiting.popleft()
+
+    def _is_open(self, number: int, given: Mapping[str, Scalar]) -> bool:
+        """True if there is a configuration with these values that was not tried."""
+        if self._has_open is None or self._has_open[:2] != (number, self.num_asked):
+            untried = self._untried(given)
+            self._has_open = (number, self.num_asked, untried is None or bool(untried))
+        return self._has_open[2]
+
+    def _untried(self, given: Mapping[str, Scalar]) -> list[dict[str, Scalar]] | None:
+        found: list[dict[str, Scalar]] = []
+
+        def sample(trial: Suggester) -> None:
+            answers = Given(given, trial)
+            self.sample(answers)
+            found.append(answers.taken)
+
+        points = samplers.all_points(sample)
+        if points is None:
+            return None
+        whole = [{**drawn, **taken} for drawn, taken in zip(points, found, strict=True)]
+        return [point for point in whole if not self._is_tried(point)]

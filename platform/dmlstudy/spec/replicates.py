@@ -19,6 +19,9 @@ def replicate(spec: StudySpec, number: int, leaders: Sequence[str]) -> StudySpec
     model.
     """
     assert number > 1
+    wanted = set(leaders)
+    while followed := {spec.file.families[name].like for name in wanted} - wanted - {None}:
+        wanted |= {name for name in followed if name is not None}  # whose points those of a leader are
     raw: dict[str, Any] = dict(spec.raw)
     protocol = {
         key: value
@@ -32,7 +35,7 @@ def replicate(spec: StudySpec, number: int, leaders: Sequence[str]) -> StudySpec
     }
     search = dict(raw.get("search") or {})
     search["seed"] = (spec.file.search.seed + SEARCHES_APART * (number - 1)) % SEEDS_END
-    families = {name: entry for name, entry in raw["families"].items() if name in leaders}
+    families = {name: entry for name, entry in raw["families"].items() if name in wanted}
     raw |= {
         "name": replicate_name(spec.name, number),
         "families": families,

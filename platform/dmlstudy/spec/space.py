@@ -174,6 +174,22 @@ def _defaults(space: Space, prefix: str, suffixes: Mapping[str, str]) -> dict[st
     return point
 
 
+def drawn(space: Space, prefix: str = "") -> dict[str, Domain]:
+    """Every name that ``sample`` can draw, with its domain."""
+    return _all_drawn(space, prefix, {})
+
+
+def _all_drawn(space: Space, prefix: str, suffixes: Mapping[str, str]) -> dict[str, Domain]:
+    found: dict[str, Domain] = {}
+    for name, domain in space.items():
+        if not isinstance(domain, Fixed):
+            found[_drawn(prefix, name, suffixes)] = domain
+        if isinstance(domain, Choice):
+            for option, children in domain.options.items():
+                found |= _all_drawn(children, prefix, domain.suffixes(option, suffixes))
+    return found
+
+
 def corners(space: Space, prefix: str = "") -> list[dict[str, Scalar]]:
     """Changes to the default point that put one parameter at an edge of its domain, by the drawn names.
 

@@ -45,6 +45,7 @@ from dmlstudy.spec import space as spaces
 from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
 from dmlstudy.spec.earlier_keys import Renaming, stored, with_earlier_keys
+from dmlstudy.spec.likeness import describe, likenesses
 from dmlstudy.spec.pace import Work
 from dmlstudy.spec.retention import KEY as RETENTION
 from dmlstudy.spec.retention import RetentionConfig
@@ -89,6 +90,9 @@ WORDS = {
     "model_type": "expected a section with keys of its own",
 }
 """Messages that replace the library's, by its type of error."""
+
+CLAIMS = "claims.yaml"
+"""The file beside the families that is none: claims of papers (``spec.claims``)."""
 
 NO_REGULARIZER = "none"
 """The name under which nothing is added to the loss."""
@@ -285,14 +289,26 @@ class ProtocolConfig(MetricsConfig, Grown):
         return self.compare or ("winner" if isinstance(self.verdict_seeds, SeedRange) else "all")
 
 
-class FamilyEntry(Record):
+class FamilyEntry(Grown):
     """One competitor: a search-space file, with domains or values that replace some of the file's."""
+
+    LATER = ("like", "fix")
 
     space: Annotated[str, Field(description="a name that `dmlstudy families` lists, or a file of your own")]
     override: Annotated[
         dict[str, Any],
         Field(description="section.parameter: a value or a domain, over the space's and the study's"),
     ] = {}
+    like: Annotated[
+        Name | None,
+        Field(
+            description="another family, whose values it takes trial by trial for all parameters that both search"
+        ),
+    ] = None
+    fix: Annotated[
+        Literal["best"] | None,
+        Field(description="beside like: best takes those of its best configuration, once it is found"),
+    ] = None
 
 
 class StudyFile(Record):
@@ -335,7 +351,7 @@ class Family:
     def sample(self, trial: spaces.Suggester) -> dict[str, Scalar | None]:
         """Full names to values, each drawn as ``<family>/<full name>``."""
         values: dict[str, Scalar | None] = {}
-        for section, space in self._sections().items():
+        for section, space in self.sections().items():
             drawn = spaces.sample(space, trial, f"{self.name}/{section}")
             values |= {present_key(f"{section}.{name}"): value for name, value in drawn.items()}
         return values
@@ -343,7 +359,7 @@ class Family:
     def default_point(self) -> dict[str, Scalar]:
         """The family's defaults, under the names ``sample`` draws."""
         point: dict[str, Scalar] = {}
-        for section, space in self._sections().items():
+        for section, space in self.sections().items():
             point |= spaces.defaults(space, f"{self.name}/{section}")
         return point
 
@@ -361,7 +377,7 @@ class Family:
         point = self.default_point()
         return [
             point | change
-            for section, space in self._sections().items()
+            for section, space in self.sections().items()
             for change in changes_of(space, f"{self.name}/{section}")
         ]
 
@@ -374,7 +390,8 @@ class Family:
         """The task of its trials, by the section of its file; without one they train an embedder."""
         return task_with(lambda section: bool(_section(self.space, section)))
 
-    def _sections(self) -> dict[str, Space]:
+    def sections(self) -> dict[str, Space]:
+        """The space by section, under the names that storage has."""
         sections = dict.fromkeys(full_name.partition(".")[0] for full_name in self.stored)
         return {section: _section(self.stored, section) for section in sections}
 
@@ -425,6 +442,11 @@ class StudySpec:
                 self.trial_config(family, values, path=path)
         _check_epochs(file, self.families)
         _check_task(file, self.families)
+        try:
+            self.likenesses = likenesses(file.families, self.families, file.search)
+        except ValueError as error:
+            raise SpecError(error) from None
+        """Families that take the points of others, each after the one it is like."""
 
     @property
     def task(self) -> Task:
@@ -441,7 +463,21 @@ class StudySpec:
 
     @property
     def num_search_trials(self) -> int:
-        return self.file.search.trials_per_family * len(self.families)
+        return sum(map(self.num_trials_of, self.families))
+
+    def num_trials_of(self, family: str) -> int:
+        """Trials of a family's search; one of a family that only takes another's best."""
+        likeness = self.likenesses.get(family)
+        if likeness is not None and likeness.is_best and not likeness.own:
+            return 1
+        return self.file.search.trials_per_family
+
+    def tree(self, family: str) -> list[str]:
+        """A family's space as indented lines, and what it takes from another."""
+        lines = self.families[family].tree()
+        if family in self.likenesses:
+            lines += describe(family, self.likenesses[family], self.families)
+        return lines
 
     @property
     def num_verdict_trials(self) -> int:
@@ -863,6 +899,7 @@ def family_files() -> dict[str, Path]:
         path.stem: path
         for place in (folder, *(folder / section for section in OWN_SECTIONS))
         for path in sorted(place.glob("*.yaml"))
+        if path.name != CLAIMS
     }
 
 

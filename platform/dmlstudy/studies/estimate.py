@@ -97,6 +97,13 @@ def _of_searches(spec: StudySpec) -> list[str]:
     ]
 
 
+def roughly(spec: StudySpec, dataset: TrialData) -> str:
+    """The line on the time that the study takes, with each family taken as long as the first one."""
+    machine, first = this_machine(), next(iter(spec.families))
+    seconds = _measured(spec, dataset, first, machine)
+    return in_words(spec, dict.fromkeys(spec.families, seconds), START_S, machine, _measured_on(spec))
+
+
 def device_of(spec: StudySpec) -> torch.device:
     """The device that a little training is measured on: a GPU if the study's trials have one and there is one here."""
     has_gpu = spec.file.resources.gpus_per_worker > 0 and torch.cuda.is_available()
@@ -145,7 +152,7 @@ def facts(
         "study": spec.name,
         "fingerprint": spec.fingerprint(),
         "families": {
-            name: {"source": family.paper, "space": family.tree()} for name, family in spec.families.items()
+            name: {"source": family.paper, "space": spec.tree(name)} for name, family in spec.families.items()
         },
         "num_search_trials": spec.num_search_trials,
         "num_verdict_trials": spec.num_verdict_trials,

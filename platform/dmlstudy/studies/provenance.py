@@ -87,7 +87,7 @@ def check_data(name: str, known: Mapping[str, str], own: Mapping[str, str]) -> N
 
 def description(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
     """Texts kept once with the study's run: its file, the resolved spaces, the classes of its folds."""
-    tree = {name: family.tree() for name, family in spec.families.items()}
+    tree = {name: spec.tree(name) for name in spec.families}
     return {
         "study.yaml": yaml_file.dump(spec.raw),
         "search_space.yaml": yaml_file.dump(tree),

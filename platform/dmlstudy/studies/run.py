@@ -133,6 +133,7 @@ def _run_here(
         spec=dict(spec.raw),
         folders=list(spec.places.folders),
         num_search_trials=spec.num_search_trials,
+        num_trials_of={name: spec.num_trials_of(name) for name in spec.likenesses},
         num_verdict_trials=spec.num_verdict_trials,
         num_untrained_trials=spec.file.protocol.most_seeds * spec.num_untrained,
         is_bound=Plan.of(spec.file.protocol).is_in_steps,

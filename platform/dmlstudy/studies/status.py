@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -240,7 +240,7 @@ def _family_rows(
         by_status = Counter(Status.of_optuna(trial.state.name) for trial in own)
         num_ended = sum(by_status[status] for status in ENDED)
         # One search over all families says only when it asks for a trial which family it is for.
-        planned = state.get("num_search_trials", 0) // len(names) if is_equal and name in names else len(own)
+        planned = planned_of(name, state, names) if is_equal and name in names else len(own)
         waiting = 0 if is_searched else max(0, planned - num_ended - searched[name])
         scored = [trial for trial in own if Status.of_optuna(trial.state.name) == Status.FINISHED]
         best = best_ranked(scored, lambda trial: (trial.values[0], trial.number))
@@ -258,6 +258,15 @@ def _family_rows(
             )
         )
     return rows
+
+
+def planned_of(name: str, state: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Trials of a family's search; families that are like others may have fewer than the rest."""
+    known: Mapping[str, int] = state.get("num_trials_of", {})
+    if name in known:
+        return known[name]
+    num_others: int = state.get("num_search_trials", 0) - sum(known.values())
+    return num_others // (len(names) - len(known))
 
 
 def mend(store: Store, name: str, state: Mapping[str, Any]) -> str:

@@ -1,0 +1,277 @@
+"""The command that tests the claims of papers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+
+from dmlstudy.cli.app import (
+    DEFAULT_STORE,
+    ClusterOption,
+    JsonOption,
+    PatienceOption,
+    ServerOption,
+    StoreOption,
+    app,
+    store_at,
+)
+from dmlstudy.cli.tables import WIDTH, console, say, show_json, show_table
+
+if TYPE_CHECKING:
+    from dmlstudy.spec.claims import Claim, ClaimsFile, ClaimsOf
+    from dmlstudy.store import Store
+    from dmlstudy.studies.claims import CheckedClaims, ClaimFinding
+
+
+@app.command(
+    epilog="Examples: `dmlstudy claims --list` · `dmlstudy claims --only gpw-pk` ·"
+    " `dmlstudy claims --only cgml --data /data/omniglot --trials 10 --seeds 5` ·"
+    " `dmlstudy claims --data cifar10=/data/cifar10 --only nasa-codes oahu` · `dmlstudy claims --write claims/`",
+)
+def claims(
+    only: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--only", help="A claim, a paper (gpw, cgml, nasa, oahu) or a study; any number of times."
+        ),
+    ] = None,
+    others: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[ID]...", help="More of the same after --only.")
+    ] = None,
+    data: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--data",
+            help="FOLDER or NAME=FOLDER in the place of the package's small data: Omniglot or classes of pictures;"
+            " cifar10=FOLDER and its like for codes and streams.",
+        ),
+    ] = None,
+    trials: Annotated[
+        Optional[int], typer.Option("--trials", min=1, help="Trials of each family's search.")
+    ] = None,
+    seeds: Annotated[
+        Optional[int], typer.Option("--seeds", min=1, help="Seeds that each family's best is judged with.")
+    ] = None,
+    searches: Annotated[
+        Optional[int],
+        typer.Option("--searches", min=1, help="Searches of the leaders, for the luck of the search."),
+    ] = None,
+    epochs: Annotated[Optional[int], typer.Option("--epochs", min=1, help="Epochs of each trial.")] = None,
+    write: Annotated[
+        Optional[Path], typer.Option("--write", help="Only write the study files into this folder.")
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Only show the claims, and what testing them costs.")
+    ] = False,
+    estimate: Annotated[
+        bool, typer.Option(help="Time a few training steps of each study to tell its duration.")
+    ] = True,
+    json: JsonOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    tracking_uri: ServerOption = None,
+    tracking_timeout: PatienceOption = None,
+    address: ClusterOption = None,
+) -> None:
+    """Test the claims of four papers, and print what is reproduced, contrary, not distinguishable and not tested.
+
+    Claims that share data and embedder are one study, in which two families differ in one switch and see the same
+    drawn points. Call it again to resume. Without `--data` it takes the small data that come with the package.
+    """
+    from dmlstudy.spec import claims as spec
+    from dmlstudy.spec.study_file import ProtocolConfig
+
+    if others and not only:
+        raise ValueError(f"{others[0]}: write --only {others[0]}, or nothing for all claims")
+    if searches is not None and "searches" not in ProtocolConfig.model_fields:
+        raise ValueError("--searches: this version searches once; leave it out")
+    settings = {
+        "search.trials_per_family": trials,
+        "protocol.verdict_seeds": seeds,
+        "protocol.searches": searches,
+        "training.epochs": epochs,
+    }
+    file = spec.read()
+    chosen = spec.chosen(file, [*(only or ()), *(others or ())])
+    given = {key: value for key, value in settings.items() if value is not None}
+    studies = spec.studies_of(file, chosen, spec.data_at(data or ()), given)
+    if write is not None:
+        _write(studies, write, json)
+        return
+    if list_:
+        _list(file, chosen, studies, estimate, json)
+        return
+    failures: dict[str, str] = {}
+    place = store_at(store, tracking_uri, tracking_timeout)
+    found = {
+        finding.id: finding
+        for name, study in studies.items()
+        for finding in _tested(name, study, place, address, json, estimate, failures)
+    }
+    from dmlstudy.studies.claims import untested
+
+    told = [found.get(claim.id) or untested(claim, claim.not_tested or "") for claim in chosen]
+    if json:
+        show_json([finding.model_dump() for finding in told])
+    else:
+        _show(told, studies)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _tested(
+    name: str,
+    study: ClaimsOf,
+    place: Store,
+    address: str | None,
+    quiet: bool,
+    estimate: bool,
+    failures: dict[str, str],
+) -> list[ClaimFinding]:
+    """Run or resume the study of some claims; what cannot be run is a reason for which they are not tested."""
+    from dmlstudy.engine.interruption import StudyInterrupted
+    from dmlstudy.engine.progress import as_long_as_heard, terminal
+    from dmlstudy.registry.leaderboard import leaderboard
+    from dmlstudy.spec.study_file import SpecError
+    from dmlstudy.studies import claims as of_studies
+    from dmlstudy.studies.conclude import StudyFailed
+    from dmlstudy.studies.run import run_study
+
+    try:
+        written = of_studies.spec_of(study)
+        if not (quiet or _is_finished(place, written)):
+            print(_cost(written, estimate), file=sys.stderr)
+        with terminal() as stream:
+            width = None if console.is_terminal else WIDTH
+            tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
+            run_study(
+                written.spec, place, address=address, tell=_unheard if quiet else as_long_as_heard(tell)
+            )
+    except StudyInterrupted:
+        print("interrupted; what was finished is kept, the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except (SpecError, StudyFailed) as error:
+        failures[name] = " ".join(str(error).split())
+        return [of_studies.untested(claim, failures[name]) for claim in study.claims]
+    return of_studies.findings(study.claims, leaderboard(place, written.spec.name))
+
+
+def _is_finished(place: Store, written: CheckedClaims) -> bool:
+    return written.spec.name in place.studies() and (
+        place.read_state(written.spec.name).get("state") == "finished"
+    )
+
+
+def _cost(written: CheckedClaims, estimate: bool) -> str:
+    from dmlstudy.studies import checks
+    from dmlstudy.studies import claims as of_studies
+
+    return of_studies.cost(written.spec, checks.check_parts(written.spec), measure=estimate)
+
+
+def _write(studies: Mapping[str, ClaimsOf], folder: Path, json: bool) -> None:
+    from dmlstudy.studies import claims as of_studies
+
+    folder = folder.expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [of_studies.spec_of(study) for study in studies.values()]
+    paths = [of_studies.write(each, folder) for each in written]
+    if json:
+        show_json(
+            [{"file": str(path), "study": each.spec.name} for path, each in zip(paths, written, strict=True)]
+        )
+        return
+    for path, each in zip(paths, written, strict=True):
+        say(f"{path}: {len(each.claims)} claims, {len(each.spec.families)} families")
+
+
+def _list(
+    file: ClaimsFile, chosen: Sequence[Claim], studies: Mapping[str, ClaimsOf], estimate: bool, json: bool
+) -> None:
+    from dmlstudy.spec.study_file import SpecError
+    from dmlstudy.studies import claims as of_studies
+
+    costs: dict[str, str] = {}
+    for name, study in studies.items():
+        try:
+            costs[name] = _cost(of_studies.spec_of(study), estimate)
+        except SpecError as error:
+            costs[name] = f"claims-{name}: cannot be run: {error}"
+    if json:
+        facts: dict[str, Any] = {"papers": file.papers, "claims": [claim.model_dump() for claim in chosen]}
+        show_json(facts | {"studies": costs})
+        return
+    for paper, title in file.papers.items():
+        own = [claim for claim in chosen if claim.paper == paper]
+        if not own:
+            continue
+        say(f"{paper}: {title}")
+        show_table(
+            ("claim", "what is claimed", "place", "tested by"),
+            [(claim.id, claim.claim, claim.place, _tested_by(claim)) for claim in own],
+        )
+        say("")
+    for line in costs.values():
+        say(line)
+
+
+def _tested_by(claim: Claim) -> str:
+    if claim.not_tested is not None:
+        return f"not tested: {claim.not_tested}"
+    return f"{claim.first} {claim.expected} than {claim.second}"
+
+
+def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> None:
+    """The claims that were tested as one table, the others with their reasons."""
+    rows = [
+        (
+            finding.id,
+            f"{finding.first} {finding.expected} than {finding.second}",
+            f"{finding.effect:+.4f}",
+            finding.these,
+            _p(finding.p),
+            finding.like_these,
+            _p(finding.like_p),
+        )
+        for finding in found
+        if finding.effect is not None
+    ]
+    if rows:
+        columns = ("claim", "claimed", "difference", "these classes", "p", "classes like these", "p")
+        show_table(columns, rows)
+        say("")
+    for finding in found:
+        if finding.effect is None:
+            say(f"{finding.id}: not tested: {finding.why} ({finding.place})")
+        elif finding.why:
+            say(f"{finding.id}: not tested on classes like these: {finding.why}")
+    counts = _counted(found, lambda finding: finding.these)
+    like = _counted(found, lambda finding: finding.like_these)
+    say(f"{len(found)} claims; on these classes {counts}; on classes like these {like}")
+    say(
+        "p: Holm's, among the claims of one study; these classes: with other seeds; like these: with other classes too,"
+        " of codes and streams with other images of the same classes"
+    )
+    if any(study.data.is_bundled for study in studies.values()):
+        say(
+            "these are small data and a small budget: what is not distinguishable here may be so with --data, --trials"
+            " and --seeds"
+        )
+
+
+def _counted(found: Sequence[ClaimFinding], outcome: Callable[[ClaimFinding], str]) -> str:
+    names = ("reproduced", "contrary", "not distinguishable", "not tested")
+    counts = {name: sum(outcome(finding) == name for finding in found) for name in names}
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _p(p: float | None) -> str:
+    return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _unheard(_: str) -> None:
+    """Drops a line that is not to be seen."""
