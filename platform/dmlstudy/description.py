@@ -57,6 +57,7 @@ class ArchitectureFields(_Strict):
     code: Text = "none"
     head_depth: Annotated[int, Field(ge=0, le=64)] = 0
     head_width: Size = 100
+    structure_input: Text = "none"
 
 
 class EmbedderDescription(_Part):

@@ -26,6 +26,9 @@ SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
 }
 """Each objective of a trial's run; a trial without a latency counts as the slowest, as in its search."""
 
+LEAST_DEVIATION = 0.01
+"""Of structure embeddings that do anything: ``omega_deviation`` on the test items, the mean over seeds."""
+
 UNKNOWN_RESOLUTION = 1e-3
 """Of scores on test classes where nobody noted how many queries they have."""
 
@@ -84,6 +87,19 @@ class Row(Grown):
     retention: dict[str, Estimate] = {}
 
     @property
+    def untested(self) -> str | None:
+        """A line where the family's structure embeddings are the same for all items; None where they are not."""
+        found = self.test.get(metric_names.on_test(metric_names.OMEGA_DEVIATION))
+        if found is None or is_untrained(self.family) or found.mean >= LEAST_DEVIATION:
+            return None
+        saturated = self.test.get(metric_names.on_test(metric_names.OMEGA_SATURATED))
+        at_bounds = "" if saturated is None else f", {saturated.mean:.0%} of weights at a bound"
+        return (
+            f"the structure head of {self.family} did nothing, giving all items the same weights (omega_deviation"
+            f" {found.mean:.4f} < {LEAST_DEVIATION}{at_bounds}): what structure embeddings bring is not tested"
+        )
+
+    @property
     def num_tried(self) -> int:
         """Trials of the family's search that have ended."""
         return self.num_finished + self.num_pruned + self.num_failed
@@ -104,7 +120,7 @@ class Leaderboard(Grown):
     A row's best configuration is that of the highest validation objective, also where the study has a second one.
     """
 
-    LATER = ("retention", "lost")
+    LATER = ("retention", "lost", "untested")
 
     study: str
     objective: str
@@ -120,6 +136,8 @@ class Leaderboard(Grown):
     retention: RetentionSet | None = None
     lost: list[Comparison] = []
     """By the objective on the retention data: each judged family with its untrained embedder."""
+    untested: list[str] = []
+    """Lines on families whose structure head did nothing, so that what it was to show is not tested."""
 
     def lost_by(self, family: str) -> Comparison | None:
         """A family's comparison with its untrained embedder on the retention data, where there is one."""
@@ -160,6 +178,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
         lost=retention.lost(
             runs, {row.family: row.untrained for row in rows if row.untrained}, elsewhere, objective
         ),
+        untested=[line for row in rows if (line := row.untested)],
     )
 
 

@@ -7,7 +7,13 @@ from dmlstudy.embedders.blocks import num_blocks
 from dmlstudy.losses import catalogue
 from dmlstudy.records import AugmentationConfig, TrialConfig
 from dmlstudy.training import adaptation
-from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe, check_unfrozen
+from dmlstudy.training.recipe import (
+    check_chunk_and_share,
+    check_draw,
+    check_heads,
+    check_recipe,
+    check_unfrozen,
+)
 from dmlstudy.training.tasks.checked import TOO_LARGE, said
 
 
@@ -29,7 +35,7 @@ def _check_loss(config: TrialConfig, key: str) -> None:
             regularizer=(regularizer.name, regularizer.params) if regularizer else None,
             memory=config.batch.memory_size > 0,
             num_classes=2,
-            dim=config.embedder.dim,
+            dim=config.embedder.size,
         )
     except (ValueError, *TOO_LARGE) as error:
         section = "regularizer" if str(error).startswith("regularizer") else "loss"
@@ -43,6 +49,7 @@ def _check_loss(config: TrialConfig, key: str) -> None:
 def _check_recipe(config: TrialConfig, *, has_classes: bool) -> None:
     check_recipe(config.training)
     check_chunk_and_share(config)
+    check_heads(config)
     adaptation.check_adapter(config)
     adaptation.check_backbone(config)
     check_draw(config.batch, has_classes=has_classes)
