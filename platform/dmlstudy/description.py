@@ -58,6 +58,7 @@ class ArchitectureFields(_Strict):
     head_depth: Annotated[int, Field(ge=0, le=64)] = 0
     head_width: Size = 100
     head: Text = "linear"
+    structure_input: Text = "none"
 
 
 class EmbedderDescription(_Part):

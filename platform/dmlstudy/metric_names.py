@@ -12,6 +12,8 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 | ``test_concatenated_map_at_r`` | the folds' models as one embedding on the test classes |
 | ``test_map_at_r_low``, ``test_map_at_r_high`` | ends of an interval, in a leaderboard's row |
 | ``retention_map_at_r`` | score on the test classes of the retention data |
+| ``omega_deviation``, ``test_omega_deviation`` | how far structure embeddings are from one and the same for all items |
+| ``omega_saturated`` | share of their weights at a bound |
 | ``test_num_queries`` | a count that tells how a score came about |
 """
 
@@ -23,6 +25,8 @@ from collections.abc import Iterable, Mapping
 TRAIN_LOSS = "train_loss"
 IMAGES_PER_SECOND = "images_per_second"
 LATENCY_MS = "embed_ms_per_image"
+OMEGA_DEVIATION = "omega_deviation"
+OMEGA_SATURATED = "omega_saturated"
 WISE_FT = "wise_ft"
 """The share of the trained weights that the folds have chosen, of several."""
 VALIDATION = "validation"

@@ -264,10 +264,14 @@ class AugmentationConfig(Grown):
     ] = 0.0
 
 
-class EmbedderConfig(Grown):
-    """Backbone and head of the embedder f: image -> unit sphere in R^dim."""
+NUM_FUSED = 3
+"""Stages of a backbone whose features are put together by ``embedder.fusion``."""
 
-    LATER = ("head",)
+
+class EmbedderConfig(Grown):
+    """Backbone and head of the embedder f: image -> unit sphere in R^size."""
+
+    LATER = ("head", "dim_per", "structure_input")
 
     backbone: Annotated[
         str,
@@ -280,6 +284,13 @@ class EmbedderConfig(Grown):
     dim: Annotated[
         int, Field(ge=2, le=4096, description="embedding size D, of all heads together; of a code its bits")
     ] = 64
+    dim_per: Annotated[
+        Literal["whole", "head"],
+        Field(
+            description="what dim is the size of: the whole embedding, or each of the heads of fusion: heads or"
+            " unit_heads, so that the whole has 3 dim"
+        ),
+    ] = "whole"
     width: Annotated[
         int,
         Field(ge=4, le=1024, description="channels of small_conv's first stage, units of an MLP's layers"),
@@ -328,6 +339,23 @@ class EmbedderConfig(Grown):
             " identity's gradient; none: real numbers"
         ),
     ] = "none"
+    structure_input: Annotated[
+        Literal["none", "center", "standardize"],
+        Field(
+            description="features that a structure head gets: as they are; less their running mean over batches of all"
+            " workers; also over the root of their running mean variance"
+        ),
+    ] = "none"
+
+    @property
+    def size(self) -> int:
+        """Numbers of an embedding."""
+        return embedding_size(self.dim, self.dim_per)
+
+
+def embedding_size(dim: int, dim_per: str) -> int:
+    """Numbers of an embedding whose ``dim`` is that of the whole, or of each of the heads of fused stages."""
+    return dim * NUM_FUSED if dim_per == "head" else dim
 
 
 class BatchConfig(Grown):
@@ -430,6 +458,7 @@ class TrainingConfig(Grown):
         "lora_alpha",
         "lora_targets",
         "lora_blocks",
+        "structure_lr_mult",
     )
 
     epochs: Annotated[
@@ -449,9 +478,16 @@ class TrainingConfig(Grown):
     head_lr_mult: Annotated[
         float, Field(gt=0, allow_inf_nan=False, description="learning-rate multiplier of the head")
     ] = 1.0
+    structure_lr_mult: Annotated[
+        PositiveFloat | None,
+        Field(
+            allow_inf_nan=False,
+            description="the same of the structure head; default: head_lr_mult",
+        ),
+    ] = None
     loss_lr_mult: Annotated[
         float,
-        Field(gt=0, allow_inf_nan=False, description="the same for the loss's own parameters"),
+        Field(gt=0, allow_inf_nan=False, description="the same of the loss's own parameters"),
     ] = 1.0
     loss_lr: Annotated[
         PositiveFloat | None,

@@ -30,7 +30,9 @@ def test_every_key_is_there_once_and_has_a_meaning() -> None:
 
 def test_a_section_has_its_own_keys() -> None:
     assert all(option.key.startswith("training.") for option in options("training"))
-    assert list(by_key("families")) == [f"families.NAME.{key}" for key in ("space", "override", "like", "fix")]
+    assert list(by_key("families")) == [
+        f"families.NAME.{key}" for key in ("space", "override", "like", "fix")
+    ]
 
 
 @pytest.mark.parametrize(

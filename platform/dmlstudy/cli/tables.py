@@ -88,6 +88,8 @@ def show_leaderboard(board: Leaderboard) -> None:
         _show_front(board)
     if board.comparisons:
         _show_comparisons(board)
+    for line in board.untested:
+        say(line)
     if board.retention:
         _show_retention(board)
 

@@ -33,7 +33,7 @@ from dmlstudy.embedders.modes import in_eval_mode
 from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.starting import begun_with
-from dmlstudy.embedders.structure import NO_STRUCTURE, StructureHead, check_structure
+from dmlstudy.embedders.structure import AS_THEY_ARE, NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
 from dmlstudy.text import nearest
 
@@ -58,6 +58,7 @@ class Architecture:
     head_depth: int = 0
     head_width: int = 100
     head: str = LINEAR
+    structure_input: str = AS_THEY_ARE
 
 
 class Embedder(nn.Module):
@@ -93,7 +94,7 @@ class Embedder(nn.Module):
         self.structure_head: StructureHead | None = None
         if architecture.structure != NO_STRUCTURE:
             self.structure_head = StructureHead(
-                backbone.num_features, architecture.dim, architecture.structure
+                backbone.num_features, architecture.dim, architecture.structure, architecture.structure_input
             )
         self.train()  # so that freeze_bn holds from the start
 
@@ -228,6 +229,7 @@ def build(
     head_depth: int = 0,
     head_width: int = 100,
     head: str = LINEAR,
+    structure_input: str = AS_THEY_ARE,
     seed: int,
     make_backbone: Callable[..., Backbone] = build_backbone,
 ) -> Embedder:
@@ -235,7 +237,8 @@ def build(
 
     ``image_size`` is a side, or (height, width), in pixels, or () for vectors of ``in_channels`` features;
     ``weights`` is None, 'default', a file or the folder of a saved embedder (``starting``); ``structure`` is 'none', or
-    'official' or 'paper' for a structure head, which does not change the initial parameters of the rest.
+    'official' or 'paper' for a structure head, which does not change the initial parameters of the rest, and
+    ``structure_input`` what that gets (``structure.INPUTS``).
 
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the
@@ -269,6 +272,7 @@ def build(
         head_depth=head_depth,
         head_width=head_width,
         head=head,
+        structure_input=structure_input,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dmlstudy.embedders.modes import shapes_only
+from dmlstudy.records import NUM_FUSED
 
 NO_FUSION, OWN_POOLING = "none", "own"
 
@@ -31,7 +32,7 @@ POOLINGS: Mapping[str, str] = {
     "avg+max": "the sum of both",
 }
 
-NUM_LEVELS = 3
+NUM_LEVELS = NUM_FUSED
 
 AFTER_THE_MAPS = {"avgpool", "classifier", "fc", "head", "heads", "dropout", "flatten", "permute"}
 CONTAINERS = {"features", "layers", "blocks", "trunk_output"}

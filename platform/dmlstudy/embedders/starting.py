@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 HEAD = ("head", "dim", "fusion", "pooling", "head_norm", "head_depth", "head_width")
 """Settings of the embedder that a head depends on."""
 
+STRUCTURE_HEAD = ("structure", "structure_input")
+"""Those that a structure head depends on as well."""
+
 
 def begun_with(embedder: Embedder, weights: str | None, backbone: Backbone) -> Embedder:
     """The embedder, with what its ``weights`` hold beside the backbone, and the digests of what was loaded."""
@@ -41,7 +44,9 @@ def begun_with(embedder: Embedder, weights: str | None, backbone: Backbone) -> E
     if not differing(saved.architecture, embedder.architecture):
         embedder.head.load_state_dict(dict(saved.head))
         embedder.begun_parts += ("head",)
-    has_same_structure = saved.architecture.structure == embedder.architecture.structure
+    has_same_structure = all(
+        getattr(saved.architecture, name) == getattr(embedder.architecture, name) for name in STRUCTURE_HEAD
+    )
     if embedder.structure_head is not None and has_same_structure:
         embedder.structure_head.load_state_dict(dict(saved.structure_head))
         embedder.begun_parts += ("structure_head",)

@@ -196,7 +196,8 @@ def _compared(board: Leaderboard, family: str) -> Sequence[str]:
     if not own:
         return []
     said = "Paired by seed, corrected for all pairs of the study (Holm)"
-    notes = [f"{each[0].upper()}{each[1:]}." for each in remarks(own)]
+    untested = [row.untested for row in board.rows if row.family == family and row.untested]
+    notes = [f"{each[0].upper()}{each[1:]}." for each in [*remarks(own), *untested]]
     return [
         f"{said}:",
         "",

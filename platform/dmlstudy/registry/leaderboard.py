@@ -29,6 +29,9 @@ SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
 }
 """Each objective of a trial's run; a trial without a latency counts as the slowest, as in its search."""
 
+LEAST_DEVIATION = 0.01
+"""Of structure embeddings that do anything: ``omega_deviation`` on the test items, the mean over seeds."""
+
 
 class Estimate(Record):
     """Mean over n values and the half-width of its 95% t-interval; none for a single value."""
@@ -84,6 +87,19 @@ class Row(Grown):
     retention: dict[str, Estimate] = {}
 
     @property
+    def untested(self) -> str | None:
+        """A line where the family's structure embeddings are the same for all items; None where they are not."""
+        found = self.test.get(metric_names.on_test(metric_names.OMEGA_DEVIATION))
+        if found is None or is_untrained(self.family) or found.mean >= LEAST_DEVIATION:
+            return None
+        saturated = self.test.get(metric_names.on_test(metric_names.OMEGA_SATURATED))
+        at_bounds = "" if saturated is None else f", {saturated.mean:.0%} of weights at a bound"
+        return (
+            f"the structure head of {self.family} did nothing, giving all items the same weights (omega_deviation"
+            f" {found.mean:.4f} < {LEAST_DEVIATION}{at_bounds}): what structure embeddings bring is not tested"
+        )
+
+    @property
     def num_tried(self) -> int:
         """Trials of the family's search that have ended."""
         return self.num_finished + self.num_pruned + self.num_failed
@@ -104,7 +120,7 @@ class Leaderboard(Grown):
     A row's best configuration is that of the highest validation objective, also where the study has a second one.
     """
 
-    LATER = ("retention", "lost", "luck")
+    LATER = ("retention", "lost", "luck", "untested")
 
     study: str
     objective: str
@@ -122,6 +138,8 @@ class Leaderboard(Grown):
     """By the objective on the retention data: each judged family with its untrained embedder."""
     luck: SearchLuck | None = None
     """Of the families whose search was done again; None where none was."""
+    untested: list[str] = []
+    """Lines on families whose structure head did nothing, so that what it was to show is not tested."""
 
     def lost_by(self, family: str) -> Comparison | None:
         """A family's comparison with its untrained embedder on the retention data, where there is one."""
@@ -153,6 +171,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
             runs, {row.family: row.untrained for row in rows if row.untrained}, elsewhere, objective
         ),
         luck=_luck(store, study, runs),
+        untested=[line for row in rows if (line := row.untested)],
     )
 
 

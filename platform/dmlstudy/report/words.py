@@ -260,7 +260,9 @@ def comparison_table(board: Leaderboard) -> Html:
         f" {len(rows)} pairs (Holm). Intervals hold for all pairs at once with 95% (Bonferroni): they are wider than"
         " the test, so one may reach past 0 beside a “better”."
     )
-    caption += "".join(f" {each[0].upper()}{each[1:]}." for each in remarks(board.comparisons))
+    caption += "".join(
+        f" {each[0].upper()}{each[1:]}." for each in [*remarks(board.comparisons), *board.untested]
+    )
     head = ["first", "is", "second", "difference", "interval", "Holm’s p"]
     if has_others:
         units = PLURALS[board.comparisons[0].unit]

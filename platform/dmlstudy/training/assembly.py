@@ -21,7 +21,7 @@ from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
 from dmlstudy.training import canvases, feature_cache, started
 from dmlstudy.training.adaptation import adapt, check_adapter
-from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_recipe
+from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_heads, check_recipe
 from dmlstudy.training.step import Step
 
 
@@ -38,6 +38,7 @@ def check(config: TrialConfig, train: LabelledImages) -> None:
         raise ValueError(problem)
     check_recipe(config.training)
     check_chunk_and_share(config)
+    check_heads(config)
     check_adapter(config)
 
 
@@ -49,13 +50,14 @@ def make_embedder(
     own, training = config.embedder, config.training
     embedder = embedders.build(
         own.backbone,
-        own.dim,
+        own.size,
         width=own.width,
         weights=started.weights_of(config),
         freeze_bn=own.freeze_bn,
         in_channels=channels,
         image_size=tuple(height_width),
         structure=_structure_head(config.regularizer),
+        structure_input=own.structure_input,
         fusion=own.fusion,
         pooling=own.pooling,
         head_norm=own.head_norm,
@@ -104,7 +106,7 @@ def make_loss(config: TrialConfig, num_classes: int, seed: int, device: torch.de
         regularizer=(regularizer.name, regularizer.params) if regularizer else None,
         memory=config.batch.memory_size > 0,
         num_classes=num_classes,
-        dim=config.embedder.dim,
+        dim=config.embedder.size,
         num_layers=config.embedder.head_depth + 1,
         seed=seed,
     ).to(device)
@@ -117,7 +119,7 @@ def make_memory(config: TrialConfig, device: torch.device) -> CrossBatchMemory |
     batch = config.batch
     if not batch.memory_size:
         return None
-    return CrossBatchMemory(batch.memory_size, config.embedder.dim, batch.memory_warmup).to(device)
+    return CrossBatchMemory(batch.memory_size, config.embedder.size, batch.memory_warmup).to(device)
 
 
 def make_batches(batch: BatchConfig, labels_N: Labels, num_classes: int, seed: int) -> Batches:

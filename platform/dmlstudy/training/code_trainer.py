@@ -22,6 +22,7 @@ from dmlstudy.records import DataConfig, HashingConfig, TrialConfig
 from dmlstudy.training import dataset_cache, trainer_state
 from dmlstudy.training.interface import Share, Trainer, TrialFailed, derived_seed
 from dmlstudy.training.scores import Scored, unit_scores
+from dmlstudy.training.structure_scores import structure_scores
 
 GENERATOR = "generator"
 """The name of the random generator's state."""
@@ -89,17 +90,19 @@ class CodeTrainer(Trainer):
         if more is not None:
             z_MD = np.concatenate([model.codes(more.x_NF), z_MD])
             labels_M = np.concatenate([more.labels, labels_M])
-        is_reranked = self.config.regularizer is not None and self.codes.rerank > 0
+        omega_QD = None if self.config.regularizer is None else model.omega(rows.x_NF[query_Q])
         ranked = hashing.rank_codes(
             z_ND[query_Q],
             rows.labels[query_Q],
             z_MD,
             labels_M,
             at=self.config.map_at,
-            omega_QD=model.omega(rows.x_NF[query_Q]) if is_reranked else None,
+            omega_QD=omega_QD if self.codes.rerank else None,
             rerank=self.codes.rerank,
         )
         metrics = hashing.means(ranked)
+        if omega_QD is not None:
+            metrics |= structure_scores(omega_QD, self.codes.num_bits, self.config)
         of_each = {prefix: scores.sums(query_Q) for prefix, scores in ranked.items()}
         (unit_U, count_U, _), *_ = of_each.values()
         sums = {

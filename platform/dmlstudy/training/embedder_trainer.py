@@ -183,7 +183,7 @@ class EmbedderTrainer(Trainer):
         )
         if not np.isfinite(both_NE).all():
             raise TrialFailed(f"embeddings are not finite after epoch {self.num_epochs}")
-        dim = self.config.embedder.dim
+        dim = self.config.embedder.size
         z_ND = np.ascontiguousarray(both_NE[:, :dim])
         return Embedded(z_ND, np.ascontiguousarray(both_NE[:, dim:]) if structure else None)
 
@@ -198,7 +198,7 @@ class EmbedderTrainer(Trainer):
         canvases.prepare(images, self.config.data)
         pieces = [indices[start : start + EMBEDDED] for start in range(0, len(indices), EMBEDDED)]
         read = Loader(images).epoch(pieces)
-        parts = [np.empty((0, self.config.embedder.dim * (1 + structure)), np.float32)]
+        parts = [np.empty((0, self.config.embedder.size * (1 + structure)), np.float32)]
         error = None
         for piece in pieces:
             read_NHWC, error = _next(read)
@@ -257,7 +257,7 @@ class EmbedderTrainer(Trainer):
         return self._embed_to_judge(self.held_out.images), self.held_out
 
     def _embed_to_judge(self, images: LabelledImages) -> Embedded:
-        return self.embed(images, structure=self.config.retrieval.rerank == "structure")
+        return self.embed(images, structure=self.embedder.structure_head is not None)
 
     def save(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         """Write the embedder, and what it makes of some held-out images."""

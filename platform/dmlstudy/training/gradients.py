@@ -55,12 +55,15 @@ class AtOnce(Gradients):
     """One forward and one backward of the whole share, averaged by data parallel."""
 
     def __init__(self, step: Step) -> None:
+        self.step = step
         self.parallel = distributed.data_parallel(step)
 
     def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
-        return _backpropagated(
-            LossSum(*self.parallel(images_NHWC.to(y_N.device, non_blocking=True), y_N, id_N)), scale
-        )
+        images_NHWC = images_NHWC.to(y_N.device, non_blocking=True)
+        self.step.begin([images_NHWC])
+        mean = _backpropagated(LossSum(*self.parallel(images_NHWC, y_N, id_N)), scale)
+        self.step.renew()
+        return mean
 
 
 class InChunks(Gradients):
@@ -90,10 +93,12 @@ class InChunks(Gradients):
         distributed.take_over_rank_0(step)
 
     def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
+        self.step.begin(self._chunks(images_NHWC, y_N.device))
         of_batch = self._through_the_head if self.has_frozen_backbone else self._twice
         mean = of_batch(images_NHWC, y_N, id_N, scale)
         # A device may still be copying the second pass's chunks. What it copied before was waited for by the mean.
         self.copied_NHWC = images_NHWC
+        self.step.renew()
         self.step.weigh_layers()  # not before the second pass, which must find the weights of the first
         distributed.average_gradients(self.step.parameters())
         return mean

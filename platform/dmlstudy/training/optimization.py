@@ -135,7 +135,8 @@ def _clip(part: str, parameters: Iterable[nn.Parameter], most: float, *, is_scal
 def _groups(
     training: TrainingConfig, embedder: embedders.Embedder, loss: nn.Module, unfrozen: set[str]
 ) -> Iterator[Group]:
-    """Groups of the backbone's layers, from the first, then of the heads and of the loss."""
+    """Groups of the backbone's layers, from the first, then of the heads, the structure head where it has a rate of its
+    own, and the loss."""
     backbone = embedder.backbone
     trained = {name: value for name, value in backbone.named_parameters() if name in unfrozen}
     undecayed = set() if training.decay_norms else not_decayed(backbone)
@@ -149,12 +150,20 @@ def _groups(
             own = {name: value for name, value in trained.items() if blocks.layers[name] == layer}
             yield Group(own, training.lr * training.layer_decay ** (blocks.after - layer), undecayed)
     heads = {f"head.{name}": value for name, value in embedder.head.named_parameters()}
+    structure: dict[str, nn.Parameter] = {}
     if embedder.structure_head is not None:
-        heads |= {f"structure_head.{name}": v for name, v in embedder.structure_head.named_parameters()}
-    thin = set() if training.decay_norms else {name for name, value in heads.items() if value.ndim <= 1}
-    yield Group(heads, training.lr * training.head_lr_mult, thin)
+        structure = {f"structure_head.{name}": v for name, v in embedder.structure_head.named_parameters()}
+    multiple = training.structure_lr_mult
+    yield _of_head(training, heads if multiple is not None else heads | structure, training.head_lr_mult)
+    if multiple is not None:
+        yield _of_head(training, structure, multiple)
     loss_lr = training.lr * training.loss_lr_mult if training.loss_lr is None else training.loss_lr
     yield Group(dict(loss.named_parameters()), loss_lr, set(), 0.0)
+
+
+def _of_head(training: TrainingConfig, named: dict[str, nn.Parameter], multiple: float) -> Group:
+    thin = set() if training.decay_norms else {name for name, value in named.items() if value.ndim <= 1}
+    return Group(named, training.lr * multiple, thin)
 
 
 def _of_adapters(

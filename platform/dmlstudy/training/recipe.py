@@ -66,7 +66,7 @@ def check_unfrozen(last: int | str, num_blocks: int) -> None:
         )
 
 
-def check_head(config: TrialConfig) -> None:
+def check_trained_parts(config: TrialConfig) -> None:
     """Raise ValueError where an embedder without a head would have nothing to train for an epoch or more."""
     training = config.training
     if config.embedder.head != "none" or training.epochs == 0:
@@ -97,8 +97,32 @@ def check_chunk_and_share(config: TrialConfig) -> None:
             f"training.wise_ft: {shown} would mix weights of different batch statistics; set embedder.freeze_bn:"
             " true, or leave training.wise_ft out"
         )
+    if least < 1 and embedder.structure_input != "none":
+        raise ValueError(
+            f"training.wise_ft: {shown} would give a structure head features of other weights than the running mean of"
+            f" embedder.structure_input: {embedder.structure_input} is of; leave one of them out"
+        )
     if least < 1 and embedder.weights is None:
         raise ValueError(
             f"training.wise_ft: {shown} mixes the trained weights with those they began as, and these are random; set"
             " embedder.weights, or leave training.wise_ft out"
+        )
+
+
+def check_heads(config: TrialConfig) -> None:
+    """Raise ValueError, beginning with the key, for keys of heads that the trial's embedder does not have."""
+    embedder, regularizer = config.embedder, config.regularizer
+    if embedder.dim_per == "head" and embedder.fusion not in ("heads", "unit_heads"):
+        raise ValueError(
+            f"embedder.dim_per: head needs a head for each stage, and embedder.fusion: {embedder.fusion} has one in"
+            " all; set embedder.fusion: heads, or leave embedder.dim_per out"
+        )
+    multiple = config.training.structure_lr_mult
+    of_structure = [] if multiple is None else [f"training.structure_lr_mult: {multiple:g}"]
+    if embedder.structure_input != "none":
+        of_structure.append(f"embedder.structure_input: {embedder.structure_input}")
+    if of_structure and (regularizer is None or regularizer.name != "structure"):
+        raise ValueError(
+            f"{of_structure[0]} is of a structure head, which the regularizer structure trains; set regularizer.name:"
+            " structure, or leave it out"
         )

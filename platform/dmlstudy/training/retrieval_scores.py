@@ -18,6 +18,7 @@ from dmlstudy import distributed, retrieval
 from dmlstudy.data.images import Indices, Labels
 from dmlstudy.records import RetrievalConfig, TrialConfig
 from dmlstudy.training.scores import Scored, joined, unit_scores
+from dmlstudy.training.structure_scores import structure_scores
 
 FIRST_STAGE = "first_stage_"
 """Before the names of scores of the order that is re-ranked."""
@@ -27,7 +28,7 @@ NAMES = ("embeddings", "structure")
 
 
 class Embedded(NamedTuple):
-    """Embeddings z_ND of unit norm and, where a structure head is asked for them, omega_ND."""
+    """Embeddings z_ND of unit norm and, from a structure head, omega_ND."""
 
     z_ND: NDArray[np.float32]
     omega_ND: NDArray[np.float32] | None = None
@@ -63,6 +64,8 @@ def retrieval_scores(
 ) -> Scored:
     """Metrics of the retrieval that the configuration asks for, computed by rank 0 for all: every rank must call this.
 
+    With structure embeddings there are ``omega_deviation`` and ``omega_saturated`` of the queries'.
+
     With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall
     time of both stages too, which no two runs measure alike, and scores of clusters if wished for. ``by_class`` adds
     the sums of all that are means over queries, by the queries' class.
@@ -96,6 +99,9 @@ def _scores(
     label_Q = labels_N[ranked.query_Q] if by_class else None
     scored = joined([_named(ranked.scores[name], label_Q, prefix) for name, prefix in prefixes.items()])
     metrics = scored.metrics
+    if embedded.omega_ND is not None:
+        omega_QD = embedded.omega_ND if query is None else embedded.omega_ND[query]
+        metrics |= structure_scores(omega_QD, config.embedder.size, config)
     if config.phase == "verdict":
         if rerankers:
             metrics["search_ms_per_query"] = ranked.ms_per_query["none"]
@@ -131,7 +137,8 @@ def _rerankers(embedded: Embedded, how: RetrievalConfig) -> dict[str, retrieval.
     if how.rerank == "k_reciprocal":
         encodings = retrieval.KReciprocal(z_ND, how.k1, how.k2, how.distance_weight)
         return {how.rerank: lambda row_Q, index_QK: encodings.order(row_Q, index_QK, how.first)}
-    if omega_ND is not None:
+    if how.rerank == "structure":
+        assert omega_ND is not None
         return {
             how.rerank: lambda row_Q, index_QK: retrieval.by_structure(
                 z_ND[row_Q], omega_ND[row_Q], z_ND, index_QK, how.first

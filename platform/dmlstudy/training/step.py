@@ -5,7 +5,7 @@ Shapes: N images, H height, W width, C channels, L layers of the head, F feature
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dmlstudy import distributed
 from dmlstudy.embedders.precision import PRECISIONS
+from dmlstudy.embedders.structure import RunningInput
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 
@@ -66,6 +67,9 @@ class Step(nn.Module):
             self.embed, self.find_features = _compiled(self.embed, self.find_features)
         # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
         self.memory = (memory,)
+        self.running = [module for module in self.modules() if isinstance(module, RunningInput)]
+        """Inputs of heads whose statistics follow the batches."""
+        self.has_begun = not self.running
 
     def forward(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
         z_ND, structure_ND = self.encode(images_NHWC)
@@ -95,6 +99,26 @@ class Step(nn.Module):
         if memory is not None:
             references = memory.references(references)
         return self.loss(anchors, references, self.world or distributed.world())
+
+    def begin(self, chunks: Iterable[Tensor]) -> None:
+        """Give heads the statistics of the first batch before it is trained on; later batches are left alone.
+
+        Every rank must call this, with its share of the images.
+        """
+        if self.has_begun:
+            return
+        if not all(each.num_batches for each in self.running):  # a resumed or saved one has them
+            with torch.no_grad():
+                for images in chunks:
+                    with self._precision(images):
+                        self.embedder.embed_with_structure(images)
+            self.renew()
+        self.has_begun = True
+
+    def renew(self) -> None:
+        """Take the batch that was trained on into the statistics of heads' inputs; every rank must call this."""
+        for each in self.running:
+            each.renew(self.world or distributed.world())
 
     def weigh_layers(self) -> None:
         """Hand the weights of layers that the loss has found on to the embedder, for the next batch."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dmlstudy.records import DataConfig, MetricsConfig, TrialConfig
+from dmlstudy.records import DataConfig, MetricsConfig, TrialConfig, embedding_size
 from dmlstudy.training.interface import FirstReports, Share, Task, TrialData
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ class Embedding(Task):
     has_fold_models = True
 
     def is_of_untrained(self, param: str) -> bool:
-        return param.startswith("embedder.")
+        return param.startswith("embedder.") and param != "embedder.structure_input"  # no embedding is of it
+
+    def size(self, params: Mapping[str, Any]) -> int:
+        return embedding_size(int(params["embedder.dim"]), str(params.get("embedder.dim_per", "whole")))
 
     def metrics(self, protocol: MetricsConfig) -> list[str]:
         from dmlstudy.hashing import metrics_at

@@ -11,8 +11,9 @@ from dmlstudy.training import adaptation
 from dmlstudy.training.recipe import (
     check_chunk_and_share,
     check_draw,
-    check_head,
+    check_heads,
     check_recipe,
+    check_trained_parts,
     check_unfrozen,
 )
 from dmlstudy.training.tasks.checked import TOO_LARGE, said
@@ -34,7 +35,7 @@ def _check_head(config: TrialConfig, key: str) -> None:
         return
     side = {} if config.data.image_size is None else {"side": config.data.image_size}
     try:
-        check_head(config)
+        check_trained_parts(config)
         num = num_features(embedder.backbone, embedder.fusion, embedder.width, **side)
         if num is not None:
             check_bare_head(embedder.backbone, num, embedder.dim, embedder.head_depth, embedder.fusion)
@@ -51,7 +52,7 @@ def _check_loss(config: TrialConfig, key: str) -> None:
             regularizer=(regularizer.name, regularizer.params) if regularizer else None,
             memory=config.batch.memory_size > 0,
             num_classes=2,
-            dim=config.embedder.dim,
+            dim=config.embedder.size,
         )
     except (ValueError, *TOO_LARGE) as error:
         section = "regularizer" if str(error).startswith("regularizer") else "loss"
@@ -65,6 +66,7 @@ def _check_loss(config: TrialConfig, key: str) -> None:
 def _check_recipe(config: TrialConfig, *, has_classes: bool) -> None:
     check_recipe(config.training)
     check_chunk_and_share(config)
+    check_heads(config)
     adaptation.check_adapter(config)
     adaptation.check_backbone(config)
     check_draw(config.batch, has_classes=has_classes)
