@@ -16,6 +16,8 @@ EMBEDDER = "embedder"
 """The folder of a verdict trial's model among its files."""
 UNIT_SCORES = "classes.parquet"
 """The file of a verdict trial's scores by class."""
+PAIR_COUNTS = "pairs.parquet"
+"""The file of what its thresholds do, class by class, where it has thresholds."""
 
 
 class Command(NamedTuple):

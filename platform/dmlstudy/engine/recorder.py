@@ -16,7 +16,7 @@ from dmlstudy.data import state_file
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.cluster_watch import ClusterWatch
 from dmlstudy.engine.gang import checkpoint_name
-from dmlstudy.engine.mailbox import EMBEDDER, UNIT_SCORES
+from dmlstudy.engine.mailbox import EMBEDDER, PAIR_COUNTS, UNIT_SCORES
 from dmlstudy.engine.progress import ProgressLines
 from dmlstudy.records import TrialConfig
 from dmlstudy.registry.tracking import StudyTracker
@@ -195,7 +195,7 @@ class Recorder(tune.Callback):
             self._progress.tell(line)
 
     def _keep(self, run_id: str, files: dict[str, bytes]) -> None:
-        """File a verdict trial's scores by class, and its model if it left one."""
+        """File a verdict trial's scores by class, what its thresholds do, and its model, where it left such."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / EMBEDDER).mkdir()
             for name, content in files.items():
@@ -203,6 +203,8 @@ class Recorder(tune.Callback):
             if any(name.startswith(f"{EMBEDDER}/") for name in files):
                 self._tracker.log_model(run_id, str(Path(folder) / EMBEDDER))
             self._tracker.log_unit_scores(run_id, Path(folder) / UNIT_SCORES)
+            if PAIR_COUNTS in files:
+                self._tracker.log_pair_counts(run_id, Path(folder) / PAIR_COUNTS)
 
     def _from_vault(self, trial_id: str) -> dict[str, bytes]:
         """A trial's files; none where the vault was killed after it got them."""

@@ -18,7 +18,7 @@ import mlflow
 from mlflow.entities import ViewType
 
 from dmlstudy import data
-from dmlstudy.records import Record, UnitScores, present_key
+from dmlstudy.records import PairCounts, Record, UnitScores, present_key
 from dmlstudy.trials import Status, best_ranked
 
 PARENT = "mlflow.parentRunId"
@@ -35,6 +35,10 @@ UNITS_SHA256 = "units_sha256"
 """The tag of a verdict trial's run that has scores by class: the SHA-256 of the classes and their queries."""
 UNIT_SCORES = "classes.parquet"
 """The artifact with these scores."""
+THRESHOLDS = "thresholds"
+"""The tag of a verdict trial's run whose model has thresholds, by the rate they are set for, as JSON."""
+PAIR_COUNTS = "pairs.parquet"
+"""The artifact with what these do, class by class."""
 PAGE = 1000
 
 
@@ -267,6 +271,13 @@ class StudyRuns:
                 file = self._client.download_artifacts(run.id, UNIT_SCORES, folder)
                 self._unit_scores[run.id] = data.read_unit_scores(Path(file))
         return self._unit_scores[run.id]
+
+    def pair_counts(self, run: Run) -> PairCounts | None:
+        """What a verdict trial's thresholds do; None of one that has none."""
+        if THRESHOLDS not in run.tags:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            return data.read_pair_counts(Path(self._client.download_artifacts(run.id, PAIR_COUNTS, folder)))
 
     @cached_property
     def _unit_scores(self) -> dict[str, UnitScores | None]:

@@ -31,6 +31,7 @@ from dmlstudy.registry.runs import (
     PARENT,
     STORE,
     STUDY_RUN,
+    THRESHOLDS,
     UNITS_SHA256,
     VALUES,
     Run,
@@ -431,6 +432,12 @@ class StudyTracker:
         if found is not None:
             self.client.log_artifact(run_id, str(file))
             self.client.set_tag(run_id, UNITS_SHA256, found.digest())
+
+    def log_pair_counts(self, run_id: str, file: Path) -> None:
+        """Keep what a verdict trial's thresholds do (``data.read_pair_counts``) with its run."""
+        found = data.read_pair_counts(file)
+        self.client.log_artifact(run_id, str(file))
+        self.client.set_tag(run_id, THRESHOLDS, json.dumps(found.thresholds))
 
     def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""

@@ -33,6 +33,7 @@ class Verdicts:
                     "family": untrained_name(config.family if len(first_with) > 1 else None),
                     "training": config.training.model_copy(update={"epochs": 0}),
                     "retrieval": RetrievalConfig(),
+                    "thresholds": {},
                     **task_of(config).changes_untrained,
                 }
             )
