@@ -1003,6 +1003,8 @@ class PairCounts(Record):
     """Pairs of an item of the class with one of another."""
     genuine: list[int]
     """Pairs of two items of the class."""
+    shipped: str
+    """The rate whose threshold ships with the model."""
     thresholds: dict[str, float]
     """The least score that is accepted."""
     accepted: dict[str, list[int]]

@@ -337,7 +337,7 @@ def pair_counts_as_bytes(counts: PairCounts) -> bytes:
     for rate in counts.thresholds:
         columns[f"accepted_at_{rate}"] = pa.array(counts.accepted[rate], pa.int64())
         columns[f"rejected_at_{rate}"] = pa.array(counts.rejected[rate], pa.int64())
-    rest = counts.model_dump(include={"thresholds", "class_pairs", "curve"})
+    rest = counts.model_dump(include={"shipped", "thresholds", "class_pairs", "curve"})
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns).replace_schema_metadata({_PAIRS: json.dumps(rest)}), sink)
     return bytes(sink.getvalue().to_pybytes())

@@ -24,7 +24,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, model_folder
-from dmlstudy.records import RecordedEnd, TrialConfig
+from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig
 from dmlstudy.registry.runs import (
     KIND,
     NOTE,
@@ -438,6 +438,10 @@ class StudyTracker:
         found = data.read_pair_counts(file)
         self.client.log_artifact(run_id, str(file))
         self.client.set_tag(run_id, THRESHOLDS, json.dumps(found.thresholds))
+
+    def pair_counts(self, run: Run) -> PairCounts | None:
+        """What a verdict trial's thresholds do; None of one that has none."""
+        return self._runs.pair_counts(run)
 
     def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""

@@ -42,6 +42,7 @@ def verification_scores(
         units=told.unit_C.tolist(),
         impostors=told.impostors_C.tolist(),
         genuine=told.genuine_C.tolist(),
+        shipped=metric_names.rate_name(config.fmr),
         thresholds=config.thresholds,
         accepted={names[rate]: of_C.tolist() for rate, of_C in told.accepted.items()},
         rejected={names[rate]: of_C.tolist() for rate, of_C in told.rejected.items()},

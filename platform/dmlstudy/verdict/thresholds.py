@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,27 @@ class Errors(NamedTuple):
         return f"{self.num_classes} new classes of the kind will show a FMR from {low} to {high} (95%)."
 
 
+def fields(found: Errors) -> dict[str, Any]:
+    """The errors as a model's folder keeps them (``description.ThresholdDescription``)."""
+    return {
+        "tau": found.tau,
+        "wanted_fmr": found.wanted_fmr,
+        "num_classes": found.num_classes,
+        "fmr": _rate_fields(found.fmr),
+        "fnmr": _rate_fields(found.fnmr),
+        "words": str(found),
+        "on_new_classes": found.on_new_classes,
+        "warnings": found.warnings,
+    }
+
+
+def _rate_fields(found: Rate) -> dict[str, Any]:
+    return {
+        **{name: value for name, value in found._asdict().items() if name != "num_classes"},
+        "rate": found.rate,
+    }
+
+
 def errors(counts: PairCounts, rate: str) -> Errors:
     """The errors at the threshold that was set for this rate, a name as ``1e-3``.
 
@@ -118,6 +139,13 @@ def errors(counts: PairCounts, rate: str) -> Errors:
             f"{fnmr.num_classes} classes have genuine pairs; below {FEW_CLASSES} the interval of FNMR may be too narrow"
         )
     return Errors(counts.thresholds[rate], float(rate), fmr, fnmr, warnings)
+
+
+def shipped(counts: PairCounts | None) -> Errors | None:
+    """The errors at the threshold that ships; None where there is none, or no pairs to judge it by."""
+    if counts is None or counts.shipped not in counts.thresholds:
+        return None
+    return errors(counts, counts.shipped) if sum(counts.genuine) and sum(counts.impostors) else None
 
 
 def rate_over_classes(hit_C: Sequence[int], total_C: Sequence[int], *, classes_in_pair: int) -> Rate:
@@ -151,12 +179,12 @@ def rate_over_classes(hit_C: Sequence[int], total_C: Sequence[int], *, classes_i
 
 
 def said(rate: float, beside: float | None = None) -> str:
-    """A rate as people read it: two digits, with the power of ten of a rate ``beside`` it that is about as large."""
+    """A rate as people read it: two digits, with the power of ten of a rate ``beside`` it that is little larger."""
     power = _power(rate)
-    if beside is not None and abs(_power(beside) - power) <= 1:
-        power = _power(beside)
     if power >= -2:
         return f"{rate:.2f}"
+    if beside is not None and power < _power(beside) < -2 and rate >= 0.3 * 10.0 ** _power(beside):
+        power = _power(beside)
     digits = f"{rate / 10.0**power:.1f}".removesuffix(".0")
     return f"{digits}e{power}"
 
