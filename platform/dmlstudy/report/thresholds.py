@@ -28,7 +28,7 @@ def parts(board: Leaderboard, counts: Mapping[str, PairCounts]) -> list[str | Pl
         told += [paragraph(f"{each[0].upper()}{each[1:]}.", kind="notice") for each in winner.warnings]
     if found:
         caption = (
-            "FMR: pairs of two classes that the threshold accepts; FNMR: pairs of one class that it rejects; in brackets"
+            "FMR: pairs of two classes that the threshold accepts; FNMR: pairs of one class it rejects; in brackets"
             " 95% intervals for classes like these (each left out once). Of the model of the verdict’s first seed."
         )
         rows = [[name, f"{each.tau:.3g}", str(each.fmr), str(each.fnmr)] for name, each in found.items()]

@@ -180,6 +180,8 @@ def rate_over_classes(hit_C: Sequence[int], total_C: Sequence[int], *, classes_i
 
 def said(rate: float, beside: float | None = None) -> str:
     """A rate as people read it: two digits, with the power of ten of a rate ``beside`` it that is little larger."""
+    if rate == 0:
+        return "0"
     power = _power(rate)
     if power >= -2:
         return f"{rate:.2f}"
@@ -190,5 +192,5 @@ def said(rate: float, beside: float | None = None) -> str:
 
 
 def _power(rate: float) -> int:
-    """The power of ten of a rate, once it is rounded to two digits; 0 has that of the least rate."""
-    return math.floor(math.log10(float(f"{max(rate, LEAST_RATE):.1e}")))
+    """The power of ten of a rate, once it is rounded to two digits."""
+    return math.floor(math.log10(float(f"{rate:.1e}")))
