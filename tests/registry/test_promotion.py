@@ -74,7 +74,7 @@ def test_a_better_one_takes_over_and_is_rolled_back(store: Store, name: str) -> 
     assert aliases(store, name) == {"champion": 2, "challenger": 1}
     comparison = promotion.compared(store, f"{name}@champion", f"{name}@challenger")
     assert (comparison.outcome, comparison.num_seeds) == ("better", 3)
-    assert str(comparison).startswith(f"{name}/2 better than {name}/1: +0.1067")
+    assert str(comparison).startswith(f"{name}/2 better than {name}/1 on these classes: +0.1067")
     assert promotion.rollback(store, name).reason == "rolled back from version 2"
     assert aliases(store, name) == {"champion": 1, "challenger": 2}
     with pytest.raises(StoreError, match=f"{name}/1: there is nothing before it to go back to"):

@@ -311,12 +311,38 @@ def unit_scores_as_bytes(scores: UnitScores | None) -> bytes:
 
 
 def read_unit_scores(path: Path) -> UnitScores | None:
-    """Read what ``unit_scores_as_bytes`` gave; None of a file without rows. Raises ValueError as ``read_items``."""
+    """Read what ``unit_scores_as_bytes`` gave; None of a file without rows.
+
+    Raises ValueError naming a file that cannot be read, and one of other columns, types or values.
+    """
+    table = _of_unit_scores(path, ())
+    return _unit_scores(table) if len(table) else None
+
+
+def _of_unit_scores(path: Path, keys: Sequence[pa.Field]) -> pa.Table:
+    """A table of scores by unit, with these columns before them. Raises ValueError as ``read_unit_scores``."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    columns = read_columns(path)
-    if not columns["unit"]:
-        return None
+    try:
+        table = _open(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: not a readable table ({first_line(error)})") from error
+    whole = [*keys, pa.field("unit", pa.int64()), pa.field("count", pa.int64())]
+    expected = {each.name: each.type for each in whole}
+    found = {each.name: each.type for each in table.schema}
+    sums = {name: pa.float64() for name in found if name.startswith(_SUM)}
+    if found != expected | sums or any(column.null_count for column in table.columns):
+        raise ValueError(
+            f"{path}: columns {', '.join(f'{name} {kind}' for name, kind in found.items())}; expected"
+            f" {', '.join(f'{name} {kind}' for name, kind in expected.items())} and {_SUM}METRIC double, without nulls"
+        )
+    if len(table) and pc.min(table["count"]).as_py() < 1:
+        raise ValueError(f"{path}: a count below 1")
+    return table
+
+
+def _unit_scores(table: pa.Table) -> UnitScores:
+    columns = table.to_pydict()
     sums = {name.removeprefix(_SUM): of_U for name, of_U in columns.items() if name.startswith(_SUM)}
     return UnitScores(units=columns["unit"], counts=columns["count"], sums=sums)
 

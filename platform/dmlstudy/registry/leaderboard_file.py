@@ -11,8 +11,8 @@ from typing import Any
 from dmlstudy import data, metric_names
 from dmlstudy.data import Column
 from dmlstudy.files import PARQUET, check_output, written_whole
-from dmlstudy.verdict.comparison import Comparison
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard
+from dmlstudy.verdict.comparison import Comparison
 
 
 def write(board: Leaderboard, path: str | Path, form: str) -> None:

@@ -14,9 +14,9 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import Record
 from dmlstudy.registry import leaderboard, model_page, models, tracking
-from dmlstudy.verdict.comparison import Comparison, compare
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
 from dmlstudy.store import Store, StoreError
+from dmlstudy.verdict.comparison import Comparison, compare
 
 CHALLENGER = "challenger"
 

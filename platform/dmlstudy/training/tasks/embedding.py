@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dmlstudy.data import Fold, ZeroShotData
     from dmlstudy.data.images import Labels
     from dmlstudy.training.embedder_trainer import EmbedderTrainer
+    from dmlstudy.training.scores import Scored
 
 
 class Embedding(Task):
