@@ -3,7 +3,7 @@
 ``weights.safetensors``  what was learned
 ``<kind>.json``          how to build it, and what goes in and comes out: embedder.json, hashing.json or online.json
 ``example.safetensors``  if added, a few inputs ``x`` and the outputs ``z`` that training computed of them
-``threshold.json``       if added, the least score that is accepted, and what it does on unseen classes
+``threshold.json``       if added, the least score that is accepted
 ``manifest.json``        SHA-256 of each other file in the folder, written last
 """
 

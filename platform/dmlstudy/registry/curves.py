@@ -37,7 +37,7 @@ def verdict_curves(store: Store, study: str, metrics: str) -> list[Curve]:
 
 
 def pair_counts(store: Store, study: str) -> dict[str, PairCounts]:
-    """What the thresholds of each family's shipped model do; of families whose models have thresholds.
+    """Pairs that the thresholds of each family's shipped model accept; of families whose models have thresholds.
 
     Raises StoreError for an unknown study.
     """

@@ -273,7 +273,7 @@ class StudyRuns:
         return self._unit_scores[run.id]
 
     def pair_counts(self, run: Run) -> PairCounts | None:
-        """What a verdict trial's thresholds do; None of one that has none."""
+        """Pairs that a verdict trial's thresholds accept and reject; None of one that has none."""
         if THRESHOLDS not in run.tags:
             return None
         with tempfile.TemporaryDirectory() as folder:

@@ -440,7 +440,7 @@ class StudyTracker:
         self.client.set_tag(run_id, THRESHOLDS, json.dumps(found.thresholds))
 
     def pair_counts(self, run: Run) -> PairCounts | None:
-        """What a verdict trial's thresholds do; None of one that has none."""
+        """Pairs that a verdict trial's thresholds accept and reject; None of one that has none."""
         return self._runs.pair_counts(run)
 
     def verdict_run(self, family: str, seed: int) -> Run | None:

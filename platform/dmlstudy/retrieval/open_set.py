@@ -45,10 +45,11 @@ def open_set(
     ``unknown_auroc``                         the chance that a known query scores above an unknown one; ties count half
     ``unknown_fpr_at_tpr_95``                 unknown queries let through where 95% of the known ones are
 
-    Without ``query`` and ``gallery`` half of a known class's items, rounded up, are enrolled and the others asked; with
+    Without ``query`` and ``gallery`` half of a known class's items, rounded up, are enrolled and the others asked. With
     them the gallery's items of known classes are enrolled and all queries asked; those whose class is not in it are
-    unknown. Empty where a halving has no known or
-    no unknown query, or no gallery; a rate f with f U < 10 in any is left out.
+    unknown.
+
+    Empty where a halving has no known query, no unknown one or no gallery; a rate f with f U < 10 in any is left out.
     """
     found = []
     for halving in range(HALVINGS):

@@ -30,7 +30,7 @@ _HALF = 1 << 16  # values of either half of a score's bits
 _SIGN = np.uint32(0x80000000)
 
 
-class Tile(NamedTuple):
+class PairTile(NamedTuple):
     """The scores of some rows with some columns.
 
     ``genuine_BM`` and ``impostor_BM`` are None where there is no such pair, or where all are.
@@ -102,7 +102,7 @@ class Pairs:
     def num_impostors(self) -> int:
         return int(self.impostors_C.sum()) // 2
 
-    def sweep(self, found_in: Callable[[Tile], R]) -> Iterator[R]:
+    def sweep(self, found_in: Callable[[PairTile], R]) -> Iterator[R]:
         """A function of each tile, in the tiles' order; computed by as many threads as torch has."""
 
         def of_place(place: tuple[int, int]) -> R:
@@ -116,20 +116,20 @@ class Pairs:
             for column in range(row if self._is_one_set else 0, len(self._columns), _TILE):
                 yield row, column
 
-    def _tile(self, row: int, column: int) -> Tile:
+    def _tile(self, row: int, column: int) -> PairTile:
         row_B, column_M = self._rows[row : row + _TILE], self._columns[column : column + _TILE]
         score_BM = self._z_ND[row_B] @ self._z_ND[column_M].T
         score_BM += 0.0  # of two zeros there is one
         class_B, class_M = self._class_N[row_B], self._class_N[column_M]
         left_out_BM = self._left_out(row, column, row_B, column_M)
         if class_B[0] > class_M[-1] or class_M[0] > class_B[-1]:
-            return Tile(score_BM, class_B, class_M, None, None if left_out_BM is None else ~left_out_BM)
+            return PairTile(score_BM, class_B, class_M, None, None if left_out_BM is None else ~left_out_BM)
         genuine_BM = class_B[:, None] == class_M
         impostor_BM = ~genuine_BM
         if left_out_BM is not None:
             genuine_BM &= ~left_out_BM
             impostor_BM &= ~left_out_BM
-        return Tile(score_BM, class_B, class_M, genuine_BM, impostor_BM)
+        return PairTile(score_BM, class_B, class_M, genuine_BM, impostor_BM)
 
     def _left_out(self, row: int, column: int, row_B: Ints, column_M: Ints) -> Flags | None:
         """Items with themselves, and pairs that stand here a second time; None: there are none."""
@@ -205,7 +205,7 @@ class OrderStatistics:
 
         is_wanted_H = place_H >= 0
 
-        def found_in(tile: Tile) -> tuple[Ints, Ints]:
+        def found_in(tile: PairTile) -> tuple[Ints, Ints]:
             genuine, impostors = tile.genuine(), tile.impostors()
             return _wanted(genuine, place_H, is_wanted_H), _wanted(impostors, place_H, is_wanted_H)
 
@@ -273,7 +273,7 @@ def count_by_class(
     impostors_CW = np.zeros((num_classes, width), np.int64)
     seen: list[set[int]] = [set() for _ in least_T]
 
-    def found_in(tile: Tile) -> tuple[Tile, Ints, Ints, Ints | None, Ints]:
+    def found_in(tile: PairTile) -> tuple[PairTile, Ints, Ints, Ints | None, Ints]:
         # Only impostors above the lowest threshold, few, are looked at one by one.
         accepted_BM = tile.score_BM >= least_T[0]
         if tile.impostor_BM is not None:

@@ -41,7 +41,7 @@ MOST_POINTS = 200
 Values = NDArray[np.float64]
 
 
-class Point(NamedTuple):
+class ErrorPoint(NamedTuple):
     """A point of the curve of both errors."""
 
     theta: float
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What given thresholds do, class by class: M, P, G and Q of ``verdict.thresholds``."""
+    """Pairs that given thresholds accept and reject, by class: M, P, G and Q of ``verdict.thresholds``."""
 
     unit_C: Ints
     impostors_C: Ints
@@ -67,7 +67,7 @@ class Verification(NamedTuple):
     """Metrics of a test set's pairs, the curve of both errors and, where thresholds were given, what these do."""
 
     metrics: dict[str, float]
-    curve: list[Point]
+    curve: list[ErrorPoint]
     told: Told | None
 
 
@@ -93,11 +93,14 @@ def verify(pairs: Pairs, taus: Mapping[float, float] | None = None) -> Verificat
     ``fnmr_at_fmr_1e-3``     FNMR(theta_f), also as ``macro_``, the mean over the classes with a genuine pair
     ``eer``                  (FMR + FNMR) / 2 at the observed score where the two differ least
     ``opis``                 how unlike the classes are at one threshold (``opis``)
+
     ``fmr_at_tau_1e-3``, ``fnmr_at_tau_1e-3``  both errors at the threshold that was given for this rate
     ``worst_fmr_at_fmr_1e-2``, ``worst_fnmr_at_fmr_1e-2``  mean of the worst tenth of the classes at theta_1e-2
 
     Left out: what is at a rate f with f N- < 10; of sets without a genuine pair or without an impostor all but the two
-    counts ``num_genuine_pairs`` and ``num_impostor_pairs``. Three sweeps.
+    counts ``num_genuine_pairs`` and ``num_impostor_pairs``.
+
+    Three sweeps.
     """
     num_genuine, num_impostors = pairs.num_genuine, pairs.num_impostors
     metrics = {"num_genuine_pairs": float(num_genuine), "num_impostor_pairs": float(num_impostors)}
@@ -171,7 +174,7 @@ def _worst(rate_C: Values) -> float:
     return float(np.sort(rate_C)[::-1][: -(-len(rate_C) // WORST_SHARE)].mean())
 
 
-def _curve(found: OrderStatistics, pairs: Pairs) -> list[Point]:
+def _curve(found: OrderStatistics, pairs: Pairs) -> list[ErrorPoint]:
     """Points at about equal steps of log FMR, thresholds ascending."""
     theta_T, impostors_T, genuine_T = found.curve()
     fmr_T, fnmr_T = impostors_T / pairs.num_impostors, 1 - genuine_T / pairs.num_genuine
@@ -180,4 +183,4 @@ def _curve(found: OrderStatistics, pairs: Pairs) -> list[Point]:
     step_T[with_match_T] = np.log(fmr_T[with_match_T])
     step_T = np.floor(step_T / min(step_T.min(), -1e-9) * (MOST_POINTS - 1))
     kept = np.flatnonzero(with_match_T & np.append(True, np.diff(step_T) != 0))
-    return [Point(float(theta_T[t]), float(fmr_T[t]), float(fnmr_T[t])) for t in kept]
+    return [ErrorPoint(float(theta_T[t]), float(fmr_T[t]), float(fnmr_T[t])) for t in kept]

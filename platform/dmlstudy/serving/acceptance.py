@@ -35,7 +35,7 @@ class Acceptance(NamedTuple):
         return None if shipped is None else cls(shipped.tau, shipped)
 
     def each(self, score_K: NDArray[np.float64]) -> list[bool]:
-        """Whether each score is accepted."""
+        """True for each score that is accepted."""
         accepted: list[bool] = (score_K >= self.at).tolist()
         return accepted
 

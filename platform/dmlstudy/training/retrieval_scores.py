@@ -60,7 +60,9 @@ def retrieval_scores(
 
     With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall
     time of both stages too, which no two runs measure alike, scores of clusters if wished for, and the sums of all
-    that are means over queries by the queries' class. Verification, if wished for, adds thresholds in a search, and
+    that are means over queries by the queries' class.
+
+    Verification, if wished for, adds thresholds in a search, and
     errors of pairs in a verdict.
     """
     return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config))

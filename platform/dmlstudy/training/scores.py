@@ -17,7 +17,7 @@ class Scored(NamedTuple):
     metrics: dict[str, float]
     unit_scores: UnitScores | None = None
     pair_counts: PairCounts | None = None
-    """What the thresholds of the search's folds do; of the model that is shipped alone."""
+    """Pairs that the thresholds of the search's folds accept; of the model that is shipped alone."""
 
 
 def mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:

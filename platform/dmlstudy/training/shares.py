@@ -1,4 +1,4 @@
-"""What the validation folds of a search trial settle for its verdict: thresholds, and one of several shares.
+"""Choices of a search trial's validation folds for its verdict: thresholds, and one of several shares.
 
 Thresholds (``protocol.verification``) are set on each fold's held-out classes; the median over folds is the verdict's.
 Several shares of the trained weights (``training.wise_ft``) are told apart in the same way.

@@ -60,7 +60,7 @@ class Rate(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """What a threshold does on unseen classes, and what is to be said against its intervals."""
+    """Errors of a threshold on unseen classes, and warnings about their intervals."""
 
     tau: float
     wanted_fmr: float
@@ -152,7 +152,9 @@ def rate_over_classes(hit_C: Sequence[int], total_C: Sequence[int], *, classes_i
     """The rate of pairs of ``classes_in_pair`` classes, with the jackknife interval over classes.
 
     r = hit / total, r_c the same without class c; x_c = logit r_c - mean; V = (C - 1)/C sum x_c^2 with
-    df = clip(3 (sum x_c^2)^2 / sum x_c^4 - 1, 1, C - 1). The interval is expit(logit r -+ t_df sqrt(V)); for the rate
+    df = clip(3 (sum x_c^2)^2 / sum x_c^4 - 1, 1, C - 1).
+
+    The interval is expit(logit r -+ t_df sqrt(V)); for the rate
     that C' new classes will show, here as many, V is multiplied by 1 + C / C'.
     """
     hits, totals = np.array(hit_C, np.float64), np.array(total_C, np.float64)
