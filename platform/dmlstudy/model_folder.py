@@ -37,7 +37,7 @@ THRESHOLD = "threshold.json"
 
 
 def clear(folder: str | Path, *others: str) -> Path:
-    """The folder, made if missing, without the manifest, the example, the threshold and ``others`` of a model there before.
+    """The folder, made if missing, without the manifest and further files of a model saved there before.
 
     So a crash before ``seal`` leaves nothing that ``verify`` accepts.
     """

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 
@@ -163,13 +163,20 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     )
 
 
-class Judged(Record):
+class Judged(NamedTuple):
     """A family's result on the test classes: its objective by verdict seed, and the data."""
 
     metric: str
     test_sha256: str
     score_by_seed: dict[int, float]
     resolution: float
+    units: dict[str, Any]
+    """Arguments of ``compare``."""
+
+    @property
+    def by_seed(self) -> dict[int, UnitMeans]:
+        """The objective by unit, of each seed that kept such scores."""
+        return next(iter(self.units.get("by_unit", {}).values()), {})
 
 
 def judged(store: Store, study: str, family: str) -> Judged:
@@ -181,6 +188,7 @@ def judged(store: Store, study: str, family: str) -> Judged:
         test_sha256=runs.study.test_sha256,
         score_by_seed=_scores_by_seed(runs, family, metric),
         resolution=_resolution(runs.study),
+        units=_units(runs, [family], metric),
     )
 
 

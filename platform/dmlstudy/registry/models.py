@@ -83,8 +83,9 @@ def register(
 
     Its ``card`` (Markdown, made of the model's folder) is kept in the folder and as the version's description, each
     with how it is used from there; its signature and input example are those of the example that was saved with it. It
-    computes with MLflow and torch alone (``standalone``). A ``threshold`` (``description.ThresholdDescription``) is kept
-    in the folder too.
+    computes with MLflow and torch alone (``standalone``).
+
+    A ``threshold`` (``description.ThresholdDescription``) is kept in the folder too.
 
     The version carries the SHA-256 of the folder's manifest, which lists that of every file: ``pull`` checks
     both; and the model's ancestry. What it is for ``promotion`` decides.

@@ -100,8 +100,6 @@ class CodeTrainer(Trainer):
             rerank=self.codes.rerank,
         )
         metrics = hashing.means(ranked)
-        if self.config.phase != "verdict":
-            return Scored(metrics)
         of_each = {prefix: scores.sums(query_Q) for prefix, scores in ranked.items()}
         (unit_U, count_U, _), *_ = of_each.values()
         sums = {

@@ -52,7 +52,7 @@ def verification_scores(
 
 
 def check_pairs(config: TrialConfig, labels_of_folds: list[Labels]) -> None:
-    """Raise ValueError where a fold's held-out classes, whose labels these are, have too few impostors for a threshold."""
+    """Raise ValueError where held-out classes of a fold, whose labels these are, have too few impostors."""
     if not config.verification:
         return
     num = min(num_impostors(labels_N) for labels_N in labels_of_folds)
@@ -77,7 +77,8 @@ def notes(config: TrialConfig, labels_N: Labels, query: Indices | None, gallery:
     names = ", ".join(f"fnmr_at_fmr_{metric_names.rate_name(rate)}" for rate in lacking)
     needed = retrieval.fewest_impostors(lacking[0])
     return [
-        f"protocol.verification: no {names}, for the test classes have {num} pairs of two classes and {needed} are needed"
+        f"protocol.verification: no {names}, for the test classes have {num} pairs of two classes and {needed}"
+        " are needed"
     ]
 
 

@@ -332,7 +332,8 @@ class ModelComparison(Record):
     num_moved: int
 
     def __str__(self) -> str:
-        return f"{self.effect:+.4f} {_shown(self.low, self.high, self.p_value)}"
+        units = f"{self.num_moved} of {self.num_classes} {PLURALS[self.unit]} differ"
+        return f"{self.effect:+.4f} {_shown(self.low, self.high, self.p_value)}, {units}"
 
 
 def compare_models(first: UnitMeans, second: UnitMeans, unit: Unit) -> ModelComparison | str:

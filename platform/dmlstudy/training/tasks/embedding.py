@@ -100,8 +100,8 @@ class Embedding(Task):
         dataset = self.dataset(config.data)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery, config
         of_folds = [Embedded.of(each) for each in outputs]
-        separate = mean_scored([retrieval_scores(embedded, *rest) for embedded in of_folds])
-        ensemble = retrieval_scores(concatenated(of_folds), *rest)
+        separate = mean_scored([retrieval_scores(embedded, *rest, by_class=True) for embedded in of_folds])
+        ensemble = retrieval_scores(concatenated(of_folds), *rest, by_class=True)
         return joined(
             [renamed(separate, metric_names.separate), renamed(ensemble, metric_names.concatenated)]
         )
