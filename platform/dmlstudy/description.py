@@ -105,6 +105,38 @@ class OnlineDescription(_Part):
     input: InputFields
 
 
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class RateFields(_Strict):
+    """A share of pairs, with intervals over classes; null where there is none."""
+
+    num: Count
+    total: Annotated[int, Field(ge=1, lt=1 << 63)]
+    rate: Share
+    low: Share | None
+    high: Share | None
+    new_low: Share | None
+    new_high: Share | None
+
+
+class ThresholdDescription(_Part):
+    """Of ``threshold.json``: the least score that is accepted, and what it does on unseen classes.
+
+    The score is the cosine of two embeddings.
+    """
+
+    tau: Annotated[float, Field(ge=-1.01, le=1.01)]
+    wanted_fmr: Share
+    num_classes: Count
+    fmr: RateFields
+    fnmr: RateFields
+    words: Text
+    on_new_classes: Text
+    warnings: Annotated[list[Text], Field(max_length=10)]
+
+
 T = TypeVar("T", bound=BaseModel)
 
 

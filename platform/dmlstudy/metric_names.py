@@ -7,6 +7,7 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 | ``map_at_r_stderr`` | standard error of the mean over folds |
 | ``fold_0_map_at_r`` | score of one fold |
 | ``wise_ft``, ``wise_ft_0.5_map_at_r`` | chosen share of the trained weights, of several; score with this one |
+| ``tau_at_fmr_1e-3``, ``fold_0_tau_at_fmr_1e-3`` | threshold for a rate of accepted impostors: median of folds, one's |
 | ``test_map_at_r`` | score on the test classes |
 | ``test_separate_map_at_r`` | mean over the folds' models on the test classes |
 | ``test_concatenated_map_at_r`` | the folds' models as one embedding on the test classes |
@@ -14,6 +15,7 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 | ``retention_map_at_r`` | score on the test classes of the retention data |
 | ``omega_deviation``, ``test_omega_deviation`` | how far structure embeddings are from one and the same for all items |
 | ``omega_saturated`` | share of their weights at a bound |
+| ``test_fmr_at_tau_1e-3`` | impostors of the test classes that this threshold accepts |
 | ``test_num_queries`` | a count that tells how a score came about |
 """
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 
 TRAIN_LOSS = "train_loss"
 IMAGES_PER_SECOND = "images_per_second"
@@ -33,6 +36,7 @@ VALIDATION = "validation"
 """The objective on validation classes, in a leaderboard's row."""
 
 _TEST = "test_"
+_TAU = "tau_at_fmr_"
 _RETENTION = "retention_"
 _COUNT = "num_"
 _SEPARATE, _CONCATENATED = "separate_", "concatenated_"
@@ -125,6 +129,37 @@ def of_share(share: float, metric: str) -> str:
 def is_of_share(name: str) -> bool:
     """True for a score with one of several shares of the trained weights."""
     return name.startswith(f"{WISE_FT}_")
+
+
+def rate_name(rate: float) -> str:
+    """A rate as names have it: ``1e-3``, ``2.5e-2``."""
+    digits, _, exponent = f"{Decimal(repr(rate)).normalize():e}".lower().partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def tau_at(rate: float) -> str:
+    """A threshold that lets this share of impostors of held-out classes through."""
+    return f"{_TAU}{rate_name(rate)}"
+
+
+def is_tau(name: str) -> bool:
+    """True for such a threshold, which is set by the median over folds."""
+    return name.startswith(_TAU)
+
+
+def rate_of(tau: str) -> str:
+    """The rate in a threshold's name."""
+    return tau.removeprefix(_TAU)
+
+
+def fmr_at_tau(rate: float) -> str:
+    """The share of impostors that the threshold for this rate accepts."""
+    return f"fmr_at_tau_{rate_name(rate)}"
+
+
+def fnmr_at_tau(rate: float) -> str:
+    """The share of genuine pairs that it rejects."""
+    return f"fnmr_at_tau_{rate_name(rate)}"
 
 
 def num_folds(names: Iterable[str], metric: str) -> int:

@@ -3,6 +3,7 @@
 ``weights.safetensors``  what was learned
 ``<kind>.json``          how to build it, and what goes in and comes out: embedder.json, hashing.json or online.json
 ``example.safetensors``  if added, a few inputs ``x`` and the outputs ``z`` that training computed of them
+``threshold.json``       if added, the least score that is accepted
 ``manifest.json``        SHA-256 of each other file in the folder, written last
 """
 
@@ -32,16 +33,17 @@ MOST_SIDE = 1 << 14
 """Pixels of a side that a picture is made to have: beyond it no memory is enough."""
 
 WEIGHTS, EXAMPLE, MANIFEST = "weights.safetensors", "example.safetensors", "manifest.json"
+THRESHOLD = "threshold.json"
 
 
 def clear(folder: str | Path, *others: str) -> Path:
-    """The folder, made if missing, without the manifest, the example and ``others`` of a model saved there before.
+    """The folder, made if missing, without the manifest and further files of a model saved there before.
 
     So a crash before ``seal`` leaves nothing that ``verify`` accepts.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in (MANIFEST, EXAMPLE, *others):
+    for stale in (MANIFEST, EXAMPLE, THRESHOLD, *others):
         (folder / stale).unlink(missing_ok=True)
     return folder
 
@@ -55,6 +57,13 @@ def add_example(folder: Path, x_N: NDArray[Any] | None, compute: Compute) -> Non
     """Keep some inputs with what the model makes of them here and now; before ``seal``. None: no example."""
     if x_N is not None:
         save_file({"x": np.array(x_N, order="C"), "z": np.array(compute(x_N), order="C")}, folder / EXAMPLE)
+
+
+def add_threshold(folder: Path, threshold: Mapping[str, JSON]) -> None:
+    """Keep a threshold (``description.ThresholdDescription``) with a model; before ``seal``."""
+    (folder / THRESHOLD).write_text(
+        json.dumps({"format_version": 1, **threshold}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def example(folder: str | Path) -> NDArray[Any] | None:

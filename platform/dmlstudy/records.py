@@ -873,6 +873,22 @@ class MetricsConfig(Record):
         bool,
         Field(description="nmi, nmi_geometric and f1 of k-means of the test embeddings, in verdict trials"),
     ] = False
+    verification: Annotated[
+        bool,
+        Field(
+            description="errors over all pairs of test images in verdict trials: fnmr_at_fmr_1e-3, eer, opis, rejection"
+            " of unknown classes; and a threshold, set on the folds, that ships with the model"
+        ),
+    ] = False
+    fmr: Annotated[
+        float,
+        Field(
+            ge=1e-6,
+            le=0.5,
+            description="share of impostors, pairs of two classes, that the shipped threshold is to accept; with"
+            " verification",
+        ),
+    ] = 1e-3
 
 
 class Ancestor(Grown):
@@ -932,7 +948,7 @@ class StartConfig(Ancestor):
 class TrialConfig(MetricsConfig, Grown):
     """Everything one trial needs; equal configurations on one machine give equal scores."""
 
-    LATER = ("start", "retention")
+    LATER = ("start", "retention", "verification", "fmr", "thresholds")
 
     family: str
     phase: Literal["search", "verdict"] = "search"
@@ -965,6 +981,12 @@ class TrialConfig(MetricsConfig, Grown):
         DataConfig | None,
         Field(description="data whose test classes a verdict trial's model is scored on as well"),
     ] = None
+    thresholds: Annotated[
+        dict[str, float],
+        Field(
+            description="of a verdict: scores that accept a pair, by wanted FMR, medians over the search's folds"
+        ),
+    ] = {}
 
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal if and only if the configs are."""
@@ -1038,6 +1060,32 @@ class UnitScores(Record):
         return hashlib.sha256(json.dumps([self.units, self.counts]).encode()).hexdigest()
 
 
+class PairCounts(Record):
+    """Pairs of test items that the thresholds of a verdict's model accept or reject, by class.
+
+    Thresholds are by the rate of accepted impostors that they were set for on development classes, as ``1e-3``.
+    """
+
+    units: list[int]
+    """Labels of classes, ascending."""
+    impostors: list[int]
+    """Pairs of an item of the class with one of another."""
+    genuine: list[int]
+    """Pairs of two items of the class."""
+    shipped: str
+    """The rate whose threshold ships with the model."""
+    thresholds: dict[str, float]
+    """The least score that is accepted."""
+    accepted: dict[str, list[int]]
+    """Of the impostors those that are accepted."""
+    rejected: dict[str, list[int]]
+    """Of the genuine pairs those that are not."""
+    class_pairs: dict[str, int]
+    """Different pairs of classes among accepted impostors; 5 stands for more, too."""
+    curve: list[tuple[float, float, float]] = []
+    """Score, FMR and FNMR, scores ascending."""
+
+
 class TrialResult(Record):
     """The result of a trial that ends by itself."""
 
@@ -1046,6 +1094,7 @@ class TrialResult(Record):
     of_folds: Annotated[
         tuple[UnitScores, ...], Field(description="of a search: of each fold's held-out items")
     ] = ()
+    pair_counts: Annotated[PairCounts | None, Field(description="of a verdict with thresholds")] = None
     embedder_folder: Annotated[str | None, Field(description="where the trained embedder was saved")] = None
 
 

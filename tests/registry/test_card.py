@@ -16,6 +16,7 @@ from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.training.lineage import KeptNotes, told
 from dmlstudy.training.tasks import TASKS
 from dmlstudy.verdict.comparison import compare
+from dmlstudy.verdict.thresholds import Errors, Rate
 
 SCORES = {
     "red": {1: 0.6, 2: 0.61, 3: 0.62},
@@ -41,6 +42,7 @@ def made(
     described: Mapping[str, Any] | None = None,
     data: DataConfig = BIRDS,
     notes: KeptNotes | None = None,
+    threshold: Errors | None = None,
 ) -> str:
     rows = [
         Row(
@@ -82,6 +84,7 @@ def made(
         name="digits-embedder",
         preprocessing=described,
         notes=notes,
+        threshold=threshold,
     )
 
 
@@ -201,3 +204,17 @@ def test_it_tells_its_ancestors_with_the_data_and_none_of_random_weights() -> No
     assert "* started from: random weights" in of_random.splitlines()
     assert "## Ancestry" not in of_random
     assert made(notes=told({})) == made()
+
+
+def test_a_threshold_has_a_section_with_its_errors_and_warnings() -> None:
+    assert "## Threshold" not in made()
+    fmr = Rate(644, 495_000, 100, 0.0007, 0.0026, 0.0005, 0.0035)
+    found = Errors(0.612, 1e-3, fmr, Rate(80, 1000, 100, 0.06, 0.11), ["one class is in 30% of it"])
+    text = made(threshold=found)
+    section = text.partition("## Threshold")[2].partition("## ")[0]
+    assert (
+        "* tau 0.612, set for FMR 1e-3 on held-out development classes; on 100 unseen classes FMR 1.3e-3"
+        " [0.7e-3, 2.6e-3], FNMR 0.08 [0.06, 0.11]\n"
+    ) in section
+    assert "* 100 new classes of the kind will show a FMR from 0.5e-3 to 3.5e-3 (95%).\n" in section
+    assert "* **Warning**: one class is in 30% of it.\n" in section

@@ -17,7 +17,9 @@ from dmlstudy import data, embedders
 from dmlstudy.registry import models, tracking
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.saved import Model
 from dmlstudy.store import Store, StoreError
+from dmlstudy.verdict.thresholds import Errors, Rate, fields
 
 
 def build(seed: int) -> embedders.Embedder:
@@ -147,6 +149,31 @@ def test_pulled_it_is_the_original(
     assert not np.allclose(embedders.embed(pulled, images), embedders.embed(other, images))
     description = json.loads((tmp_path / "new" / "model" / "embedder.json").read_text())
     assert description["extra"] == {"family": "power"}
+
+
+def test_a_threshold_is_registered_and_pulled_with_its_model(registered: Registered, tmp_path: Path) -> None:
+    store, folder = registered.store, tmp_path / "trained"
+    embedders.save(build(9), folder, {"family": "power"}, pictures(2))
+    tracker = StudyTracker(store, "thresholds", {})
+    run_id = tracker.start_trial("power verdict seed 1", verdict_trial("power"), None)
+    fmr = Rate(644, 495_000, 100, 0.0007, 0.0026, 0.0005, 0.0035)
+    found = Errors(0.612, 1e-3, fmr, Rate(80, 1000, 100, 0.06, 0.11), ["one class is in 30% of it"])
+    version = models.register(
+        store,
+        "threshold-embedder",
+        lambda _: folder,
+        run_id=run_id,
+        tags={"study": "models", "family": "power"},
+        card=lambda _: "# one with a threshold",
+        threshold=fields(found),
+    )
+    models.pull(store, f"threshold-embedder/{version.version}", tmp_path / "pulled")
+    pulled = Model.open(tmp_path / "pulled").threshold
+    assert pulled is not None
+    assert (pulled.tau, pulled.wanted_fmr, pulled.fmr.low, pulled.words) == (0.612, 1e-3, 0.0007, str(found))
+    with models.fetched(store, "threshold-embedder/1") as fetched:
+        pass
+    assert fetched.threshold == pulled  # known after its files are gone
 
 
 def test_a_folder_that_is_there_is_not_touched(registered: Registered, tmp_path: Path) -> None:

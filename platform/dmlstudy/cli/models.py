@@ -296,6 +296,10 @@ def retrieve(
     exclude_self: Annotated[
         bool, typer.Option("--exclude-self", help="Leave out the query's own item, where the gallery has it.")
     ] = False,
+    accept_at: Annotated[
+        Optional[float],
+        typer.Option("--accept-at", help="The least score of a match, in place of the model's threshold."),
+    ] = None,
     device: Annotated[
         str,
         typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
@@ -318,21 +322,29 @@ def retrieve(
         items = open_gallery(gallery, device=device)
         if items.note:
             print(f"note: {items.note}", file=sys.stderr)
-        retriever = Retriever(opened, items, rerank=rerank, among=among)
+        retriever = Retriever(opened, items, rerank=rerank, among=among, accept_at=accept_at)
         queries = of_files(opened, query)
         hits = find(retriever, queries, k, is_own=own_items(items, query, queries) if exclude_self else None)
         if sheet is not None:
             write_contact_sheet(sheet, retriever, queries, hits)
     if json:
         for hit in (hit for own in hits for hit in own):
-            print(hit.model_dump_json())
+            print(hit.as_json())
         return
+    columns: tuple[str, ...] = ("query", "rank", "item", "label", "distance")
     rows = [
-        (hit.query, str(hit.rank), hit.id, hit.label or "", f"{hit.distance:.4f}")
+        [hit.query, str(hit.rank), hit.id, hit.label or "", f"{hit.distance:.4f}"]
         for own in hits
         for hit in own
     ]
-    show_table(("query", "rank", "item", "label", "distance"), rows)
+    if retriever.acceptance is not None:
+        columns += ("score", "accept")
+        for row, hit in zip(rows, (hit for own in hits for hit in own), strict=True):
+            row += [f"{hit.score:.4f}", "yes" if hit.accept else "no"]
+    show_table(columns, rows)
+    if retriever.acceptance is not None:
+        for line in retriever.acceptance.lines:
+            print(line, file=sys.stderr)
 
 
 @app.command(
@@ -359,6 +371,10 @@ def serve(
     among: Annotated[
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
+    accept_at: Annotated[
+        Optional[float],
+        typer.Option("--accept-at", help="The least score of a match, in place of the model's threshold."),
+    ] = None,
     device: Annotated[
         str,
         typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:1; of the gallery's index too."),
@@ -401,9 +417,19 @@ def serve(
             model = f"{found.name}/{found.version}"
             name = name or model
         opened = held.enter_context(model_at(model, store, tracking_uri, device=device))
-        service = server.Service(opened, gallery, guards.Limits(), name=name, rerank=rerank, among=among)
+        service = server.Service(
+            opened,
+            gallery,
+            guards.Limits(),
+            name=name,
+            rerank=rerank,
+            among=among,
+            accept_at=accept_at,
+        )
         if service.note:
             print(f"note: {service.note}", file=sys.stderr)
+        for line in service.acceptance.lines if service.acceptance is not None else ():
+            print(line, file=sys.stderr)
         say(
             f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)"
         )

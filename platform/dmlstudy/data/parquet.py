@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
 from dmlstudy.files import cache_folder, written_whole
-from dmlstudy.records import UnitScores
+from dmlstudy.records import PairCounts, UnitScores
 from dmlstudy.text import first_line
 
 IN_MEMORY_BYTES = 2**28
@@ -398,6 +398,46 @@ def _unit_scores(
             for name, values in known.items()
             if values and values[0] is not None
         },
+    )
+
+
+_PAIRS = b"dmlstudy.pairs"
+
+
+def pair_counts_as_bytes(counts: PairCounts) -> bytes:
+    """A Parquet file of the columns unit, impostors and genuine, with two for each threshold; a row for each class.
+
+    They are named ``accepted_at_1e-3`` and ``rejected_at_1e-3``. Thresholds and curve are in the metadata, as JSON.
+    """
+    columns = {
+        "unit": pa.array(counts.units, pa.int64()),
+        "impostors": pa.array(counts.impostors, pa.int64()),
+        "genuine": pa.array(counts.genuine, pa.int64()),
+    }
+    for rate in counts.thresholds:
+        columns[f"accepted_at_{rate}"] = pa.array(counts.accepted[rate], pa.int64())
+        columns[f"rejected_at_{rate}"] = pa.array(counts.rejected[rate], pa.int64())
+    rest = counts.model_dump(include={"shipped", "thresholds", "class_pairs", "curve"})
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns).replace_schema_metadata({_PAIRS: json.dumps(rest)}), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def read_pair_counts(path: Path) -> PairCounts:
+    """Read what ``pair_counts_as_bytes`` gave. Raises ValueError as ``read_items``, and for another file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    noted = (_open(path).schema_arrow.metadata or {}).get(_PAIRS)
+    if noted is None:
+        raise ValueError(f"{path}: holds no thresholds; copy it again")
+    rest, columns = json.loads(noted), read_columns(path)
+    return PairCounts(
+        units=columns["unit"],
+        impostors=columns["impostors"],
+        genuine=columns["genuine"],
+        accepted={rate: columns[f"accepted_at_{rate}"] for rate in rest["thresholds"]},
+        rejected={rate: columns[f"rejected_at_{rate}"] for rate in rest["thresholds"]},
+        **rest,
     )
 
 

@@ -18,6 +18,8 @@ UNIT_SCORES = "classes.parquet"
 """The file of a verdict trial's scores by class."""
 FOLD_SCORES = "validation_classes.parquet"
 """The file of a search trial's scores by class of each fold."""
+PAIR_COUNTS = "pairs.parquet"
+"""The file of what its thresholds do, class by class, where it has thresholds."""
 
 
 class Command(NamedTuple):

@@ -16,7 +16,7 @@ from dmlstudy.data import state_file
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.cluster_watch import ClusterWatch
 from dmlstudy.engine.gang import checkpoint_name
-from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, UNIT_SCORES
+from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, PAIR_COUNTS, UNIT_SCORES
 from dmlstudy.engine.progress import ProgressLines
 from dmlstudy.records import UnitScores
 from dmlstudy.registry.tracking import StudyTracker
@@ -195,13 +195,18 @@ class Recorder(tune.Callback):
             self._progress.tell(line)
 
     def _keep(self, run_id: str, files: dict[str, bytes]) -> UnitScores | None:
-        """File a verdict trial's scores by class, and its model if it left one; these scores, if there are any."""
+        """File a verdict trial's scores by class, what its thresholds do, and its model, where it left such.
+
+        Gives back these scores, if there are any.
+        """
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / EMBEDDER).mkdir()
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
             if any(name.startswith(f"{EMBEDDER}/") for name in files):
                 self._tracker.log_model(run_id, str(Path(folder) / EMBEDDER))
+            if PAIR_COUNTS in files:
+                self._tracker.log_pair_counts(run_id, Path(folder) / PAIR_COUNTS)
             return self._tracker.log_unit_scores(run_id, Path(folder) / UNIT_SCORES)
 
     def _keep_fold_scores(self, run_id: str, trial_id: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, UNIT_SCORES, Command, Reply
+from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, PAIR_COUNTS, UNIT_SCORES, Command, Reply
 from dmlstudy.records import TrialConfig, TrialReport
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
                     files[UNIT_SCORES] = data.unit_scores_as_bytes(result.unit_scores)
                 elif result.of_folds:
                     files[FOLD_SCORES] = data.fold_scores_as_bytes(result.of_folds)
+                if result.pair_counts is not None:
+                    files[PAIR_COUNTS] = data.pair_counts_as_bytes(result.pair_counts)
                 metrics = result.metrics | gpu_peak(device)
                 ray.get(mailbox.reply.remote(command.trial, Reply("finished", metrics, files)))
     except TrialStopped:

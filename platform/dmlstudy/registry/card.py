@@ -19,6 +19,7 @@ from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.markdown import code, verbatim
 from dmlstudy.training.lineage import ARROW, RANDOM, KeptNotes
 from dmlstudy.verdict.comparison import remarks
+from dmlstudy.verdict.thresholds import Errors
 
 SHOWN = 12
 """Test metrics in the table: the objective, then the others in their order."""
@@ -37,12 +38,14 @@ def card(
     preprocessing: Mapping[str, Any] | None = None,
     start: Mapping[str, str] | None = None,
     notes: KeptNotes | None = None,
+    threshold: Errors | None = None,
 ) -> str:
     """The card of a family's model as Markdown, without its ``usage``.
 
     ``trained`` is the day of its training, ``origin`` the study's tags, ``preprocessing`` what the model says that it
     is to be given (``Model.preprocessing``). ``notes`` are those kept with it, on its ancestors; for those of earlier
-    versions, which tell none, ``start`` are the tags of its run (``training.lineage.tags``).
+    versions, which tell none, ``start`` are the tags of its run (``training.lineage.tags``). ``threshold`` is what the
+    shipped one does, where there is one.
 
     Of a path only the last part is shown, and no name of a user's becomes markup.
     """
@@ -87,6 +90,7 @@ def card(
             *(_score(metric, row) for metric in shown),
             "",
             *_compared(board, row.family),
+            *_threshold(threshold),
             *_lost(board, row.family),
             *_preprocessing(preprocessing or {}),
             "## Limits",
@@ -204,6 +208,23 @@ def _compared(board: Leaderboard, family: str) -> Sequence[str]:
         *(f"* {each}" for each in own),
         "",
         *(line for note in notes for line in (note, "")),
+    ]
+
+
+def _threshold(found: Errors | None) -> Sequence[str]:
+    """The shipped threshold with its errors on unseen classes, and what is to be said against these."""
+    if found is None:
+        return []
+    return [
+        "## Threshold",
+        "",
+        f"* {found}",
+        *([f"* {found.on_new_classes}"] if found.on_new_classes else []),
+        *(f"* **Warning**: {each}." for each in found.warnings),
+        "",
+        "Two items match if the cosine of their embeddings is tau or more. FMR: pairs of two classes that match; FNMR:"
+        " pairs of one class that do not; in brackets 95% intervals for classes like these.",
+        "",
     ]
 
 

@@ -1,11 +1,13 @@
-"""Curves of the scores of a study's verdict trials, from the runs that hold them."""
+"""Curves of the scores of a study's verdict trials, and of their errors, from the runs that hold them."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
+from dmlstudy.records import PairCounts, is_untrained
 from dmlstudy.registry import tracking
+from dmlstudy.search.verdict import SHIPPED_SEED
 from dmlstudy.store import Store
 
 
@@ -32,3 +34,18 @@ def verdict_curves(store: Store, study: str, metrics: str) -> list[Curve]:
         values = {name: [curve[step] for step in steps] for name, curve in told.items()}
         found.append(Curve(run.family, run.seed, values))
     return sorted(found, key=lambda curve: (curve.family, curve.seed))
+
+
+def pair_counts(store: Store, study: str) -> dict[str, PairCounts]:
+    """Pairs that the thresholds of each family's shipped model accept; of families whose models have thresholds.
+
+    Raises StoreError for an unknown study.
+    """
+    runs = tracking.runs_of(store, study)
+    shipped = {
+        family: [run for run in runs.judged(family) if run.seed == SHIPPED_SEED]
+        for family in runs.families
+        if not is_untrained(family)
+    }
+    found = {family: runs.pair_counts(own[-1]) for family, own in shipped.items() if own}
+    return {family: counts for family, counts in found.items() if counts is not None}

@@ -77,12 +77,15 @@ def register(
     run_id: str,
     tags: Mapping[str, str],
     card: Callable[[Path], str],
+    threshold: Mapping[str, Any] | None = None,
 ) -> RegisteredVersion:
     """Log the saved model that ``fetch`` brings into a folder as the run's MLflow model, and register it.
 
     Its ``card`` (Markdown, made of the model's folder) is kept in the folder and as the version's description, each
     with how it is used from there; its signature and input example are those of the example that was saved with it. It
     computes with MLflow and torch alone (``standalone``).
+
+    A ``threshold`` (``description.ThresholdDescription``) is kept in the folder too.
 
     The version carries the SHA-256 of the folder's manifest, which lists that of every file: ``pull`` checks
     both; and the model's ancestry. What it is for ``promotion`` decides.
@@ -95,7 +98,7 @@ def register(
     with tempfile.TemporaryDirectory() as scratch:
         fetched = functools.cache(lambda: fetch(Path(scratch)))
         if model is None or model.status != LoggedModelStatus.READY or "sha256" not in model.tags:
-            model = _log(client, model, run_id, fetched(), name, card)
+            model = _log(client, model, run_id, fetched(), name, card, threshold)
         version = _of_run(client, name, run_id)
         if version is None:
             # There is one already, of an earlier study or just made by another.
@@ -133,6 +136,7 @@ def _log(
     folder: Path,
     name: str,
     card: Callable[[Path], str],
+    threshold: Mapping[str, Any] | None,
 ) -> Any:
     """Write the model's files, into the one that was ``begun`` if there is one; it is ready when all are there."""
     kept = model_folder.read_example(folder)
@@ -143,6 +147,8 @@ def _log(
     signature = mlflow.models.infer_signature(example_N, z_N)
     text = card(folder) + usage(name, None, *_formats(signature))
     (folder / CARD).write_text(text, encoding="utf-8")
+    if threshold is not None:
+        model_folder.add_threshold(folder, threshold)
     model_folder.seal(folder)
     digest = sha256(folder / model_folder.MANIFEST)
     if begun is None:
@@ -253,7 +259,7 @@ def pull(store: Store, reference: str, to: Path, *, replace: bool = False) -> Re
     """Copy a registered model into the folder ``to``, verified; with ``replace`` in place of a model that is there.
 
     The folder holds weights.safetensors, its description (``KINDS``), its program for torch alone, example.safetensors,
-    card.md and manifest.json. It is there whole or not at all.
+    card.md, manifest.json and, of a model that has a threshold, threshold.json. It is there whole or not at all.
 
     Raises StoreError where the folder exists already (with ``replace``: where it holds anything but a model),
     the model does not, a file is not what was registered or the model does not reproduce its example to

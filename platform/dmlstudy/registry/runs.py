@@ -18,7 +18,7 @@ import mlflow
 from mlflow.entities import ViewType
 
 from dmlstudy import data, metric_names
-from dmlstudy.records import Record, UnitScores, present_key
+from dmlstudy.records import PairCounts, Record, UnitScores, present_key
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, best_ranked
 from dmlstudy.verdict.comparison import UNKNOWN_RESOLUTION, UnitMeans
@@ -53,6 +53,10 @@ PLAN = "verdict_plan"
 """The tag of a study's run with the rule of its verdict, where seeds are added or not all pairs are compared."""
 PLAN_SHA256 = "verdict_plan_sha256"
 """The tag of a study's run with the digest of the plan that was sealed before its first test image was read."""
+THRESHOLDS = "thresholds"
+"""The tag of a verdict trial's run whose model has thresholds, by the rate they are set for, as JSON."""
+PAIR_COUNTS = "pairs.parquet"
+"""The artifact with what these do, class by class."""
 PAGE = 1000
 
 T = TypeVar("T")
@@ -352,6 +356,10 @@ class StudyRuns:
         """What a run's artifact holds."""
         with tempfile.TemporaryDirectory() as folder:
             return reader(Path(self._client.download_artifacts(run_id, name, folder)))
+
+    def pair_counts(self, run: Run) -> PairCounts | None:
+        """Pairs that a verdict trial's thresholds accept and reject; None of one that has none."""
+        return self._read(run.id, PAIR_COUNTS, data.read_pair_counts) if THRESHOLDS in run.tags else None
 
     @cached_property
     def _unit_scores(self) -> dict[str, UnitScores | None]:

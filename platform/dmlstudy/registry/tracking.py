@@ -26,7 +26,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, model_folder
-from dmlstudy.records import RecordedEnd, TrialConfig, UnitScores
+from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
 from dmlstudy.registry.runs import (
     KIND,
     NOTE,
@@ -35,6 +35,7 @@ from dmlstudy.registry.runs import (
     REPLICATE_OF,
     STORE,
     STUDY_RUN,
+    THRESHOLDS,
     UNITS_SHA256,
     VALUES,
     VERDICT_SCORES,
@@ -484,6 +485,16 @@ class StudyTracker:
             self.client.log_artifact(self.parent_id, str(file))
         digests = [own.digest() for own in found.values()]
         self.client.set_tag(self.parent_id, UNITS_SHA256, _digest(digests))
+
+    def log_pair_counts(self, run_id: str, file: Path) -> None:
+        """Keep what a verdict trial's thresholds do (``data.read_pair_counts``) with its run."""
+        found = data.read_pair_counts(file)
+        self.client.log_artifact(run_id, str(file))
+        self.client.set_tag(run_id, THRESHOLDS, json.dumps(found.thresholds))
+
+    def pair_counts(self, run: Run) -> PairCounts | None:
+        """Pairs that a verdict trial's thresholds accept and reject; None of one that has none."""
+        return self._runs.pair_counts(run)
 
     def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""

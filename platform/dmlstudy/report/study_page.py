@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from dmlstudy import metric_names
 from dmlstudy.html import Html, check_page, element, write_page
 from dmlstudy.metric_names import TRAIN_LOSS
-from dmlstudy.registry.curves import verdict_curves
+from dmlstudy.registry.curves import pair_counts, verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.report import examples, figures, retention, streams, tuning, words
+from dmlstudy.report import examples, figures, retention, streams, thresholds, tuning, words
 from dmlstudy.report.page import (
     Plot,
     Section,
@@ -81,6 +81,7 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
     sections = [
         Section("leaderboard", "Leaderboard", _leaderboard(board)),
         Section("pairs", "Families compared in pairs", _pairs(board)),
+        *_thresholds(store, board),
         Section("search", "Search", _search(board, tried, kept.texts.get("study.yaml"))),
         Section("curves", "Learning curves", _curves(store, board, tried)),
         *of_winner,
@@ -151,6 +152,12 @@ def _pairs(board: Leaderboard) -> list[str | Plot]:
         folded(f"All {len(board.comparisons)} pairs", pairs) if folds else pairs,
         *words.luck(board),
     ]
+
+
+def _thresholds(store: Store, board: Leaderboard) -> list[Section]:
+    """The section on shipped thresholds; none of a study without verification."""
+    counts = pair_counts(store, board.study)
+    return [Section("thresholds", "Thresholds", thresholds.parts(board, counts))] if counts else []
 
 
 def _search(board: Leaderboard, tried: Mapping[str, Searched], study_file: str | None) -> list[str | Plot]:

@@ -22,6 +22,8 @@ from dmlstudy.retrieval.metrics import (
     tie_order,
 )
 from dmlstudy.retrieval.neighbours import in_gallery, in_itself, retrieve
+from dmlstudy.retrieval.open_set import open_set
+from dmlstudy.retrieval.pairs import Pairs
 from dmlstudy.retrieval.reranking import (
     KReciprocal,
     Ranked,
@@ -31,18 +33,31 @@ from dmlstudy.retrieval.reranking import (
     compare,
     rank,
 )
+from dmlstudy.retrieval.verification import (
+    FEWEST_MATCHES,
+    RATES,
+    Verification,
+    fewest_impostors,
+    is_measurable,
+    thresholds,
+    verify,
+)
 
 __all__ = [
+    "FEWEST_MATCHES",
+    "RATES",
     "CodeIndex",
     "Denominator",
     "EmbeddingIndex",
     "Index",
     "KReciprocal",
+    "Pairs",
     "Ranked",
     "Reranker",
     "Scores",
     "Tuning",
     "UnitSums",
+    "Verification",
     "by_structure",
     "by_weighted_hamming",
     "compare",
@@ -50,9 +65,11 @@ __all__ = [
     "evaluate",
     "evaluate_clusters",
     "evaluate_query_gallery",
+    "fewest_impostors",
     "hamming_neighbours",
     "in_gallery",
     "in_itself",
+    "is_measurable",
     "k_means",
     "macro_mean",
     "map_at_k",
@@ -60,6 +77,7 @@ __all__ = [
     "mean_average_precision",
     "micro_mean",
     "nmi",
+    "open_set",
     "pack_codes",
     "pack_labels",
     "pair_f1",
@@ -68,5 +86,7 @@ __all__ = [
     "recall_at_k",
     "retrieve",
     "score",
+    "thresholds",
     "tie_order",
+    "verify",
 ]

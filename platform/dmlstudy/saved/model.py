@@ -80,6 +80,8 @@ class Model:
     name: str
     _kind: ModelKind
     _described: Mapping[str, Any]
+    threshold: description.ThresholdDescription | None = None
+    """The least score that is accepted, and what it does on unseen classes; None of a model that was given none."""
 
     @classmethod
     def open(
@@ -102,7 +104,9 @@ class Model:
         own = model_folder.verify(folder, file, fingerprint=fingerprint)
         described = model_folder.read_json(folder / file)
         takes = _takes(folder / file, described)
-        return cls(folder, own, takes, device, batch_size, name or str(folder), KINDS[file], described)
+        threshold = _threshold(folder)
+        called = name or str(folder)
+        return cls(folder, own, takes, device, batch_size, called, KINDS[file], described, threshold)
 
     @property
     def kind(self) -> str:
@@ -243,6 +247,14 @@ def _takes(path: Path, described: Mapping[str, Any]) -> Takes:
     architecture = read.architecture
     size, channels = architecture.image_size, architecture.in_channels
     return Takes(size[0] if size else None, channels, 0 if size else channels)
+
+
+def _threshold(folder: Path) -> description.ThresholdDescription | None:
+    """The threshold in a model's folder, if there is one. Raises ValueError naming a file that is not understood."""
+    path = folder / model_folder.THRESHOLD
+    if not path.is_file():
+        return None
+    return description.described(path, description.ThresholdDescription, "pull the model again")
 
 
 def _load_embedder(folder: Path, device: str, batch_size: int) -> Network:

@@ -53,6 +53,7 @@ class Competitors(NamedTuple):
                     "family": names[key],
                     "training": config.training.model_copy(update={"epochs": 0}),
                     "retrieval": RetrievalConfig(),
+                    "thresholds": {},
                     **task_of(config).changes_untrained,
                 }
             )

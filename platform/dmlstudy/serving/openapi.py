@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -31,8 +33,10 @@ ERRORS = {
 }
 
 
-def description(takes: Takes, has_gallery: bool, limits: Limits, token: str | None) -> dict[str, Any]:
-    """The server's interface as OpenAPI 3.1."""
+def description(
+    takes: Takes, has_gallery: bool, limits: Limits, token: str | None, *, has_threshold: bool = False
+) -> dict[str, Any]:
+    """The server's interface as OpenAPI 3.1; with a threshold, matches and queries are accepted or not."""
     body = _images(limits) if takes.image_size is not None else _vectors(takes.num_features, limits)
     guarded: dict[str, Any] = {} if token is None else {"security": [{"token": []}]}
     paths: dict[str, Any] = {
@@ -85,7 +89,7 @@ def description(takes: Takes, has_gallery: bool, limits: Limits, token: str | No
     paths["/metrics"] = {
         "get": {"operationId": "metrics", "summary": "Counts of requests", "responses": metrics, **guarded}
     }
-    components: dict[str, Any] = {"schemas": _SCHEMAS}
+    components: dict[str, Any] = {"schemas": _with_threshold(_SCHEMAS) if has_threshold else _SCHEMAS}
     if token is not None:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {
@@ -96,8 +100,16 @@ def description(takes: Takes, has_gallery: bool, limits: Limits, token: str | No
     }
 
 
-def page(name: str, takes: Takes, has_gallery: bool, token: str | None, address: str) -> str:
-    """The page that tells the bodies, each as a line for a shell that asks at ``address``."""
+def page(
+    name: str,
+    takes: Takes,
+    has_gallery: bool,
+    token: str | None,
+    address: str,
+    *,
+    accepts: Sequence[str] = (),
+) -> str:
+    """The page that tells the bodies, each as a line for a shell that asks at ``address``, and what is accepted."""
     header = "" if token is None else ' -H "Authorization: Bearer $TOKEN"'
     if takes.image_size is not None:
         forms = [
@@ -124,6 +136,12 @@ def page(name: str, takes: Takes, has_gallery: bool, token: str | None, address:
                 " are nearer; the answer's order says what both are, and what the ranks are by.",
             )
         )
+    if accepts:
+        said = (
+            "A match is accepted if its score reaches the threshold, a query if any match in its answer does."
+        )
+        sections.append(Html(element("h2", "Accepted matches") + element("p", said)))
+        sections += [element("p", line) for line in accepts]
     about = element(
         "p",
         f"This server answers with {name}. ",
@@ -193,6 +211,41 @@ def _error(code: str, schema: str = "Error") -> dict[str, Any]:
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _with_threshold(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The same answers with a threshold, and with what it says of each match and each query."""
+    schemas = copy.deepcopy(schemas)
+    accept_at = {"type": "number", "description": "the least score that is accepted"}
+    match = schemas["Retrieved"]["properties"]["results"]["items"]["items"]
+    for schema, properties in (
+        (match, {"accept": {"type": "boolean", "description": "its score reaches the threshold"}}),
+        (
+            schemas["Retrieved"],
+            {
+                "accept_at": accept_at,
+                "accept": {
+                    "type": "array",
+                    "description": "of each query, whether any of its matches is accepted: known, or unknown",
+                    "items": {"type": "boolean"},
+                },
+            },
+        ),
+        (
+            schemas["About"],
+            {
+                "threshold": {
+                    "type": "object",
+                    "description": "the threshold, and its errors on unseen classes where they are known",
+                    "properties": {"accept_at": accept_at},
+                    "required": ["accept_at"],
+                }
+            },
+        ),
+    ):
+        schema["properties"] |= properties
+        schema["required"] += properties
+    return schemas
 
 
 _SCHEMAS: dict[str, Any] = {

@@ -22,7 +22,7 @@ class Hit(Record):
     """An item found for a query; ``rank`` from 1, ``place`` in the gallery.
 
     ``distance`` is as the index measures it; ``score`` is larger for what is nearer (``search.Measure``). ``label`` is
-    None where none is known.
+    None where none is known, ``accept`` where there is no threshold.
     """
 
     query: str
@@ -32,6 +32,11 @@ class Hit(Record):
     label: str | None
     distance: float
     score: float
+    accept: bool | None = None
+
+    def as_json(self) -> str:
+        """The hit for programs, in a line; without a threshold it is neither accepted nor rejected."""
+        return self.model_dump_json(exclude={"accept"} if self.accept is None else None)
 
 
 def retrieve(
@@ -114,8 +119,9 @@ def _rows(there: Sequence[str], gallery: Sequence[str]) -> Sequence[int] | None:
 
 def _hits(retriever: Retriever, query: str, found: Found) -> list[Hit]:
     gallery = retriever.gallery
-    scores = retriever.measure.score_of(found.distance_K).tolist()
-    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), scores, strict=True)
+    score_K = retriever.measure.score_of(found.distance_K)
+    accept_K = [None] * len(score_K) if retriever.acceptance is None else retriever.acceptance.each(score_K)
+    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), score_K.tolist(), accept_K, strict=True)
     return [
         Hit(
             query=query,
@@ -125,6 +131,7 @@ def _hits(retriever: Retriever, query: str, found: Found) -> list[Hit]:
             label=None if gallery.labels is None else gallery.labels[place],
             distance=distance,
             score=score,
+            accept=accept,
         )
-        for rank, (place, distance, score) in enumerate(ranked, 1)
+        for rank, (place, distance, score, accept) in enumerate(ranked, 1)
     ]

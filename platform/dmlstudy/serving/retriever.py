@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dmlstudy import retrieval
 from dmlstudy.saved import Model
+from dmlstudy.serving.acceptance import Acceptance
 from dmlstudy.serving.gallery import Gallery
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
@@ -62,10 +63,10 @@ class Retriever:
 
     ``rerank`` puts the first ``among`` of the index in another order: 'structure' by the query's structure
     embedding (NASA Eq. 3, of codes Eq. 7), 'layers' by the layers' similarities (OAHU, section 3.6); 'auto' does
-    what the model has a head for, 'none' leaves them.
+    what the model has a head for, 'none' leaves them. ``accept_at`` replaces the model's threshold.
 
-    Raises ValueError for the gallery of another model, another name, an order that the model has no head for, and
-    ``among`` below 1.
+    Raises ValueError for the gallery of another model, another name, an order that the model has no head for,
+    ``among`` below 1, and an ``accept_at`` that is no number.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Retriever:
         *,
         rerank: str = "auto",
         among: int = 100,
+        accept_at: float | None = None,
     ) -> None:
         if model.fingerprint != gallery.model:
             raise ValueError(
@@ -86,6 +88,8 @@ class Retriever:
         if among < 1:
             raise ValueError(f"among={among} must be at least 1")
         self.model, self.gallery, self.among = model, gallery, among
+        self.acceptance = Acceptance.of(model, accept_at)
+        """The threshold of matches, None where the model has none; it is of scores, whatever order they stand in."""
         num_bits = gallery.vectors_MD.shape[1] if gallery.has_codes else None
         self.measure = _measure(model.gives_unit_vectors, num_bits)
         has: dict[Rerank, bool] = {"structure": model.has_structure, "layers": model.layers is not None}

@@ -45,6 +45,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dmlstudy import data, html
 from dmlstudy.saved import Model
 from dmlstudy.serving import bodies, openapi, origin, traffic
+from dmlstudy.serving.acceptance import Acceptance
 from dmlstudy.serving.batching import Batcher, Gone, Outputs
 from dmlstudy.serving.bodies import RefusedRequest
 from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
@@ -66,8 +67,8 @@ T = TypeVar("T")
 class Service:
     """The model and the gallery; what waits is computed together, on all threads torch has.
 
-    ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. Raises
-    ValueError as ``Model.loaded`` and ``Retriever``.
+    ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. ``accept_at``
+    replaces the model's threshold. Raises ValueError as ``Model.loaded`` and ``Retriever``.
     """
 
     def __init__(
@@ -79,18 +80,22 @@ class Service:
         name: str | None = None,
         rerank: str = "auto",
         among: int = 100,
+        accept_at: float | None = None,
     ) -> None:
         self.limits, self.digest = limits, model.fingerprint
         self.name = name or model.folder.resolve().name
         self.takes, self._fit = model.takes, model.fit
         self.about = {"model": self.name, "digest": self.digest, "kind": model.kind, **origin.of(model)}
+        self.acceptance = Acceptance.of(model, accept_at)
+        if self.acceptance is not None:
+            self.about["threshold"] = self.acceptance.facts
         self.note = ""
         self._search = None
         self._lock = threading.Lock()  # an index is asked by one thread at a time
         if gallery is not None:
             opened = open_gallery(gallery, device=model.device)
             self.note = opened.note
-            self._search = Retriever(model, opened, rerank=rerank, among=among)
+            self._search = Retriever(model, opened, rerank=rerank, among=among, accept_at=accept_at)
             self._queries = self._items = Batcher(model.query)
         if self._search is None or not model.is_symmetric:
             compute = model.compute
@@ -169,6 +174,13 @@ class Service:
         assert query_QD is not None
         with self._lock:
             found = search.nearest(query_QD, omega_QD, k)
+        results = [_ranked(search, each) for each in found]
+        accepted = {}
+        if search.acceptance is not None:
+            accepted = {
+                "accept_at": search.acceptance.at,
+                "accept": [any(match["accept"] for match in own) for own in results],
+            }
         return {
             "model": self.name,
             "digest": self.digest,
@@ -177,15 +189,16 @@ class Service:
                 "distance": f"{search.measure.distance}; smaller is nearer",
                 "score": f"{search.measure.score}; larger is nearer",
             },
-            "results": [_ranked(search, each) for each in found],
+            **accepted,
+            "results": results,
         }
 
 
 def _ranked(search: Retriever, found: Found) -> list[dict[str, Any]]:
     gallery = search.gallery
-    scores = search.measure.score_of(found.distance_K).tolist()
-    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), scores, strict=True)
-    return [
+    score_K = search.measure.score_of(found.distance_K)
+    ranked = zip(found.place_K.tolist(), found.distance_K.tolist(), score_K.tolist(), strict=True)
+    matches: list[dict[str, Any]] = [
         {
             "rank": rank,
             "id": gallery.ids[place],
@@ -195,6 +208,10 @@ def _ranked(search: Retriever, found: Found) -> list[dict[str, Any]]:
         }
         for rank, (place, distance, score) in enumerate(ranked, 1)
     ]
+    if search.acceptance is not None:
+        for match, accept in zip(matches, search.acceptance.each(score_K), strict=True):
+            match["accept"] = accept
+    return matches
 
 
 class Front:
@@ -210,7 +227,13 @@ class Front:
         Gauge("dmlstudy_waiting", "Requests that are not answered yet.", registry=self.registry).set_function(
             lambda: self._waiting
         )
-        self._description = openapi.description(service.takes, service.has_gallery, self.limits, access.token)
+        self._description = openapi.description(
+            service.takes,
+            service.has_gallery,
+            self.limits,
+            access.token,
+            has_threshold=service.acceptance is not None,
+        )
 
     def routes(self) -> list[Route]:
         return [
@@ -265,7 +288,14 @@ class Front:
 
     async def docs(self, request: Request) -> Response:
         service, address = self.service, f"{request.url.scheme}://{request.url.netloc}"
-        page = openapi.page(service.name, service.takes, service.has_gallery, self.access.token, address)
+        page = openapi.page(
+            service.name,
+            service.takes,
+            service.has_gallery,
+            self.access.token,
+            address,
+            accepts=() if service.acceptance is None else service.acceptance.lines,
+        )
         return HTMLResponse(page, headers={"Content-Security-Policy": html.policy()})
 
     async def root(self, _: Request) -> Response:

@@ -203,6 +203,8 @@ class ProtocolConfig(MetricsConfig, Grown):
         "search_leaders",
         "search_seeds",
         "replicate_of",
+        "verification",
+        "fmr",
     )
 
     num_folds: Annotated[
@@ -781,6 +783,12 @@ def _check_task(file: StudyFile, families: Mapping[str, Family]) -> None:
         raise SpecError(
             f"search.second_objective: {second} is not measured of {task.noun};"
             + (f" set {' or '.join(measured.values())}" if measured else " leave it out")
+        )
+    protocol = file.protocol
+    if protocol.fmr != ProtocolConfig.model_fields["fmr"].default and not protocol.verification:
+        raise SpecError(
+            f"protocol.fmr: {protocol.fmr:g} is of the threshold that protocol.verification sets; set"
+            " protocol.verification: true, or leave it out"
         )
     if file.resources.workers != 1 and not task.is_distributed:
         raise SpecError(

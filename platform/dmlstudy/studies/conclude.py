@@ -17,6 +17,7 @@ from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
 from dmlstudy.training.lineage import told
+from dmlstudy.verdict import thresholds
 
 
 class StudyFailed(RuntimeError):
@@ -90,6 +91,7 @@ def _registered(
 ) -> models.RegisteredVersion:
     """The version of a family's model of the run, registered now or by an earlier session."""
     objective = spec.file.protocol.objective
+    threshold = thresholds.shipped(tracker.pair_counts(run))
     return models.register(
         store,
         spec.model_name,
@@ -113,5 +115,7 @@ def _registered(
             preprocessing=preprocessing_of(folder),
             start=run.tags,
             notes=told(notes_of(folder)),
+            threshold=threshold,
         ),
+        threshold=None if threshold is None else thresholds.fields(threshold),
     )

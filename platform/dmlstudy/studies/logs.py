@@ -18,7 +18,7 @@ from dmlstudy.spec.epochs import counted
 from dmlstudy.store import Store, StoreError
 from dmlstudy.studies.status import named, running_now, search_trials, served
 from dmlstudy.text import duration
-from dmlstudy.training.shares import KEY, settled_of
+from dmlstudy.training.shares import KEY, share_of
 from dmlstudy.trials import Status
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _sessions(runs: list[tuple[Run, Any]]) -> list[str]:
 def _choice(runs: list[tuple[Run, Any]]) -> list[str]:
     """The choice of the folds of a finished trial, and the scores it was made by."""
     metrics = runs[-1][0].metrics if runs else {}
-    chosen = [f"  {KEY}: {share}, chosen on the folds" for share in settled_of(metrics).values()]
+    chosen = [f"  {KEY}: {share}, chosen on the folds" for share in share_of(metrics).values()]
     means = [f"  {name}: {metrics[name]:.6g}" for name in sorted(metrics) if metric_names.is_of_share(name)]
     return ["", "chosen", *chosen, *means] if chosen else []
 

@@ -19,6 +19,7 @@ from dmlstudy.data.images import Indices, Labels
 from dmlstudy.records import RetrievalConfig, TrialConfig
 from dmlstudy.training.scores import Scored, joined, unit_scores
 from dmlstudy.training.structure_scores import structure_scores
+from dmlstudy.training.verification_scores import verification_scores
 
 FIRST_STAGE = "first_stage_"
 """Before the names of scores of the order that is re-ranked."""
@@ -69,6 +70,8 @@ def retrieval_scores(
     With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall
     time of both stages too, which no two runs measure alike, and scores of clusters if wished for. ``by_class`` adds
     the sums of all that are means over queries, by the queries' class.
+
+    Verification, if wished for, adds thresholds in a search, and errors of pairs in a verdict.
     """
     return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config, by_class))
 
@@ -108,6 +111,10 @@ def _scores(
             metrics["rerank_ms_per_query"] = ranked.ms_per_query[final]
         if config.clusters:
             metrics |= retrieval.evaluate_clusters(embedded.z_ND, labels_N)
+    if config.verification:
+        found, pair_counts = verification_scores(embedded.z_ND, labels_N, query, gallery, config)
+        metrics |= found
+        scored = scored._replace(pair_counts=pair_counts)
     return scored
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dmlstudy import metric_names
-from dmlstudy.records import UnitScores
+from dmlstudy.records import PairCounts, UnitScores
 
 
 class Scored(NamedTuple):
@@ -16,11 +16,19 @@ class Scored(NamedTuple):
 
     metrics: dict[str, float]
     unit_scores: UnitScores | None = None
+    pair_counts: PairCounts | None = None
+    """Pairs that the thresholds of the search's folds accept; of the model that is shipped alone."""
 
 
 def mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Each score's mean over the folds."""
-    return {name: statistics.fmean(score[name] for score in scores) for name in scores[0]}
+    """Each score's mean over the folds; of a threshold, which a fold with few pairs has not, the median of all."""
+    return {
+        name: (statistics.median if metric_names.is_tau(name) else statistics.fmean)(
+            [score[name] for score in scores]
+        )
+        for name in scores[0]
+        if not metric_names.is_tau(name) or all(name in score for score in scores)
+    }
 
 
 def mean_scored(parts: Sequence[Scored]) -> Scored:
@@ -57,13 +65,19 @@ def joined(parts: Sequence[Scored]) -> Scored:
     for own in of_units:
         assert (own.units, own.counts) == (of_units[0].units, of_units[0].counts)
         sums |= own.sums
-    return Scored(metrics, of_units[0].model_copy(update={"sums": sums}) if of_units else None)
+    pairs = next((each.pair_counts for each in parts if each.pair_counts is not None), None)
+    return Scored(metrics, of_units[0].model_copy(update={"sums": sums}) if of_units else None, pairs)
 
 
 def spread(scores: Sequence[dict[str, float]], objective: str) -> dict[str, float]:
-    """The objective per fold and, with two folds or more, its standard error over them."""
+    """The objective and thresholds per fold and, with two folds or more, the objective's standard error over them."""
     values = [score[objective] for score in scores]
-    found = {metric_names.of_fold(fold, objective): value for fold, value in enumerate(values)}
+    found = {
+        metric_names.of_fold(fold, name): value
+        for fold, score in enumerate(scores)
+        for name, value in score.items()
+        if name == objective or metric_names.is_tau(name)
+    }
     if len(values) > 1:
         found[metric_names.stderr(objective)] = statistics.stdev(values) / math.sqrt(len(values))
     return found

@@ -1,4 +1,7 @@
-"""Several shares of the trained weights (``training.wise_ft``), of which the validation folds choose one.
+"""Choices of a search trial's validation folds for its verdict: thresholds, and one of several shares.
+
+Thresholds (``protocol.verification``) are set on each fold's held-out classes; the median over folds is the verdict's.
+Several shares of the trained weights (``training.wise_ft``) are told apart in the same way.
 
 One training serves all: each fold's model is scored with each share after its last epoch. Nothing is chosen on unseen
 classes: a verdict's configuration has the chosen share in the place of the list. Reads no torch.
@@ -51,18 +54,28 @@ def told(
     return {metric_names.WISE_FT: share, **means}
 
 
-def settled_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Of a finished trial's metrics those that say what its folds have chosen; none, for most."""
+def share_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of a finished trial's metrics the share that its folds have chosen; none, for most."""
     return {name: metrics[name] for name in (metric_names.WISE_FT,) if name in metrics}
+
+
+def settled_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The same with the thresholds that its folds have set: all that its verdict takes over."""
+    return share_of(metrics) | {name: value for name, value in metrics.items() if metric_names.is_tau(name)}
 
 
 def params_settled(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, str]:
     """A finished trial's logged parameters with what its folds have chosen in the place of what they chose from."""
-    return {**params} | {f"training.{name}": str(value) for name, value in settled_of(metrics).items()}
+    return {**params} | {f"training.{name}": str(value) for name, value in share_of(metrics).items()}
 
 
 def with_settled(config: TrialConfig, settled: Mapping[str, float]) -> TrialConfig:
-    """The configuration with what its folds have chosen in the place of what they chose from."""
+    """The configuration with what its folds have chosen in the place of what they chose from, and their thresholds."""
+    thresholds = {
+        metric_names.rate_of(name): value for name, value in settled.items() if metric_names.is_tau(name)
+    }
+    if thresholds:
+        config = config.model_copy(update={"thresholds": thresholds})
     shares = shares_of(config.training.wise_ft)
     if len(shares) == 1:
         return config

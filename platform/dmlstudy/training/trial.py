@@ -132,6 +132,7 @@ class _Trial:
         return TrialResult(
             metrics=scored.metrics,
             unit_scores=scored.unit_scores,
+            pair_counts=scored.pair_counts,
             embedder_folder=None if save_to is None else str(save_to),
         )
 
@@ -190,9 +191,9 @@ class _Trial:
             parts.append(self.task.score_fold_models(self.config, left))
         trainer, last = self._train(whole)
         parts.append(last if last.metrics else trainer.judge())
-        found, of_units = joined(parts)
+        found, of_units, of_pairs = joined(parts)
         metrics = metric_names.all_on_test(found) | self._retention(trainer)
-        return trainer, Scored(metrics | _damaged(self.config, self.dataset), of_units)
+        return trainer, Scored(metrics | _damaged(self.config, self.dataset), of_units, of_pairs)
 
     def _retention(self, trainer: Trainer) -> dict[str, float]:
         """Scores on the test items of the retention data; empty where the trial has none."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dmlstudy import data, embedders
 from dmlstudy.records import TrialConfig
+from dmlstudy.training.verification_scores import check_pairs
 
 LEAST_CLASSES = 4
 """Classes that development needs: two are trained on, two held out."""
@@ -22,6 +23,7 @@ def check_data(configs: Sequence[tuple[str, TrialConfig]], dataset: data.ZeroSho
     counts = check_class_counts(own, test, first.num_folds)
     folds = data.class_disjoint_folds(development.labels_N, first.num_folds, first.seed)
     data.check_hits(dataset, folds)
+    check_pairs(first, [development.labels_N[fold.validation_indices] for fold in folds])
     num_classes = min(len(fold.train_classes) for fold in folds)
     num_images = min(len(fold.train_indices) for fold in folds)
     counts += f", of which a fold holds {max(len(fold.validation_classes) for fold in folds)} out"

@@ -123,6 +123,12 @@ class Embedding(Task):
         image_HWC = self.dataset(config.data).development.read(np.arange(1))[0]
         return {metric_names.LATENCY_MS: embedders.latency_ms(trainer.kept(), image_HWC, device)}
 
+    def notes(self, config: TrialConfig, num_items: int) -> list[str]:
+        from dmlstudy.training.verification_scores import notes
+
+        dataset = self.dataset(config.data)
+        return notes(config, dataset.test.labels_N, dataset.test_query, dataset.test_gallery)
+
     def seconds(
         self, config: TrialConfig, labels_N: Labels, num_test: int, first_reports: FirstReports
     ) -> tuple[float, float]:
