@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dmlstudy.records import PairCounts, is_untrained
 from dmlstudy.registry import tracking
-from dmlstudy.search.verdict import SHIPPED_SEED
+from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.store import Store
 
 
