@@ -58,13 +58,13 @@ SAME: dict[Unit, str] = {
     "image": ", of the same classes and in the same database",
     "row": ", of the same classes",
 }
-"""What stays as it is where other units are meant."""
+"""Words on the things that stay as they are where other units are meant."""
 
 MOST_NAMED = 3
 """Pairs that a remark names."""
 
 FEW_MOVED = 10
-"""Where families differ in fewer units than this, intervals for others may be too narrow."""
+"""Intervals for others may be too narrow where families differ in fewer units than this."""
 
 NOT_KEPT = "no scores by {unit} were kept"
 NO_MEAN = "{metric} is no mean over queries"
