@@ -390,15 +390,14 @@ def test_scores_by_class_are_kept_of_the_best_search_trial_and_of_the_verdict(
     session.end("v")
     session.tracker.write_note()
     runs = runs_of(store, session.tracker.study)
-    family, *_ = runs.families
     assert runs.fold_scores("red") == [CLASSES, CLASSES]
-    (judged,) = runs.judged(family)
+    (judged,) = runs.verdicts
     assert runs.unit_scores(judged) == CLASSES
     assert judged.tags[UNITS_SHA256] == CLASSES.digest()
     session.tracker.log_verdict_scores()
     again = runs_of(store, session.tracker.study)
     assert again.study.tags[UNITS_SHA256] == CLASSES.digest()
-    assert again._of_verdicts == {(family, 1): CLASSES}
+    assert again._of_verdicts == {(judged.family, 1): CLASSES}
     assert again.unit_scores(judged) == CLASSES
 
 
