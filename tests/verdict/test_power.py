@@ -13,7 +13,7 @@ from dmlstudy.verdict.comparison import ALPHA, Comparison, UnitMeans, compare
 from dmlstudy.verdict.power import (
     ASSUMED,
     Pilot,
-    Power,
+    PlanPower,
     noncentrality,
     of_comparisons,
     of_folds,
@@ -73,7 +73,9 @@ def test_a_difference_told_to_be_seen_is_seen_in_four_of_five_studies(
     found = smallest(pilot, num_seeds, level, weights)
     assert found.like is not None
     shape = (num_studies, num_seeds, num_classes)
-    noise = pilot.of_seed * rng.normal(size=(num_studies, num_seeds, 1)) + pilot.of_both * rng.normal(size=shape)
+    noise = pilot.of_seed * rng.normal(size=(num_studies, num_seeds, 1)) + pilot.of_both * rng.normal(
+        size=shape
+    )
     d_KS = noise.mean(axis=2) + found.here  # these classes: their own means belong to the truth
     t = d_KS.mean(axis=1) / (d_KS.std(axis=1, ddof=1) / math.sqrt(num_seeds))
     seen = 2 * stats.t.sf(np.abs(t), num_seeds - 1) <= level
@@ -83,9 +85,9 @@ def test_a_difference_told_to_be_seen_is_seen_in_four_of_five_studies(
     assert 0.70 <= np.mean(like) <= 0.85
 
 
-def power(num_seeds: object = 5, families: int = 5, pilot: Pilot = ASSUMED, **protocol: object) -> Power:
+def power(num_seeds: object = 5, families: int = 5, pilot: Pilot = ASSUMED, **protocol: object) -> PlanPower:
     config = ProtocolConfig.model_validate({"verdict_seeds": num_seeds, **protocol})
-    return Power(Plan.of(config), families, "class", (10,) * 100, pilot)
+    return PlanPower(Plan.of(config), families, "class", (10,) * 100, pilot)
 
 
 def test_the_line_says_what_is_seen_and_what_more_seeds_or_fewer_pairs_bring() -> None:
