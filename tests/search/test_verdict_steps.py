@@ -12,7 +12,7 @@ from support.tune_simulator import ActorLost, Killed, Tune, hill, study
 
 from dmlstudy.records import TrialConfig, UnitScores
 from dmlstudy.search.study_search import Assignment, StudySearch
-from dmlstudy.search.verdict_trials import Judged
+from dmlstudy.search.verdict_trials import JudgedBefore
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.trials import Status
 from dmlstudy.verdict.comparison import Comparison, UnitMeans
@@ -82,7 +82,7 @@ class Store:
 
     def session(self, found: StudySpec, *, score: Any = score, **more: Any) -> Tune:
         finished = {key for key, each in self.scores.items() if each.score is not None}
-        search = StudySearch(found, self.optuna, finished, Judged(dict(self.scores), 1e-3))
+        search = StudySearch(found, self.optuna, finished, JudgedBefore(dict(self.scores), 1e-3))
         tune = Tune(search, score, record=self.record(search), **more).run()
         self.started += [(c.family, c.seed) for number, c in tune.started if number is None]
         return tune
@@ -208,7 +208,7 @@ def test_a_trial_that_is_handed_out_again_is_awaited() -> None:
 
 def test_what_is_left_is_a_bound_that_shrinks() -> None:
     found, store = steps(), Store()
-    search = StudySearch(found, store.optuna, set(), Judged())
+    search = StudySearch(found, store.optuna, set(), JudgedBefore())
     assert search.left == (6, 30, 10)
     assert found.num_verdict_trials == 40
     lefts: list[int] = []
@@ -247,7 +247,7 @@ def test_one_family_is_compared_with_its_untrained_embedder_alone() -> None:
 
 def test_nothing_is_handed_out_before_the_plan_is_kept() -> None:
     found, store = steps(), Store()
-    search = StudySearch(found, store.optuna, set(), Judged())
+    search = StudySearch(found, store.optuna, set(), JudgedBefore())
     calls: list[int] = []
 
     def seal() -> None:
@@ -258,7 +258,18 @@ def test_nothing_is_handed_out_before_the_plan_is_kept() -> None:
     search.before_verdict = seal
     Tune(search, score, record=store.record(search)).run()
     assert store.scores == {}
-    again = StudySearch(found, store.optuna, set(), Judged())
+    again = StudySearch(found, store.optuna, set(), JudgedBefore())
     again.before_verdict = seal
     Tune(again, score, record=store.record(again)).run()
     assert calls == [0, 0]
+
+
+def test_a_search_without_a_finished_trial_has_no_verdict() -> None:
+    def fails(config: TrialConfig, step: int) -> float:
+        raise RuntimeError("loss is nan")
+
+    store = Store()
+    tune = store.session(steps(), score=fails)
+    assert tune.search.is_over
+    assert store.scores == {}
+    assert tune.search.verdict_configs() == []

@@ -305,7 +305,13 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
         file.path: Path(client.download_artifacts(parent.info.run_id, file.path)).read_text()
         for file in client.list_artifacts(parent.info.run_id)
     }
-    assert texts.keys() == {"study.yaml", "search_space.yaml", "folds.json", "environment.json"}
+    assert texts.keys() == {
+        "study.yaml",
+        "search_space.yaml",
+        "folds.json",
+        "environment.json",
+        "verdict_plan.json",
+    }
     assert len(json.loads(texts["folds.json"])["search"]) == 2
     assert "source_sha256" in json.loads(texts["environment.json"])["code"]
 

@@ -44,7 +44,7 @@ from dmlstudy.registry.runs import (
     StudyRuns,
     begin,
 )
-from dmlstudy.search.verdict_trials import Judged
+from dmlstudy.search.verdict_trials import JudgedBefore
 from dmlstudy.spec.study_file import replicate_name
 from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
 from dmlstudy.text import first_line
@@ -445,10 +445,10 @@ class StudyTracker:
         self.client.log_text(self.parent_id, plan.text, PLAN_FILE)
         self.client.set_tag(self.parent_id, PLAN_SHA256, plan.digest)
 
-    def judged(self) -> Judged:
+    def judged(self) -> JudgedBefore:
         """The scores of the verdict trials that have ended, of whichever session."""
         runs = self._runs
-        return Judged(runs.verdict_scores(), runs.study.resolution, runs.study.num_rows)
+        return JudgedBefore(runs.verdict_scores(), runs.study.resolution, runs.study.num_rows)
 
     def log_model(self, run_id: str, folder: str) -> None:
         """Keep a model's folder with the run that trained it."""

@@ -36,7 +36,7 @@ from dmlstudy.records import TrialConfig, UnitScores, is_untrained
 from dmlstudy.search import early_stopping, samplers
 from dmlstudy.search.ledger import Entry, Ledger, label
 from dmlstudy.search.subsearch import Follower, Subsearch
-from dmlstudy.search.verdict_trials import Competitors, Judged, VerdictTrials
+from dmlstudy.search.verdict_trials import Competitors, JudgedBefore, VerdictTrials
 from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
@@ -98,7 +98,7 @@ class StudySearch:
         spec: StudySpec,
         storage: optuna.storages.BaseStorage,
         finished_verdicts: set[tuple[str, int]],
-        judged: Judged | None = None,
+        judged: JudgedBefore | None = None,
         *,
         clock: Clock = time.monotonic,
     ) -> None:

@@ -18,8 +18,8 @@ SHIPPED_SEED = 1
 """The verdict seed whose embedder is kept: the first, never the one that did best on the test classes."""
 
 
-class Judged(NamedTuple):
-    """What earlier sessions and the data tell of a verdict whose seeds are added in steps."""
+class JudgedBefore(NamedTuple):
+    """The part of a verdict in steps that earlier sessions and the data tell."""
 
     scores: Scores = {}
     """Of the verdict trials that have ended, failed ones included."""
@@ -81,10 +81,12 @@ class VerdictTrials:
     later looks have begun, which were judged without it.
     """
 
-    def __init__(self, plan: Plan, judged: Iterable[tuple[str, int]], before: Judged | None = None) -> None:
+    def __init__(
+        self, plan: Plan, judged: Iterable[tuple[str, int]], before: JudgedBefore | None = None
+    ) -> None:
         self.plan = plan
         self._judged = set() if plan.is_in_steps else set(judged)
-        self._before = before or Judged()
+        self._before = before or JudgedBefore()
         self._scores = dict(self._before.scores)
         last = max((seed for _, seed in self._scores), default=0)
         num_in_look = next((each for each in plan.looks if last <= each), plan.most_seeds)
@@ -98,7 +100,7 @@ class VerdictTrials:
         self._competitors: Competitors | None = None
 
     def competitors(self, best: Mapping[str, TrialConfig]) -> Competitors:
-        """What is judged; ``best`` are the families' best configurations, which stay once the search is over."""
+        """The configurations that are judged; ``best`` are the families' best configurations, which stay once the search is over."""
         if self._competitors is None or self._competitors.best != dict(best):
             self._competitors = Competitors.of(best)
             self._looks = None
@@ -110,6 +112,8 @@ class VerdictTrials:
         ``order`` are the families, the winner first.
         """
         configs = self.competitors(best).configs
+        if not best:
+            return []
         if not self.plan.is_in_steps:
             wanted = [(family, seed) for family in configs for seed in self.plan.seeds]
             return [
@@ -126,7 +130,7 @@ class VerdictTrials:
 
     def left_at_most(self, best: Mapping[str, TrialConfig], order: Iterable[str] = ()) -> list[str]:
         """The family of each verdict trial that may still have to run."""
-        if not self.plan.is_in_steps:
+        if not best or not self.plan.is_in_steps:
             return [config.family for config in self.left(best)]
         looks = self._looks_at(best, order)
         return [family for family, seed in looks.at_most if (family, seed) not in self._scores]
@@ -134,8 +138,8 @@ class VerdictTrials:
     def _looks_at(self, best: Mapping[str, TrialConfig], order: Iterable[str]) -> Looks:
         found = self.competitors(best)
         if self._looks is None:
-            families = list(order) or list(best)
-            pairs = self.plan.chosen(found.pairs(families), families[0] if families else None)
+            families = list(order)
+            pairs = self.plan.chosen(found.pairs(families), families[0])
             config = next(iter(found.configs.values()))
             task = task_of(config)
             overlap = task.overlap(task.logged_params(config), self._before.num_rows)
@@ -147,7 +151,7 @@ class VerdictTrials:
 
     def next(self, best: Mapping[str, TrialConfig], order: Iterable[str] = ()) -> TrialConfig | None:
         """The next one to run in this session; None where all of the present look were handed out."""
-        if self.plan.is_in_steps:
+        if best and self.plan.is_in_steps:
             first = self._looks_at(best, order).seeds.start
             if first != self._queued_from:
                 self._queue, self._queued_from = None, first

@@ -287,7 +287,7 @@ class ProtocolConfig(MetricsConfig, Grown):
 
     @property
     def pairs(self) -> Literal["winner", "all"]:
-        """Which pairs are compared, with the default resolved."""
+        """The pairs that are compared, with the default resolved."""
         return self.compare or ("winner" if isinstance(self.verdict_seeds, SeedRange) else "all")
 
 
@@ -558,7 +558,7 @@ class StudySpec:
         return hashlib.sha256(json.dumps(self.meaning(), sort_keys=True).encode()).hexdigest()
 
     def meaning(self) -> dict[str, Any]:
-        """What the study computes, as JSON: its file with defaults and spaces resolved, its resources left out."""
+        """The meaning of the study as JSON: its file with defaults and spaces resolved, its resources left out."""
         file = self.file.model_dump(mode="json", exclude={"resources"})
         for key in DataConfig.SPEED:
             file["data"].pop(key, None)

@@ -1,4 +1,4 @@
-"""What a study's verdict will be able to see on its own data, by the best pilot that there is."""
+"""The power of a study's verdict on its own data, by the best pilot that there is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.store import Store, StoreError
 from dmlstudy.training.interface import TrialData
 from dmlstudy.verdict.comparison import PLURALS
-from dmlstudy.verdict.power import ASSUMED, Pilot, Power, of_comparisons
+from dmlstudy.verdict.power import ASSUMED, Pilot, PlanPower, of_comparisons
 from dmlstudy.verdict.sequential import Plan
 from dmlstudy.verdict.two_sources import FEWEST_UNITS
 
@@ -40,13 +40,13 @@ def units(spec: StudySpec, dataset: TrialData) -> tuple[int, ...] | None:
 
 def power(
     spec: StudySpec, dataset: TrialData, pilot: Pilot = ASSUMED, *, num_families: int | None = None
-) -> Power:
+) -> PlanPower:
     """The power of the study's plan on its data; ``num_families`` are those that the search has left."""
     family = next(iter(spec.families.values()))
     config = spec.trial_config(family, default_values(family))
     num_rows = len(dataset.development) + len(dataset.test)
     overlap = spec.task.overlap(spec.task.logged_params(config), num_rows)
-    return Power(
+    return PlanPower(
         Plan.of(spec.file.protocol),
         len(spec.families) if num_families is None else num_families,
         spec.task.unit,

@@ -28,7 +28,7 @@ from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, pilots, provenance, retention, sealing, starts
 from dmlstudy.studies.conclude import conclude
 from dmlstudy.training import dataset_cache
-from dmlstudy.verdict.power import Power
+from dmlstudy.verdict.power import PlanPower
 from dmlstudy.verdict.sequential import Plan
 
 
@@ -112,7 +112,7 @@ def _run_here(
     known: Mapping[str, str],
     description: Mapping[str, str],
     watch: ClusterWatch,
-    power: Power,
+    power: PlanPower,
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(

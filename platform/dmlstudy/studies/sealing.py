@@ -24,7 +24,7 @@ from dmlstudy.studies.status import served
 from dmlstudy.text import first_line
 from dmlstudy.trials import Status
 from dmlstudy.verdict.comparison import UnitMeans
-from dmlstudy.verdict.power import ASSUMED, Pilot, Power, of_folds
+from dmlstudy.verdict.power import ASSUMED, Pilot, PlanPower, of_folds
 from dmlstudy.verdict.sealed_plan import PLAN_FILE, SealedPlan, digest_of
 from dmlstudy.verdict.sequential import Looks
 
@@ -56,7 +56,7 @@ def code_version() -> str:
 
 
 def plan_of(
-    spec: StudySpec, search: StudySearch, data: Mapping[str, str], folds: str, power: Power
+    spec: StudySpec, search: StudySearch, data: Mapping[str, str], folds: str, power: PlanPower
 ) -> SealedPlan:
     """The plan of a study whose search is over; ``folds`` is the text that names their classes."""
     configs, winner = search.competitors().configs, search.winner()
@@ -89,7 +89,7 @@ def seal(
     search: StudySearch,
     origin: Mapping[str, str],
     folds: str,
-    power: Power,
+    power: PlanPower,
     tell: Callable[[str], object],
 ) -> None:
     """Keep the plan in the study's folder and with its run, and say what it can see.
@@ -178,7 +178,7 @@ def verify(store: Store, study: str) -> Checked:
 
 
 def _in_study(plan: SealedPlan, state: Mapping[str, Any], runs: StudyRuns) -> Iterator[str]:
-    """What differs in the study file, the folds and the data."""
+    """Differences in the study file, the folds and the data."""
     tags = runs.study.tags
     files = {"study.json": state.get("spec"), "the run's study.yaml": _yaml(runs.text("study.yaml"))}
     for where, raw in files.items():
@@ -208,7 +208,7 @@ def _yaml(text: str | None) -> Mapping[str, Any] | None:
 
 
 def _in_file(plan: SealedPlan, where: str, raw: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
-    """What a copy of the study file says that the plan does not, key by key."""
+    """Differences between a copy of the study file and the plan, key by key."""
     try:
         spec = study_file.parse({**raw, "name": plan.study}, Places(*state.get("folders", [])))
     except SpecError as error:
@@ -236,7 +236,7 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _in_trials(plan: SealedPlan, state: Mapping[str, Any], runs: StudyRuns) -> Iterator[str]:
-    """What differs in the trials of the verdict: unknown ones, too many, too few, and scores that are not their own."""
+    """Differences in the trials of the verdict: unknown ones, too many, too few, and scores that are not their own."""
     every = [run for run in runs.every(RunKind.VERDICT) if run.status != Status.INTERRUPTED]
     finished = Counter((run.family, run.seed) for run in every if run.status == Status.FINISHED)
     for run in every:
@@ -260,7 +260,7 @@ def _in_trials(plan: SealedPlan, state: Mapping[str, Any], runs: StudyRuns) -> I
 
 
 def _in_scores(run: Run, name: str, runs: StudyRuns) -> Iterator[str]:
-    """Whether a finished trial's score is the mean of its own scores by class, where it has such."""
+    """Say so unless a finished trial's score is the mean of its own scores by class, where it has such."""
     if run.status != Status.FINISHED:
         return
     found = runs.seed_score(run)

@@ -54,7 +54,7 @@ OPPOSITES: dict[Outcome, Outcome] = {
 }
 Pair = tuple[str, str]
 Ending = Literal["decided", "seeds", "classes", "limit", "open"]
-"""Why a pair got no further seeds: it was decided, given up for want of seeds or of classes, or all were used.
+"""The reason why a pair got no further seeds: decided, given up for want of seeds or of classes, or all were used.
 
 "open": it gets more.
 """

@@ -58,7 +58,7 @@ class Seen(NamedTuple):
     here: float
     like: float | None
     limit: str = ""
-    """What most of the second is from: "seeds" or "classes"."""
+    """The source of most of the second: "seeds" or "classes"."""
 
 
 @functools.cache
@@ -111,7 +111,7 @@ def smallest(
     return Seen(here, like, "classes" if of_units > of_seeds else "seeds")
 
 
-class Power(NamedTuple):
+class PlanPower(NamedTuple):
     """A plan's power on the units of a test: the numbers that ``told`` puts into words."""
 
     plan: Plan

@@ -18,7 +18,7 @@ PLAN_FILE = "verdict_plan.json"
 
 
 class SealedPlan(Record):
-    """What is fixed before a test image is read."""
+    """All that is fixed before a test image is read."""
 
     study: str
     sealed: float
@@ -27,7 +27,7 @@ class SealedPlan(Record):
     study_sha256: str
     """Of ``meaning``."""
     meaning: dict[str, Any]
-    """What the study computes: its file with defaults and spaces resolved."""
+    """The study file with defaults and spaces resolved."""
     folds_sha256: str
     data: dict[str, str]
     """Digests and sizes of the data, by their names among the tags of the study's run."""
@@ -41,7 +41,7 @@ class SealedPlan(Record):
     """The fingerprint of each verdict trial's configuration, by family and then seed, in the order they run."""
     pairs: list[Pair]
     power: dict[str, Any]
-    """What the plan can see, and the pilot that says so."""
+    """The smallest differences that the plan can see, and the pilot that says so."""
 
     @property
     def text(self) -> str:

@@ -6,7 +6,9 @@ are divided by w_k, and the sequential p is the least so far:
     p = min_k p_k / w_k
 
 By the union bound over looks P(p <= a) <= a where there is no difference, however it is stopped and however pairs
-depend on one another. Holm's test runs over the sequential p of all pairs. The interval is that of the pair's last
+depend on one another.
+
+Holm's test runs over the sequential p of all pairs. The interval is that of the pair's last
 look, at level w_k ALPHA / m for m pairs: these hold at once over pairs and looks.
 
 A look is a pure function of the stored scores of its seeds. Nothing else is kept, so a resumed study looks again and
@@ -266,7 +268,7 @@ class Looks:
         return holm([min(1.0, each.p_here if is_here else each.p_like) for each in states])
 
     def _why_given_up(self, pair: Pair, num_decided: int) -> Ending:
-        """Why an undecided pair gets no more seeds; "open" where it does."""
+        """The reason why an undecided pair gets no more seeds; "open" where it does."""
         if self._num_judged == len(self.plan.looks):
             return "limit"
         sample, sources = self._states[pair].sample, self._states[pair].others.sources
