@@ -257,7 +257,12 @@ def test_a_coarse_score_leaves_doubt() -> None:
     assert found.like_outcome == "not distinguishable"
     assert found.like_p_value is not None
     assert found.like_p_value > 0.3
-    assert any("differ in 1 of 12 classes only" in line for line in remarks([found]))
+    said = remarks([found])[-1]
+    assert said.startswith(
+        "differing in few classes only, so that the interval for classes like these may be too narrow"
+    )
+    assert said.endswith(": a and b in 1 of 12")
+    assert remarks([found] * 5)[-1].endswith(", a and b in 1 of 12 and 2 more pairs")
 
 
 def test_equal_pairs_keep_their_order_in_holm() -> None:
@@ -284,6 +289,9 @@ def test_unequal_classes_and_missing_scores_are_refused_with_a_reason(other: Any
     (found,) = compared({"a": a_SC, "b": b_SC}, [2] * 12, by_unit=by_unit)
     assert found.like_outcome is None
     assert reason in found.like_unknown
+    assert remarks([found, compared({"a": a_SC, "b": b_SC}, [2] * 12)[0]])[1] == (
+        f"1 of 2 pairs are of these classes alone: {found.like_unknown}"
+    )
     (line,) = remarks([found])
     assert line.endswith(found.like_unknown)
 
