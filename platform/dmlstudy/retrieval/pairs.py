@@ -345,7 +345,7 @@ def _wanted(score: Floats, place_H: Ints, is_wanted_H: Flags) -> Ints:
     """Of each score in a wanted bin, the bin's place and the lower half, as one number."""
     bits = _bits(score)
     bits = bits[np.flatnonzero(is_wanted_H[bits >> np.uint32(16)])]
-    return place_H[bits >> np.uint32(16)] + (bits & np.uint32(0xFFFF))
+    return np.asarray(place_H[bits >> np.uint32(16)] + (bits & np.uint32(0xFFFF)))
 
 
 def _least_scores(theta_T: Sequence[float] | NDArray[np.float64]) -> Floats:

@@ -151,8 +151,9 @@ def verify(pairs: Pairs, taus: Mapping[float, float] | None = None) -> Verificat
 
 def opis_grid(strict: float, lax: float) -> Values:
     """The scores of OPIS_STEPS distances at equal steps between those of two thresholds; d^2 = 2 - 2 score."""
-    distance_T = np.linspace(*(math.sqrt(max(0.0, 2 - 2 * theta)) for theta in (strict, lax)), OPIS_STEPS)
-    return 1 - distance_T**2 / 2
+    first, last = (math.sqrt(max(0.0, 2 - 2 * theta)) for theta in (strict, lax))
+    distance_T: Values = np.linspace(first, last, OPIS_STEPS)
+    return np.asarray(1 - distance_T**2 / 2)
 
 
 def opis(pairs: Pairs, accepted_TC: Ints, rejected_TC: Ints) -> float:

@@ -47,7 +47,7 @@ def verification_scores(
         accepted={names[rate]: of_C.tolist() for rate, of_C in told.accepted.items()},
         rejected={names[rate]: of_C.tolist() for rate, of_C in told.rejected.items()},
         class_pairs={names[rate]: num for rate, num in told.class_pairs.items()},
-        curve=[tuple(point) for point in measured.curve],
+        curve=[(point.theta, point.fmr, point.fnmr) for point in measured.curve],
     )
 
 
