@@ -58,6 +58,7 @@ class ArchitectureFields(_Strict):
     head_depth: Annotated[int, Field(ge=0, le=64)] = 0
     head_width: Size = 100
     structure_input: Text = "none"
+    unit_norm: bool = True
 
 
 class EmbedderDescription(_Part):

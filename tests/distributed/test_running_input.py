@@ -1,4 +1,4 @@
-"""Running statistics of a structure head are those of the global batch: on any number of ranks, at once or in chunks."""
+"""Running statistics of a structure head are the global batch's: on any number of ranks, at once or in chunks."""
 
 from __future__ import annotations
 

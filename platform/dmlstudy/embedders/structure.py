@@ -74,9 +74,7 @@ class RunningInput(nn.Module):
         if self.training:
             x_NF = features_NF.detach().double()
             num_rows = x_NF.new_full((1,), len(x_NF))
-            self._seen.add_(
-                torch.cat([x_NF.sum(0), x_NF.square().sum()[None], num_rows])
-            )
+            self._seen.add_(torch.cat([x_NF.sum(0), x_NF.square().sum()[None], num_rows]))
         centred_NF = features_NF - self.mean_F
         return centred_NF / self.variance.sqrt() if self.is_scaled else centred_NF
 
