@@ -59,6 +59,7 @@ class ArchitectureFields(_Strict):
     head_width: Size = 100
     head: Text = "linear"
     structure_input: Text = "none"
+    unit_norm: bool = True
 
 
 class EmbedderDescription(_Part):

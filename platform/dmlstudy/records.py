@@ -269,9 +269,9 @@ NUM_FUSED = 3
 
 
 class EmbedderConfig(Grown):
-    """Backbone and head of the embedder f: image -> unit sphere in R^size."""
+    """Backbone and head of the embedder f: image -> unit sphere in R^size, or all of R^size."""
 
-    LATER = ("head", "dim_per", "structure_input")
+    LATER = ("head", "dim_per", "structure_input", "unit_norm")
 
     backbone: Annotated[
         str,
@@ -339,6 +339,13 @@ class EmbedderConfig(Grown):
             " identity's gradient; none: real numbers"
         ),
     ] = "none"
+    unit_norm: Annotated[
+        bool,
+        Field(
+            description="false: embeddings are as the head gives them, compared by Euclidean distance; the loss gets"
+            " a batch's over their mean distance; for triplet, triplet_weighting, pair_weighting by Euclidean distances"
+        ),
+    ] = True
     structure_input: Annotated[
         Literal["none", "center", "standardize"],
         Field(

@@ -1,4 +1,4 @@
-"""A structure head's running statistics are the global batch's: equal on any number of ranks, at once or in chunks."""
+"""Running statistics of a structure head are the global batch's: on any number of ranks, at once or in chunks."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dmlstudy import bundled, data
-from dmlstudy.records import TrialReport
+from dmlstudy import bundled, data, embedders
+from dmlstudy.records import TrialConfig, TrialReport
 from dmlstudy.spec import study_file as specs
 from dmlstudy.studies import checks
 from dmlstudy.training.tasks import OWN_SECTIONS
@@ -144,3 +144,55 @@ def test_a_loss_of_the_library_is_searched_by_its_arguments(tmp_path: Path) -> N
     spec = study({"sup-con": {"space": str(file)}})
     for report in reports_of(spec, "sup-con"):
         assert report.metrics["train_loss"] > 0
+
+
+def configs_of(name: str) -> dict[str, TrialConfig]:
+    """Each family's default trial of a study that comes along."""
+    spec = specs.load(bundled.folder("search_spaces") / "studies" / f"{name}.yaml")
+    return {key: spec.trial_config(each, specs.default_values(each)) for key, each in spec.families.items()}
+
+
+def test_fusion_is_compared_at_equal_pooling_and_as_many_parameters() -> None:
+    found = configs_of("omniglot_fusion")
+    num_parameters = {}
+    for name, config in found.items():
+        own = config.embedder
+        built = embedders.build(
+            own.backbone,
+            own.size,
+            width=own.width,
+            fusion=own.fusion,
+            pooling=own.pooling,
+            in_channels=1,
+            image_size=28,
+            seed=0,
+        )
+        num_parameters[name] = sum(parameter.numel() for parameter in built.parameters())
+    rival = num_parameters["last-stage-averaged-168"]
+    for fused in ("fused-features", "fused-heads-each"):
+        assert num_parameters[fused] == pytest.approx(rival, rel=0.005)
+    assert {config.embedder.pooling for name, config in found.items() if "averaged" in name} == {"avg"}
+    assert found["fused-heads-each"].embedder.size == 3 * found["last-stage-averaged"].embedder.dim
+
+
+def test_graph_consistency_has_the_papers_lambda_scale_and_draws() -> None:
+    found = configs_of("omniglot_graph_consistency")
+    terms = {name: config.regularizer for name, config in found.items() if config.regularizer}
+    for name, term in terms.items():
+        assert term.params["weight"] == (1e-3 if name.startswith("triplet") else 2e-3)
+        draws = {config.batch.draw for config in (found[name], found[name.removesuffix("-gc")])}
+        assert draws == {"two_draws" if "two-draws" in name else "pk"}
+        assert term.params["draw"] == ("two_draws" if "two-draws" in name else "split")
+    assert {found[name].loss.params["scale"] for name in found if name.startswith("n-pair")} == {100.0}
+
+
+def test_structure_heads_are_searched_around_the_authors_rate() -> None:
+    authors = 5e-5
+    for name, config in configs_of("omniglot_nasa").items():
+        multiple = config.training.structure_lr_mult
+        assert (multiple is not None) == ("nasa" in name)
+        if multiple is not None:
+            assert config.training.lr * multiple == pytest.approx(authors)
+    spec = study({"nasa": {"space": "structure"}})
+    values = specs.default_values(spec.families["nasa"])
+    assert values["training.structure_lr_mult"] == 1.0

@@ -59,16 +59,17 @@ class Architecture:
     head_width: int = 100
     head: str = LINEAR
     structure_input: str = AS_THEY_ARE
+    unit_norm: bool = True
 
 
 class Embedder(nn.Module):
-    """An embedder: z = c(h(b((x / 255 - mean) / std))) / |.|.
+    """An embedder: z = c(h(b((x / 255 - mean) / std))) / |.|, or, without ``unit_norm``, z = h(...) as it is.
 
     b is the backbone, h the linear head (or nothing: ``heads.bare_head``) and c the code (``heads.encode``).
 
     ``forward`` takes ``images_NHWC`` (uint8, or float in 0..255) of the size and channels it was built for
-    and returns ``z_ND``, float32 of unit norm. Grey images become RGB where the backbone wants three channels. An
-    embedder of feature vectors (``image_size`` ()) takes ``x_NF`` (float32) unchanged.
+    and returns ``z_ND``, float32, of unit norm unless built without. Grey images become RGB where the backbone wants
+    three channels. An embedder of feature vectors (``image_size`` ()) takes ``x_NF`` (float32) unchanged.
 
     With a structure head, ``embed_with_structure`` gives structure embeddings too. Weight decay and learning
     rates find their groups in ``.backbone``, ``.head`` and ``.structure_head``.
@@ -99,7 +100,7 @@ class Embedder(nn.Module):
         self.train()  # so that freeze_bn holds from the start
 
     def forward(self, images_NHWC: Tensor) -> Tensor:
-        return self._on_the_sphere(self.features(images_NHWC))
+        return self._embedded(self.features(images_NHWC))
 
     def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
         """z_ND as from ``forward``, and the structure embeddings omega_ND of the same features.
@@ -111,7 +112,7 @@ class Embedder(nn.Module):
     def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
         """z_ND and omega_ND, as from ``embed_with_structure``, of images with these ``features``."""
         omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
-        return self._on_the_sphere(features_NF), omega_ND
+        return self._embedded(features_NF), omega_ND
 
     @property
     def layers(self) -> tuple[list[int], NDArray[np.float64]] | None:
@@ -162,10 +163,10 @@ class Embedder(nn.Module):
                     return torch.channels_last if is_last else torch.contiguous_format
         return torch.contiguous_format
 
-    def _on_the_sphere(self, features_NF: Tensor) -> Tensor:
+    def _embedded(self, features_NF: Tensor) -> Tensor:
         z_ND: Tensor = self.head(features_NF)
         z_ND = encode(z_ND.float(), self.architecture.code, training=self.training)
-        return F.normalize(z_ND, dim=1, eps=1e-12)
+        return F.normalize(z_ND, dim=1, eps=1e-12) if self.architecture.unit_norm else z_ND
 
     def train(self, mode: bool = True) -> Embedder:
         """Set the mode; with ``freeze_bn`` batch norm keeps its running statistics in either mode."""
@@ -230,6 +231,7 @@ def build(
     head_width: int = 100,
     head: str = LINEAR,
     structure_input: str = AS_THEY_ARE,
+    unit_norm: bool = True,
     seed: int,
     make_backbone: Callable[..., Backbone] = build_backbone,
 ) -> Embedder:
@@ -244,6 +246,7 @@ def build(
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the
     size of the whole embedding, also with several heads; ``head_depth`` hidden layers of ``head_width`` units make a
     head of several depths. ``head`` 'none' leaves the features as they are, which must be ``dim``.
+    Without ``unit_norm`` the embedding is as the head gives it.
 
     ``make_backbone`` is ``build_backbone``, or gives what that would.
 
@@ -273,6 +276,7 @@ def build(
         head_width=head_width,
         head=head,
         structure_input=structure_input,
+        unit_norm=unit_norm,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -176,7 +176,7 @@ def _describe(embedder: Embedder, fit: Fit | None) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "architecture": dataclasses.asdict(architecture),
         "preprocessing": _preprocessing(embedder, fit),
-        "output": {"dim": architecture.dim, "unit_norm": True, "distance": "euclidean"}
+        "output": {"dim": architecture.dim, "unit_norm": architecture.unit_norm, "distance": "euclidean"}
         | ({} if architecture.code == NO_CODE else {"code": "signs of a unit vector: bits"}),
     }
 

@@ -5,7 +5,7 @@ Shapes: N images, F features, D embedding size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,28 +65,29 @@ class RunningInput(nn.Module):
         self.register_buffer("mean_F", torch.zeros(features))
         self.register_buffer("variance", torch.ones(()))
         self.register_buffer("num_batches", torch.zeros((), dtype=torch.int64))
-        self._seen: Tensor | None = None
-        """Sums over rows since the last ``renew``: of the features, of their squares over all, of ones."""
+        self._seen = torch.zeros(features + 2, dtype=torch.float64)
+        """Sums over rows since the last ``renew``: of the features, of all their squares, of ones. It is no buffer, for
+        it is this rank's alone."""
 
     def forward(self, features_NF: Tensor) -> Tensor:
         """The features by the statistics as they are now, float32 at least."""
         if self.training:
-            self._see(features_NF.detach())
+            x_NF = features_NF.detach().double()
+            num_rows = x_NF.new_full((1,), len(x_NF))
+            self._seen.add_(torch.cat([x_NF.sum(0), x_NF.square().sum()[None], num_rows]))
         centred_NF = features_NF - self.mean_F
         return centred_NF / self.variance.sqrt() if self.is_scaled else centred_NF
 
-    @torch.compiler.disable
-    def _see(self, features_NF: Tensor) -> None:
-        x_NF = features_NF.double()
-        sums = torch.cat([x_NF.sum(0), x_NF.square().sum()[None], x_NF.new_tensor([len(x_NF)])])
-        self._seen = sums if self._seen is None else self._seen + sums
+    def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningInput:
+        super()._apply(change, recurse)
+        self._seen = self._seen.to(self.mean_F.device)
+        return self
 
     @torch.no_grad()
     def renew(self, world: World) -> None:
         """Take in what all ranks have seen since the last time; every rank must call this."""
-        own = self._seen if self._seen is not None else self.mean_F.new_zeros(len(self.mean_F) + 2).double()
-        self._seen = None
-        sums = world.sum(own)
+        sums = world.sum(self._seen.clone())
+        self._seen.zero_()
         num_rows = sums[-1]
         if num_rows == 0:
             return

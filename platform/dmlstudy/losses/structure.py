@@ -85,16 +85,24 @@ class Structure(Loss):
         if num_rows < 2:
             return adaptive.mean_of(torch.zeros_like)
         plain = PairBlock(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world)
-        scale = z_MD.new_ones(())
-        if self.rescale:
-            distances, _ = plain.mean_of(lambda d_TM: d_TM)
-            scale = world.sum(distances) / num_rows
+        scale = plain.mean_distance() if self.rescale else z_MD.new_ones(())
         source = plain if self.eta_source == "plain" else adaptive
         mean, std = source.statistics(counts_self=self.counts_self)
         eta1, theta = mean / scale.detach(), std / scale.detach()
         eta2 = torch.maximum(self.eta_floor * eta1, eta1 - self.t * theta)
         far, near = eta1.to(z_MD.dtype), eta2.to(z_MD.dtype)
         return adaptive.mean_of(lambda d_TM, scale: to_centres(d_TM / scale, far, near, self.alpha), scale)
+
+
+def mean_distance(z_MD: Tensor, world: World) -> Tensor:
+    """The mean Euclidean distance of two different rows of the global batch, with gradient; 1 of fewer than two.
+
+    Every rank gives all rows, and must call this.
+    """
+    if len(z_MD) < 2:
+        return z_MD.new_ones(())
+    share = world.share(len(z_MD))
+    return PairBlock(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world).mean_distance()
 
 
 def to_centres(d_TM: Tensor, far: Tensor, near: Tensor, alpha: float) -> Tensor:
@@ -144,6 +152,11 @@ class PairBlock:
             [self.right_MF, *shared],
             num_columns=2 * len(self.right_MF),
         )
+
+    def mean_distance(self) -> Tensor:
+        """The mean over all ranks' pairs, with gradient."""
+        distances, _ = self.mean_of(lambda d_TM: d_TM)
+        return self.world.sum(distances) / len(self.right_MF)
 
     def statistics(self, *, counts_self: bool) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (unbiased) of the distances over all ranks' pairs, detached, float64.

@@ -116,7 +116,9 @@ class Model:
     @property
     def gives_unit_vectors(self) -> bool:
         """True if embeddings have norm 1."""
-        return self._kind.gives_unit_vectors
+        return (
+            self._kind.gives_unit_vectors and self._described["architecture"].get("unit_norm", True) is True
+        )
 
     @property
     def is_symmetric(self) -> bool:
@@ -258,7 +260,7 @@ def _threshold(folder: Path) -> description.ThresholdDescription | None:
 
 
 def _load_embedder(folder: Path, device: str, batch_size: int) -> Network:
-    """Images uint8 (N, H, W, C), or float32 vectors (N, F), to float32 unit vectors (N, D)."""
+    """Images uint8 (N, H, W, C), or float32 vectors (N, F), to float32 vectors (N, D)."""
     import torch
 
     from dmlstudy import embedders

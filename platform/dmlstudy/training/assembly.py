@@ -58,6 +58,7 @@ def make_embedder(
         image_size=tuple(height_width),
         structure=_structure_head(config.regularizer),
         structure_input=own.structure_input,
+        unit_norm=own.unit_norm,
         fusion=own.fusion,
         pooling=own.pooling,
         head_norm=own.head_norm,
@@ -141,10 +142,11 @@ def make_step(
     has_features: bool,
 ) -> Step:
     """The training step: of images, or of the backbone's features where these are kept."""
-    training = config.training
+    training, is_rescaled = config.training, not config.embedder.unit_norm
     if has_features:
-        return Step(feature_cache.HeadOnly(embedder), loss, memory, training.precision)
-    return Step(embedder, loss, memory, training.precision, training.compile)
+        heads = feature_cache.HeadOnly(embedder)
+        return Step(heads, loss, memory, training.precision, is_rescaled=is_rescaled)
+    return Step(embedder, loss, memory, training.precision, training.compile, is_rescaled=is_rescaled)
 
 
 def _structure_head(regularizer: LossConfig | None) -> str:

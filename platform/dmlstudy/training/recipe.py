@@ -13,6 +13,9 @@ USERS = {
 }
 """The schedules that use a key."""
 
+EUCLIDEAN = ("triplet", "triplet_weighting", "pair_weighting")
+"""Losses by a Euclidean distance, which needs no unit vectors."""
+
 
 def check_recipe(training: TrainingConfig) -> None:
     """Raise ValueError for a recipe that no model can be trained by, whatever the data."""
@@ -117,6 +120,8 @@ def check_heads(config: TrialConfig) -> None:
             f"embedder.dim_per: head needs a head for each stage, and embedder.fusion: {embedder.fusion} has one in"
             " all; set embedder.fusion: heads, or leave embedder.dim_per out"
         )
+    if not embedder.unit_norm:
+        _check_off_the_sphere(config)
     multiple = config.training.structure_lr_mult
     of_structure = [] if multiple is None else [f"training.structure_lr_mult: {multiple:g}"]
     if embedder.structure_input != "none":
@@ -126,3 +131,22 @@ def check_heads(config: TrialConfig) -> None:
             f"{of_structure[0]} is of a structure head, which the regularizer structure trains; set regularizer.name:"
             " structure, or leave it out"
         )
+
+
+def _check_off_the_sphere(config: TrialConfig) -> None:
+    """Raise ValueError for what embeddings that are not of unit norm have no meaning for."""
+    embedder, regularizer = config.embedder, config.regularizer
+    wrong = {
+        "loss.name": config.loss.name not in EUCLIDEAN and config.loss.name,
+        "regularizer.name": regularizer is not None and regularizer.name != "structure" and regularizer.name,
+        "batch.memory_size": config.batch.memory_size,
+        "embedder.head_depth": embedder.head_depth,
+        "embedder.code": embedder.code != "none" and embedder.code,
+    }
+    for key, value in wrong.items():
+        if value:
+            raise ValueError(
+                f"embedder.unit_norm: false has no meaning beside {key}: {value}; set loss.name to one of"
+                f" {', '.join(EUCLIDEAN)}, without memory, codes, layers or another regularizer than structure, or leave"
+                " it out"
+            )

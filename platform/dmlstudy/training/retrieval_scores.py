@@ -29,7 +29,7 @@ NAMES = ("embeddings", "structure")
 
 
 class Embedded(NamedTuple):
-    """Embeddings z_ND of unit norm and, from a structure head, omega_ND."""
+    """Embeddings z_ND, of unit norm unless the embedder is built without, and, from a structure head, omega_ND."""
 
     z_ND: NDArray[np.float32]
     omega_ND: NDArray[np.float32] | None = None
@@ -48,7 +48,7 @@ class Embedded(NamedTuple):
 
 
 def concatenated(of_folds: Sequence[Embedded]) -> Embedded:
-    """All models' embeddings as one of unit norm, with all structure embeddings beside each other."""
+    """All models' embeddings as one, of unit norm if theirs are, with all structure embeddings beside each other."""
     omegas = [embedded.omega_ND for embedded in of_folds if embedded.omega_ND is not None]
     z_NE = np.concatenate([embedded.z_ND for embedded in of_folds], axis=1) / math.sqrt(len(of_folds))
     return Embedded(z_NE.astype(np.float32), np.concatenate(omegas, axis=1) if omegas else None)

@@ -16,6 +16,7 @@ from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.embedders.structure import RunningInput
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
+from dmlstudy.losses.structure import mean_distance
 
 Embed: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
@@ -42,6 +43,9 @@ class Step(nn.Module):
     """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare.
 
     The embedder, a module, runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
+    With ``is_rescaled`` the loss is given embeddings over the mean distance of two different rows of the global batch,
+    with gradient through that mean: embeddings off the sphere have no scale of their own.
+
     ``gather`` and ``world`` are those of the process group, unless given.
     """
 
@@ -53,12 +57,14 @@ class Step(nn.Module):
         precision: str = "float32",
         is_compiled: bool = False,
         *,
+        is_rescaled: bool = False,
         gather: Callable[[Embeddings], Embeddings] | None = None,
         world: World | None = None,
     ) -> None:
         super().__init__()
         self.embedder = embedder
         self.gather, self.world = gather, world
+        self.is_rescaled = is_rescaled
         self.loss = loss
         self.dtype = PRECISIONS[precision]
         self.embed: Embed = embedder.embed_with_structure
@@ -95,6 +101,9 @@ class Step(nn.Module):
     def compare(self, anchors: Embeddings) -> LossSum:
         """The loss of this rank's embeddings beside those of all ranks, and of the memory, which takes them in."""
         references = (self.gather or distributed.gather)(anchors)
+        if self.is_rescaled:
+            scale = mean_distance(references.z_ND, self.world or distributed.world())
+            anchors, references = (each._replace(z_ND=each.z_ND / scale) for each in (anchors, references))
         (memory,) = self.memory
         if memory is not None:
             references = memory.references(references)
