@@ -58,9 +58,8 @@ def run_trials(
     num_at_once = concurrency(resources)
     num_total = spec.num_search_trials + spec.num_verdict_trials
     tell(
-        f"{spec.name}: {len(spec.families)} families x {spec.file.search.trials_per_family} trials"
-        f" + {spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
-        f" {num_at_once} at once"
+        f"{spec.name}: {spec.search_in_words(' trials')} + {spec.num_verdict_trials} for the verdict;"
+        f" {resources.workers} workers per trial, {num_at_once} at once"
     )
     idle = [idle_gpus(resources), search.idle_places(num_at_once), busy(resources)]
     for line in filter(None, [*idle, *search.take_notes()]):

@@ -46,11 +46,11 @@ def describe(
     ``tell`` gets a line before each family is measured, which takes seconds to minutes. Raises SpecError where a family
     cannot be trained for a few batches here.
     """
-    search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
+    protocol, resources = spec.file.protocol, spec.file.resources
     machine = this_machine()
     lines = [
-        f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
-        f" {search.trials_per_family}), {spec.num_verdict_trials} for the verdict"
+        f"trials: {spec.num_search_trials} to search ({spec.search_in_words()}),"
+        f" {spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
