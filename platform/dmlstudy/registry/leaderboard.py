@@ -278,7 +278,7 @@ def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimat
 
 
 def _units(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, Any]:
-    """What ``compare`` is told of units: the kind of the study's task, and the objective by unit where it is known."""
+    """Arguments of ``compare`` on units: the kind of the study's task, and the objective by unit where it is known."""
     judged = [run for family in families for run in runs.judged(family)]
     if not judged:
         return {}

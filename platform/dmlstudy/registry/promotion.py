@@ -1,8 +1,9 @@
 """The champion and the challenger of a model, and the rule by which one takes the other's place.
 
 A version takes the champion's place only where both were judged on the same test data by the same metric and it is
-better. What is put in use is one model, so the two models are compared, class by class, on classes like those of the
-test; and their families, on the verdict seeds of both, must not say worse.
+better. One model is put in use, so the two models are compared class by class.
+
+Their families, compared on the verdict seeds of both, must not say worse.
 
 Without scores by class, as of older studies, and with few classes the families alone decide. Whatever is decided is
 kept with the model, with its reason.
@@ -95,7 +96,7 @@ class Challenge(Record):
 
     @property
     def reason(self) -> str:
-        """What decided, in a line."""
+        """The reason of a decision, in a line."""
         if self.models is None:
             assert self.families is not None
             return (
