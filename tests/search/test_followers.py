@@ -298,3 +298,23 @@ def test_warm_points_come_from_the_leader() -> None:
     red, plain = trials_of(search, "red"), trials_of(search, "plain")
     assert any("warm_start" in trial.user_attrs for trial in red)
     assert [short(trial) for trial in plain] == [short(trial) for trial in red]
+
+
+def test_a_search_that_is_exhausted_ends_its_followers_too() -> None:
+    fixed = {"training.lr": 1e-5, "batch.images_per_class": 4, "training.head_lr_mult": 1}
+    three = fixed | {"loss.positive_margin": 0.0, "loss.negative_margin": {"choice": [0.6, 0.8, 1.0]}}
+    space = {"space": "contrastive"}
+    draws = GC | {"weight": 0.01, "sigma": {"choice": [0.5, 1.0], "default": 1.0}}
+    families = {
+        "three": space | {"override": three},
+        "own": space | {"override": three | {"regularizer": GC}, "like": "three"},
+        "two": space | {"override": three | {"regularizer": draws}, "like": "three", "fix": "best"},
+    }
+    found = study(families=families, batch={"classes": "all"})
+    search = Tune(in_memory(found), at_once=2).run().search
+    assert [len(trials_of(search, name)) for name in families] == [3, 3, 2]
+    assert {short(trial)["regularizer.sigma"] for trial in trials_of(search, "two")} == {0.5, 1.0}
+    notes = search.take_notes()
+    ends = "every configuration of its space was tried after {} of 8 trials; its search ends here"
+    assert notes == [f"three: {ends.format(3)}", f"two: {ends.format(2)}"]
+    assert search.is_over

@@ -104,6 +104,8 @@ def test_the_number_of_trials() -> None:
     found = study(a={}, b=switched | {"fix": "best"})
     assert [found.num_trials_of(name) for name in "ab"] == [4, 1]
     assert found.num_search_trials == 5
+    assert found.search_in_words() == "1 families x 4, and 1 x 1"
+    assert alone.search_in_words(" trials") == "2 families x 4 trials"
     assert "like a: takes its best configuration: " in "\n".join(found.tree("b"))
 
 

@@ -60,9 +60,8 @@ def run_trials(
     is_bound = search.plan.is_in_steps
     at_most = "at most " if is_bound else ""
     tell(
-        f"{spec.name}: {len(spec.families)} families x {spec.file.search.trials_per_family} trials"
-        f" + {at_most}{spec.num_verdict_trials} for the verdict; {resources.workers} workers per trial,"
-        f" {num_at_once} at once"
+        f"{spec.name}: {spec.search_in_words(' trials')} + {at_most}{spec.num_verdict_trials} for the verdict;"
+        f" {resources.workers} workers per trial, {num_at_once} at once"
     )
     idle = [idle_gpus(resources), search.idle_places(num_at_once), busy(resources)]
     for line in filter(None, [*idle, *search.take_notes()]):

@@ -435,26 +435,27 @@ class StudySearch:
                 self._ask_for_generation()
 
     def _ask_for_generation(self) -> None:
-        self._take_bests()
         for subsearch in self._subsearches if self._generation >= 0 else ():
+            self._take_best(subsearch)
             while subsearch.num_missing(self._generation) and self._ask_subsearch(subsearch):
                 pass
 
-    def _take_bests(self) -> None:
-        """Tell families that begin at another's best what that is, once its search has ended."""
-        for subsearch in self._subsearches:
-            if isinstance(subsearch, Follower) and subsearch.needs_best:
-                leader = subsearch.leader.name
-                best = self._ledger.best_trial(leader)
-                if best is None:
-                    self._exhaust(subsearch, f"no trial of {leader} has finished whose values it could take")
-                else:
-                    subsearch.take_best(best)
+    def _take_best(self, subsearch: Subsearch) -> None:
+        """Tell a family that begins at another's best what that is, once the other's search has ended."""
+        if not isinstance(subsearch, Follower) or not subsearch.needs_best:
+            return
+        leader = subsearch.leader.name
+        best = self._ledger.best_trial(leader)
+        if best is None:
+            self._exhaust(subsearch, f"no trial of {leader} has finished whose values it could take")
+        else:
+            subsearch.take_best(best)
 
     def _ask_for_one(self) -> None:
         """Ask the subsearch that was asked least."""
         while self._budget.spent() is None and not self._waiting:
-            self._take_bests()
+            for subsearch in self._subsearches:
+                self._take_best(subsearch)
             open_subsearches = [subsearch for subsearch in self._subsearches if subsearch.num_ready]
             if not open_subsearches:
                 return

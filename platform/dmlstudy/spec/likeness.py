@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Likeness:
-    """What a family takes from another, its leader: names are as drawn, ``<family>/<full name>``."""
+    """The parameters that a family takes from another, its leader: names are as drawn, ``<family>/<full name>``."""
 
     leader: str
     is_best: bool

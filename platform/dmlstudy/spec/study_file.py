@@ -474,6 +474,12 @@ class StudySpec:
             return 1
         return self.file.search.trials_per_family
 
+    def search_in_words(self, unit: str = "") -> str:
+        """Families by trials; those that have one trial, of another's best, apart."""
+        single = sum(self.num_trials_of(name) < self.file.search.trials_per_family for name in self.families)
+        line = f"{len(self.families) - single} families x {self.file.search.trials_per_family}{unit}"
+        return f"{line}, and {single} x 1" if single else line
+
     def tree(self, family: str) -> list[str]:
         """A family's space as indented lines, and what it takes from another."""
         lines = self.families[family].tree()

@@ -54,12 +54,12 @@ def describe(
     ``pilot`` says how much scores vary. ``tell`` gets a line before each family is measured, which takes seconds to
     minutes. Raises SpecError where a family cannot be trained for a few batches here.
     """
-    search, protocol, resources = spec.file.search, spec.file.protocol, spec.file.resources
+    protocol, resources = spec.file.protocol, spec.file.resources
     machine = this_machine()
     at_most = "at most " if isinstance(protocol.verdict_seeds, SeedRange) else ""
     lines = [
-        f"trials: {spec.num_search_trials} to search ({len(spec.families)} families x"
-        f" {search.trials_per_family}), {at_most}{spec.num_verdict_trials} for the verdict"
+        f"trials: {spec.num_search_trials} to search ({spec.search_in_words()}),"
+        f" {at_most}{spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
         *_of_searches(spec),
         *_of_data(spec, dataset),
