@@ -87,3 +87,16 @@ def test_what_needs_the_sphere_is_refused_in_one_line(
     ) as caught:
         checks.check_parts(study_file.parse(raw))
     assert "\n" not in str(caught.value)
+
+
+def test_a_threshold_is_a_cosine_and_needs_the_sphere() -> None:
+    raw = {
+        "name": "raw",
+        "data": {"name": "digits"},
+        "embedder": {"unit_norm": False},
+        "batch": {"classes": "all"},
+        "protocol": {"num_folds": 2, "verification": True},
+        "families": {"one": {"space": "triplet"}},
+    }
+    with pytest.raises(SpecError, match=r"false has no meaning beside protocol\.verification: true"):
+        checks.check_parts(study_file.parse(raw))

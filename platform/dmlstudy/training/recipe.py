@@ -142,11 +142,12 @@ def _check_off_the_sphere(config: TrialConfig) -> None:
         "batch.memory_size": config.batch.memory_size,
         "embedder.head_depth": embedder.head_depth,
         "embedder.code": embedder.code != "none" and embedder.code,
+        "protocol.verification": config.verification and "true",
     }
     for key, value in wrong.items():
         if value:
             raise ValueError(
                 f"embedder.unit_norm: false has no meaning beside {key}: {value}; set loss.name to one of"
-                f" {', '.join(EUCLIDEAN)}, without memory, codes, layers or a regularizer other than structure, or"
-                " leave it out"
+                f" {', '.join(EUCLIDEAN)}, without memory, codes, layers, verification or a regularizer other"
+                " than structure, or leave it out"
             )
