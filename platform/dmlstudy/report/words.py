@@ -134,7 +134,9 @@ def p_value(each: Comparison) -> str:
     return _p(each.p)
 
 
-def _p(value: float) -> str:
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
@@ -238,18 +240,22 @@ def front_table(board: Leaderboard) -> Html:
 def comparison_table(board: Leaderboard) -> Html:
     """Every pair of families that can be compared."""
     has_others = any(each.like_outcome for each in board.comparisons)
-    rows = [
+    rows: list[list[str | Html]] = [
         [
             each.first,
             f"{each.outcome} {each.preposition}",
-            f"{each.second}{each.where}",
+            _above(each.second, each.where.strip()),
             _signed(each.effect),
-            _range(each.low, each.high),
-            _number(each.adjusted_p_value),
             *(
-                [_range(each.like_low, each.like_high), _number(each.like_adjusted_p_value)]
+                [
+                    _above(_range(each.low, each.high), _p(each.adjusted_p_value)),
+                    _above(_range(each.like_low, each.like_high), _p(each.like_adjusted_p_value)),
+                ]
                 if has_others
-                else []
+                else [
+                    _range(each.low, each.high),
+                    _p(each.adjusted_p_value).removeprefix("p ").removeprefix("= "),
+                ]
             ),
             str(each.num_seeds),
         ]
@@ -263,11 +269,17 @@ def comparison_table(board: Leaderboard) -> Html:
     caption += "".join(
         f" {each[0].upper()}{each[1:]}." for each in [*remarks(board.comparisons), *board.untested]
     )
-    head = ["first", "is", "second", "difference", "interval", "Holm’s p"]
+    head = ["interval", "Holm’s p"]
     if has_others:
         units = PLURALS[board.comparisons[0].unit]
-        head = [*head[:4], f"on these {units}", "Holm’s p", f"on {units} like these", "Holm’s p"]
-    return table(caption, [*head, "seeds"], rows, "lll" + "n" * (len(head) - 2))
+        caption += " Beneath each interval: Holm’s p."
+        head = [f"on these {units}", f"on {units} like these"]
+    return table(caption, ["first", "is", "second", "difference", *head, "seeds"], rows, "lllnnnn")
+
+
+def _above(text: str, beneath: str) -> Html:
+    """A text, and another on a line of its own beneath it, where there is one."""
+    return joined([text, " ", element("span", beneath, class_="interval")] if beneath else [text])
 
 
 def luck(board: Leaderboard) -> list[Html]:
@@ -293,10 +305,6 @@ def luck(board: Leaderboard) -> list[Html]:
 
 def _range(low: float | None, high: float | None) -> str:
     return "–" if low is None or high is None else f"{_signed(low)} to {_signed(high)}"
-
-
-def _number(p_value: float | None) -> str:
-    return "–" if p_value is None else _p(p_value).removeprefix("p ").removeprefix("= ")
 
 
 def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Html]:
