@@ -99,7 +99,7 @@ class VerdictTrials:
         self._competitors: Competitors | None = None
 
     def competitors(self, best: Mapping[str, TrialConfig]) -> Competitors:
-        """The configurations that are judged; ``best`` are the families' best configurations, which stay once the search is over."""
+        """The configurations that are judged; ``best`` are the families' bests, which stay once the search is over."""
         if self._competitors is None or self._competitors.best != dict(best):
             self._competitors = Competitors.of(best)
             self._looks = None
