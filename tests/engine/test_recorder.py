@@ -23,8 +23,8 @@ from dmlstudy.engine.progress import ProgressLines
 from dmlstudy.engine.recorder import Recorder, StudyEnds
 from dmlstudy.engine.tune_adapter import TuneSearch
 from dmlstudy.records import TrialConfig, UnitScores
-from dmlstudy.registry.runs import raw_runs
-from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.registry.runs import UNITS_SHA256, raw_runs
+from dmlstudy.registry.tracking import StudyTracker, runs_of
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
@@ -381,6 +381,35 @@ def test_a_cluster_that_has_died_ends_the_study(session: Session) -> None:
     with pytest.raises(StudyEnds):
         session.recorder.on_step_end(1, [])
     assert str(session.recorder.failure) == f"{gone}; `dmlstudy resume {session.tracker.study}` goes on"
+
+
+def test_scores_by_class_are_kept_of_the_best_search_trial_and_of_the_verdict(
+    session: Session, store: Store
+) -> None:
+    to_the_shipped_verdict(session)
+    session.end("v")
+    session.tracker.write_note()
+    runs = runs_of(store, session.tracker.study)
+    assert runs.fold_scores("red") == [CLASSES, CLASSES]
+    (judged,) = runs.verdicts
+    assert runs.unit_scores(judged) == CLASSES
+    assert judged.tags[UNITS_SHA256] == CLASSES.digest()
+    session.tracker.log_verdict_scores()
+    again = runs_of(store, session.tracker.study)
+    assert again.study.tags[UNITS_SHA256] == CLASSES.digest()
+    assert again._of_verdicts == {(judged.family, 1): CLASSES}
+    assert again.unit_scores(judged) == CLASSES
+
+
+def test_a_search_trial_is_recorded_without_its_scores_by_class_where_the_vault_lost_them(
+    session: Session, store: Store
+) -> None:
+    session.begin("a")
+    session.vault.held.clear()
+    session.end("a")
+    assert session.recorder.failure is None
+    session.tracker.write_note()
+    assert runs_of(store, session.tracker.study).fold_scores("red") == []
 
 
 @pytest.mark.parametrize("is_there_again", [True, False])

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 
@@ -177,13 +177,20 @@ def _compared(
     )
 
 
-class Judged(Record):
+class Judged(NamedTuple):
     """A family's result on the test classes: its objective by verdict seed, and the data."""
 
     metric: str
     test_sha256: str
     score_by_seed: dict[int, float]
     resolution: float
+    units: dict[str, Any]
+    """Arguments of ``compare``."""
+
+    @property
+    def by_seed(self) -> dict[int, UnitMeans]:
+        """The objective by unit, of each seed that kept such scores."""
+        return next(iter(self.units.get("by_unit", {}).values()), {})
 
 
 def judged(store: Store, study: str, family: str) -> Judged:
@@ -195,6 +202,7 @@ def judged(store: Store, study: str, family: str) -> Judged:
         test_sha256=runs.study.test_sha256,
         score_by_seed=_scores_by_seed(runs, family, metric),
         resolution=runs.study.resolution,
+        units=_units(runs, [family], metric),
     )
 
 
@@ -279,7 +287,7 @@ def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimat
 
 
 def _units(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, Any]:
-    """What ``compare`` is told of units: the kind of the study's task, and the objective by unit where it is known."""
+    """Arguments of ``compare`` on units: the kind of the study's task, and the objective by unit where it is known."""
     judged = [run for family in families for run in runs.judged(family)]
     if not judged:
         return {}

@@ -44,9 +44,9 @@ trials' in one table.
 UNIT_SCORES = "classes.parquet"
 """The artifact of a verdict trial's run with these scores."""
 FOLD_SCORES = "validation_classes.parquet"
-"""That of a search trial's run."""
+"""The same of a search trial's run, by fold."""
 VERDICT_SCORES = "verdict_classes.parquet"
-"""That of the study's run."""
+"""The same of the study's run, by family and seed."""
 PLAN = "verdict_plan"
 """The tag of a study's run with the rule of its verdict, where seeds are added or not all pairs are compared."""
 PLAN_SHA256 = "verdict_plan_sha256"
@@ -347,7 +347,7 @@ class StudyRuns:
         return self._read(best.id, FOLD_SCORES, data.read_fold_scores)
 
     def _read(self, run_id: str, name: str, reader: Callable[[Path], T]) -> T:
-        """What a run's artifact holds."""
+        """The content of a run's artifact."""
         with tempfile.TemporaryDirectory() as folder:
             return reader(Path(self._client.download_artifacts(run_id, name, folder)))
 

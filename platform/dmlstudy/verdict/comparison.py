@@ -62,8 +62,18 @@ Ending = Literal["decided", "seeds", "classes", "limit", "open"]
 
 PLURALS: dict[Unit, str] = {"class": "classes", "image": "images", "row": "rows"}
 
+SAME: dict[Unit, str] = {
+    "class": "",
+    "image": ", of the same classes and in the same database",
+    "row": ", of the same classes",
+}
+"""Words on the things that stay as they are where other units are meant."""
+
+MOST_NAMED = 3
+"""Pairs that a remark names."""
+
 FEW_MOVED = 10
-"""Where families differ in fewer units than this, intervals for others may be too narrow."""
+"""Intervals for others may be too narrow where families differ in fewer units than this."""
 
 ENDINGS: dict[Ending, str] = {
     "decided": "decided",
@@ -72,9 +82,6 @@ ENDINGS: dict[Ending, str] = {
     "limit": "not decided with all seeds",
     "open": "not decided yet",
 }
-FEW_TOLD = 4
-"""Pairs that a line names."""
-
 NOT_KEPT = "no scores by {unit} were kept"
 NO_MEAN = "{metric} is no mean over queries"
 UNEQUAL = "they were not judged by the same {units}"
@@ -322,25 +329,34 @@ def remarks(comparisons: Sequence[Comparison]) -> list[str]:
     """Lines on the two populations of these comparisons, and on what is not known or not sure of them."""
     if not comparisons:
         return []
-    first = comparisons[0]
-    units, unknown = PLURALS[first.unit], [each for each in comparisons if each.like_outcome is None]
+    unit = comparisons[0].unit
+    units, unknown = PLURALS[unit], [each for each in comparisons if each.like_outcome is None]
+    reasons = ", ".join(dict.fromkeys(each.like_unknown for each in unknown))
+    if len(unknown) == len(comparisons):
+        alone = f"all of this is of these {units}, with other seeds; of others nothing is known: {reasons}"
+        return [alone, *_looks_told(comparisons)]
     found = [
         f"on these {units}: with other seeds; on {units} like these: with other {units} of the same kind too, as many"
-        f" of them{'' if first.unit == 'class' else ', of the same classes'}"
+        f" of them{SAME[unit]}"
     ]
-    if len(unknown) == len(comparisons):
-        reasons = ", ".join(dict.fromkeys(each.like_unknown for each in unknown))
-        found = [f"all of this is of these {units}, with other seeds; of others nothing is known: {reasons}"]
+    if unknown:
+        found.append(f"{len(unknown)} of {len(comparisons)} pairs are of these {units} alone: {reasons}")
     if any(each.like_is_rough for each in comparisons):
         found.append(
             f"few {units}, or one with most queries: intervals for {units} like these are rough, mostly too wide"
         )
-    for each in comparisons:
-        if each.like_outcome and each.num_moved < FEW_MOVED <= each.num_classes:
-            found.append(
-                f"{each.first} and {each.second} differ in {each.num_moved} of {each.num_classes} {units} only: the"
-                f" interval for {units} like these may be too narrow"
-            )
+    if moved := [
+        each for each in comparisons if each.like_outcome and each.num_moved < FEW_MOVED <= each.num_classes
+    ]:
+        shown = ", ".join(
+            f"{each.first} and {each.second} in {each.num_moved} of {each.num_classes}"
+            for each in moved[:MOST_NAMED]
+        )
+        more = f" and {len(moved) - MOST_NAMED} more pairs" if len(moved) > MOST_NAMED else ""
+        found.append(
+            f"differing in few {units} only, so that the interval for {units} like these may be too narrow:"
+            f" {shown}{more}"
+        )
     return [*found, *_looks_told(comparisons)]
 
 
@@ -354,8 +370,8 @@ def _looks_told(comparisons: Sequence[Comparison]) -> list[str]:
         return []
     units = PLURALS[comparisons[0].unit]
     told = [
-        f"after {look} seeds {ENDINGS[ended].format(units=units)}: {', '.join(pairs[:FEW_TOLD])}"
-        + (f" and {len(pairs) - FEW_TOLD} more" if len(pairs) > FEW_TOLD else "")
+        f"after {look} seeds {ENDINGS[ended].format(units=units)}: {', '.join(pairs[:MOST_NAMED])}"
+        + (f" and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else "")
         for (look, ended), pairs in ends.items()
     ]
     return [
@@ -380,7 +396,8 @@ class ModelComparison(Record):
     num_moved: int
 
     def __str__(self) -> str:
-        return f"{self.effect:+.4f} {_shown(self.low, self.high, self.p_value)}"
+        units = f"{self.num_moved} of {self.num_classes} {PLURALS[self.unit]} differ"
+        return f"{self.effect:+.4f} {_shown(self.low, self.high, self.p_value)}, {units}"
 
 
 def compare_models(first: UnitMeans, second: UnitMeans, unit: Unit) -> ModelComparison | str:

@@ -6,7 +6,9 @@ and other units of the same kind, as many of them.
 
 The model is d_sc = mu + a_s + b_c + e_sc for seed s and unit c: a random effect of each and their interaction.
 Variances are combined as in studies of several readers and many cases (Hillis 2007, 2014), with Satterthwaite's
-degrees of freedom. The interval for units like these is the widest of three, so it is never narrower than that for
+degrees of freedom.
+
+The interval for units like these is the widest of three, so it is never narrower than that for
 these.
 
 Where each seed shuffles the rows into halves, the shuffle is both sources at once (``Shuffles``).
@@ -179,7 +181,7 @@ class Shuffles(NamedTuple):
 
     @property
     def deviations(self) -> tuple[float, float | None, float | None]:
-        """That of one paired shuffle; rows are not told apart."""
+        """Standard deviation of one paired shuffle; rows are not told apart."""
         return self.deviation, None, None
 
     def half_width_of_units(self, level: float) -> float:
