@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from dmlstudy.records import Record
 from dmlstudy.registry import leaderboard, model_page, models, tracking
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
-from dmlstudy.search.verdict import SHIPPED_SEED
+from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.store import Store, StoreError
 from dmlstudy.verdict.comparison import (
     NOT_KEPT,
