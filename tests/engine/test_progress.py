@@ -258,3 +258,15 @@ def test_noise_that_a_full_disk_does_not_take_hides_no_error() -> None:
         [sys.executable, "-c", ON_A_FULL_DISK], capture_output=True, text=True, timeout=120
     )
     assert (shown.stdout, shown.stderr) == ("what is wrong\n", "what is wrong\n")
+
+
+def test_where_seeds_may_be_added_the_numbers_are_bounds_and_say_so() -> None:
+    told: list[str] = []
+    shown = ProgressLines(told.append, "map_at_r", Trials(0, 9), 10, 22, Work(), is_bound=True)
+    judged = assignment("finished", "verdict", metrics=SCORES)
+    shown.ended(judged, 1.0, None, Trials(0, 8))
+    shown.ended(judged, 1.0, None, Trials(0, 3))  # a look has left families out
+    shown.ended(judged, 1.0, None, Trials())
+    assert [line.split()[0] for line in told] == ["2/≤10", "3/≤6", "4/4"]
+    assert "left ≤ " in told[0]
+    assert "≤" not in told[2]

@@ -9,8 +9,10 @@ import pytest
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, leaderboard
+from dmlstudy.registry.runs import PLAN
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
+from dmlstudy.verdict.sequential import Plan
 
 
 @pytest.mark.parametrize(
@@ -269,3 +271,28 @@ def test_a_trial_begun_again_after_a_crash_counts_once(store: Store) -> None:
         tracker.end_trial(run_id, "finished", [], {"map_at_r": score})
     (row,) = leaderboard(store, "twice").rows
     assert (row.num_finished, row.validation) == (1, 0.6)
+
+
+def test_the_winner_alone_is_compared_where_the_plan_says_so(store: Store) -> None:
+    """Each other pair is left out, and the intervals are for fewer pairs, so narrower."""
+    boards = []
+    for compared in ("all", "winner"):
+        plan = Plan(looks=(3,), compare=compared, decide_on=None, give_up=0.0)
+        tracker = StudyTracker(store, f"compared-{compared}", {}, origin={PLAN: plan.model_dump_json()})
+        for place, family in enumerate(("best", "second", "third")):
+            trial(tracker, family, "search", 0, "finished", map_at_r=0.9 - 0.1 * place)
+        for seed in (1, 2, 3):
+            trial(tracker, "untrained", "verdict", seed, "finished", test_map_at_r=0.1 + 0.01 * seed)
+            for place, family in enumerate(("best", "second", "third")):
+                value = 0.5 - 0.1 * place + 0.01 * ((seed * (place + 2)) % 3)
+                trial(tracker, family, "verdict", seed, "finished", test_map_at_r=value)
+        tracker.end_study("finished", {"objective": "map_at_r", "winner": "best"})
+        boards.append(leaderboard(store, f"compared-{compared}"))
+    every, alone = ({(each.first, each.second): each for each in board.comparisons} for board in boards)
+    assert len(every) == 6
+    assert alone.keys() == {("best", "second"), ("best", "third"), ("best", "untrained")}
+    for pair, each in alone.items():
+        assert each.effect == every[pair].effect
+        assert each.p_value == every[pair].p_value
+        assert (each.high or 0) < (every[pair].high or 0)
+        assert each.ended is None

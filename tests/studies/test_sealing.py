@@ -14,19 +14,20 @@ import mlflow
 import optuna
 import pytest
 from support.tune_simulator import Tune, hill, study
+from typer.testing import CliRunner
 
 from dmlstudy import data
+from dmlstudy.cli.app import app
 from dmlstudy.records import TrialConfig, UnitScores
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import leaderboard
-from dmlstudy.registry.runs import PLAN_SHA256, Run, RunKind
+from dmlstudy.registry.runs import PLAN, PLAN_SHA256, Run, RunKind
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.search.verdict_trials import verdict_trial
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec, default_values
 from dmlstudy.store import Store
-from dmlstudy.studies.provenance import PLAN
 from dmlstudy.studies.sealing import NO_PLAN, seal, verify
 from dmlstudy.trials import Status
 from dmlstudy.verdict.power import ASSUMED, PlanPower
@@ -348,6 +349,23 @@ def test_what_is_changed_afterwards_is_found(
     found = verify(store, "simulated")
     assert any(said in each for each in found.differing), found.differing
     assert "\n" not in str(found)
+
+
+def test_the_command_says_in_one_line_what_differs_and_exits_with_1(store: Store, tmp_path: Path) -> None:
+    asked = ["report", "simulated", "--verify", "--store", str(store.root)]
+    done = CliRunner().invoke(app, asked)
+    assert (done.exit_code, done.output.count("\n")) == (0, 1)
+    assert "all is as the plan says" in done.output
+    more_seeds(store, tmp_path)
+    another_configuration(store, tmp_path)
+    done = CliRunner().invoke(app, asked)
+    assert (done.exit_code, done.output.count("\n")) == (1, 1)
+    assert done.output.startswith(
+        "simulated: protocol.verdict_seeds.most is 10 in the plan and 12 in study.json; "
+    )
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    assert done.exit_code == 1
+    assert len(json.loads(done.output)["differing"]) == 2
 
 
 def test_a_study_without_a_plan_says_so_and_a_late_one_is_not_made(tmp_path: Path) -> None:

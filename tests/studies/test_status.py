@@ -326,6 +326,20 @@ def test_status_while_it_runs(ran: Store) -> None:
     assert lines[2].startswith("estimated end: ")
 
 
+@pytest.mark.usefixtures("running")
+def test_where_seeds_may_be_added_what_is_left_is_a_bound_and_says_so(ran: Store) -> None:
+    path = ran.study_folder("s") / "study.json"
+    known = path.read_text()
+    path.write_text(json.dumps(json.loads(known) | {"is_bound": True}))
+    try:
+        status = study_status(ran, "s")
+    finally:
+        path.write_text(known)
+    assert status.is_bound
+    assert status_row(status)[5] == "≤ 6"
+    assert "at the latest" in status_lines(status)[2]
+
+
 def test_a_crashed_study_says_how_to_go_on(ran: Store) -> None:
     status = study_status(ran, "s")
     assert status.state == "interrupted"

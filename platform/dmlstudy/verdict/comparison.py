@@ -82,9 +82,6 @@ ENDINGS: dict[Ending, str] = {
     "limit": "not decided with all seeds",
     "open": "not decided yet",
 }
-FEW_TOLD = 4
-"""Pairs that a line names."""
-
 NOT_KEPT = "no scores by {unit} were kept"
 NO_MEAN = "{metric} is no mean over queries"
 UNEQUAL = "they were not judged by the same {units}"
@@ -336,7 +333,8 @@ def remarks(comparisons: Sequence[Comparison]) -> list[str]:
     units, unknown = PLURALS[unit], [each for each in comparisons if each.like_outcome is None]
     reasons = ", ".join(dict.fromkeys(each.like_unknown for each in unknown))
     if len(unknown) == len(comparisons):
-        return [f"all of this is of these {units}, with other seeds; of others nothing is known: {reasons}"]
+        alone = f"all of this is of these {units}, with other seeds; of others nothing is known: {reasons}"
+        return [alone, *_looks_told(comparisons)]
     found = [
         f"on these {units}: with other seeds; on {units} like these: with other {units} of the same kind too, as many"
         f" of them{SAME[unit]}"
@@ -372,8 +370,8 @@ def _looks_told(comparisons: Sequence[Comparison]) -> list[str]:
         return []
     units = PLURALS[comparisons[0].unit]
     told = [
-        f"after {look} seeds {ENDINGS[ended].format(units=units)}: {', '.join(pairs[:FEW_TOLD])}"
-        + (f" and {len(pairs) - FEW_TOLD} more" if len(pairs) > FEW_TOLD else "")
+        f"after {look} seeds {ENDINGS[ended].format(units=units)}: {', '.join(pairs[:MOST_NAMED])}"
+        + (f" and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else "")
         for (look, ended), pairs in ends.items()
     ]
     return [
