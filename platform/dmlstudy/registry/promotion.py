@@ -283,13 +283,13 @@ def _compared(store: Store, a: RegisteredVersion, b: RegisteredVersion) -> Chall
         raise StoreError(
             f"{names[0]} and {names[1]} have fewer than 2 verdict seeds in common: nothing can be told"
         )
-    is_known = isinstance(of_models, ModelComparison)
+    models_known = of_models if isinstance(of_models, ModelComparison) else None
     return Challenge(
         first=names[0],
         second=names[1],
         test_sha256=judged[0].test_sha256,
-        models=of_models if is_known else None,
-        no_models="" if is_known else of_models,
+        models=models_known,
+        no_models=of_models if isinstance(of_models, str) else "",
         families=families,
         no_families="" if families else "fewer than 2 verdict seeds in common",
     )
