@@ -20,7 +20,7 @@ from torch import nn
 from dmlstudy import data, distributed
 from dmlstudy.data import canvas
 from dmlstudy.embedders.backbones import BACKBONES, Backbone
-from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.records import PairCounts, TrialConfig, TrialReport
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
 from dmlstudy.training.interface import TrialFailed
@@ -64,6 +64,11 @@ def config(**changes: Any) -> dict[str, Any]:
 def steady(metrics: dict[str, float]) -> dict[str, float]:
     """Without the number that depends on the machine's mood."""
     return {name: value for name, value in metrics.items() if name != "images_per_second"}
+
+
+def counting_trial(raw: dict[str, Any]) -> PairCounts | None:
+    """What the thresholds of a verdict do."""
+    return run_trial(TrialConfig.model_validate(raw), lambda _: None).pair_counts
 
 
 def trial(raw: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, float]]:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from optuna.storages import InMemoryStorage
 from support.gloo_pool import GlooPool
-from support.ranks import config, steady, trial
+from support.ranks import config, counting_trial, steady, trial
 from support.tune_simulator import Tune, in_memory, study
 
 from dmlstudy import data
 from dmlstudy.embedders import embed, load
-from dmlstudy.records import PairCounts, TrialConfig
+from dmlstudy.records import TrialConfig
 from dmlstudy.spec.study_file import SpecError, given
 from dmlstudy.training.scores import mean
 from dmlstudy.training.shares import params_settled, settled_of, with_settled
@@ -125,16 +125,12 @@ def test_fold_models_are_verified_and_what_ships_is_counted(
     assert result.pair_counts == alone.pair_counts
 
 
-def verified_trial(raw: dict[str, Any]) -> PairCounts | None:
-    return run_trial(TrialConfig.model_validate(raw), lambda _: None).pair_counts
-
-
 def test_two_processes_count_what_one_counts(
     searched: tuple[list[dict[str, float]], dict[str, float]], pool: GlooPool
 ) -> None:
     raw = judged(settled_of(searched[1]), training__epochs=0).model_dump(mode="json")
-    alone = verified_trial(raw)
-    assert pool.run(2, verified_trial, raw) == [alone, alone]
+    alone = counting_trial(raw)
+    assert pool.run(2, counting_trial, raw) == [alone, alone]
 
 
 # The study
