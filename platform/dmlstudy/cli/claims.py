@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @app.command(
     epilog="Examples: `dmlstudy claims --list` · `dmlstudy claims --only gpw-pk` ·"
-    " `dmlstudy claims --only cgml --data /data/omniglot --trials 10 --seeds 5` ·"
+    " `dmlstudy claims --only cgml --data omniglot=/data/omniglot --trials 10 --seeds 5` ·"
     " `dmlstudy claims --data cifar10=/data/cifar10 --only nasa-codes oahu` · `dmlstudy claims --write claims/`",
 )
 def claims(
