@@ -21,10 +21,10 @@ import dmlstudy
 from dmlstudy import cli
 from dmlstudy.engine import selfcheck
 from dmlstudy.engine.jobs import Job
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
 from dmlstudy.store import Store
 from dmlstudy.training import exactness
+from dmlstudy.verdict.comparison import compare
 
 SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digits.yaml"
 VERBS = {
@@ -460,8 +460,10 @@ def test_a_leaderboard_says_how_sure_it_is(
     assert re.search(r"^ blue +0\.6000 +0\.5100 ± 0\.010 +3 +2\+0\+0", shown, re.MULTILINE), shown
     assert re.search(r"each family's best by map_at_r alone:\n.*\n blue +#3 +0\.6000 +8 *\n", shown), shown
     assert "paired by seed:" in shown
-    assert "  red better than blue: +0.1000 [+0.0117, +0.1883] p 0.026, 3 seeds\n" in shown
-    assert "  red better than untrained: +0.0975 [+0.0669, +0.1281] p 0.002, 4 seeds\n" in shown
+    assert "  red better than blue on these classes: +0.1000 [+0.0117, +0.1883] p 0.026, 3 seeds\n" in shown
+    assert (
+        "  red better than untrained on these classes: +0.0975 [+0.0669, +0.1281] p 0.002, 4 seeds\n" in shown
+    )
     assert "adjusted for all 3 pairs (Holm)" in shown
     assert "hold for all 3 pairs at once with 95% (Bonferroni)" in shown
     cli.tables.show_leaderboard(board.model_copy(update={"front": [], "comparisons": board.comparisons[:1]}))

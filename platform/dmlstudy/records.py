@@ -997,7 +997,7 @@ Unit: TypeAlias = Literal["class", "image", "row"]
 
 
 class UnitScores(Record):
-    """Sums of a verdict trial's metrics over the queries of each unit: a test class, or a single query.
+    """Sums of a trial's metrics over the queries of each unit: a held-out class, or a single query.
 
     A query without a relevant item adds 0. A metric that is no mean over queries, as of clusters, is not among them.
     """
@@ -1019,6 +1019,9 @@ class TrialResult(Record):
 
     metrics: dict[str, float]
     unit_scores: Annotated[UnitScores | None, Field(description="of a verdict whose task has units")] = None
+    of_folds: Annotated[
+        tuple[UnitScores, ...], Field(description="of a search: of each fold's held-out items")
+    ] = ()
     embedder_folder: Annotated[str | None, Field(description="where the trained embedder was saved")] = None
 
 

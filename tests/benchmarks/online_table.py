@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dmlstudy.verdict.comparison import tallied
 from dmlstudy.registry.leaderboard import Row, leaderboard
 from dmlstudy.store import Store
+from dmlstudy.verdict.comparison import tallied
 
 PAPER = {  # error rate, macro F1, utilisation: mean, deviation (0.00: below 0.005)
     "lego": ((0.88, 0.00), (0.05, 0.02), (0.59, 0.00)),

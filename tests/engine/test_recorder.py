@@ -13,17 +13,18 @@ import optuna
 import pytest
 import ray
 
-from dmlstudy.data import state_file
+from dmlstudy.data import fold_scores_as_bytes, state_file, unit_scores_as_bytes
 from dmlstudy.data.state_file import FILE
 from dmlstudy.engine import recorder as recorders
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.gang import checkpoint_name
+from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, UNIT_SCORES
 from dmlstudy.engine.progress import ProgressLines
 from dmlstudy.engine.recorder import Recorder, StudyEnds
 from dmlstudy.engine.tune_adapter import TuneSearch
-from dmlstudy.records import TrialConfig
-from dmlstudy.registry.runs import raw_runs
-from dmlstudy.registry.tracking import StudyTracker
+from dmlstudy.records import TrialConfig, UnitScores
+from dmlstudy.registry.runs import UNITS_SHA256, raw_runs
+from dmlstudy.registry.tracking import StudyTracker, runs_of
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
@@ -42,6 +43,9 @@ RAW: dict[str, Any] = {
     "search": {"trials_per_family": 1},
     "protocol": {"num_folds": 1, "verdict_seeds": 1},
 }
+
+
+CLASSES = UnitScores(units=[3, 5], counts=[2, 4], sums={"map_at_r": [0.5, 1.5]})
 
 
 class Vault:
@@ -74,8 +78,15 @@ class Session:
         self.recorder.on_trial_start(0, [], SimpleNamespace(trial_id=trial_id))
         config = self.search.assignments[trial_id].config
         self.keep(config)
-        if config.keep_embedder:
-            self.vault.held[trial_id] = {"weights.safetensors": b"w", "embedder.json": b"{}"}
+        if config.phase == "verdict":
+            self.vault.held[trial_id] = {UNIT_SCORES: unit_scores_as_bytes(CLASSES)}
+            if config.keep_embedder:
+                self.vault.held[trial_id] |= {
+                    f"{EMBEDDER}/weights.safetensors": b"w",
+                    f"{EMBEDDER}/embedder.json": b"{}",
+                }
+        else:
+            self.vault.held[trial_id] = {FOLD_SCORES: fold_scores_as_bytes([CLASSES, CLASSES])}
         return config
 
     def keep(self, config: TrialConfig) -> None:
@@ -234,11 +245,7 @@ def test_what_cannot_be_recorded_ends_the_study_and_is_run_again(
         session.recorder.on_trial_error(0, [], trial)  # as Tune does where a callback has raised
     failure = session.recorder.failure
     assert isinstance(failure, StoreError)
-    kind = (
-        "RuntimeError: its trained embedder is lost"
-        if what == "lost"
-        else f"OSError: {error}".splitlines()[0]
-    )
+    kind = "RuntimeError: its results are lost" if what == "lost" else f"OSError: {error}".splitlines()[0]
     assert str(failure) == (
         f"{session.search.assignments['v'].label} could not be recorded ({kind});"
         " mend it and run the study again, it goes on from there"
@@ -376,6 +383,35 @@ def test_a_cluster_that_has_died_ends_the_study(session: Session) -> None:
     assert str(session.recorder.failure) == f"{gone}; `dmlstudy resume {session.tracker.study}` goes on"
 
 
+def test_scores_by_class_are_kept_of_the_best_search_trial_and_of_the_verdict(
+    session: Session, store: Store
+) -> None:
+    to_the_shipped_verdict(session)
+    session.end("v")
+    session.tracker.write_note()
+    runs = runs_of(store, session.tracker.study)
+    assert runs.fold_scores("red") == [CLASSES, CLASSES]
+    (judged,) = runs.verdicts
+    assert runs.unit_scores(judged) == CLASSES
+    assert judged.tags[UNITS_SHA256] == CLASSES.digest()
+    session.tracker.log_verdict_scores()
+    again = runs_of(store, session.tracker.study)
+    assert again.study.tags[UNITS_SHA256] == CLASSES.digest()
+    assert again._of_verdicts == {(judged.family, 1): CLASSES}
+    assert again.unit_scores(judged) == CLASSES
+
+
+def test_a_search_trial_is_recorded_without_its_scores_by_class_where_the_vault_lost_them(
+    session: Session, store: Store
+) -> None:
+    session.begin("a")
+    session.vault.held.clear()
+    session.end("a")
+    assert session.recorder.failure is None
+    session.tracker.write_note()
+    assert runs_of(store, session.tracker.study).fold_scores("red") == []
+
+
 @pytest.mark.parametrize("is_there_again", [True, False])
 def test_a_verdict_whose_embedder_was_lost_with_the_vault_is_run_again(
     is_there_again: bool, session: Session, monkeypatch: pytest.MonkeyPatch
@@ -393,7 +429,7 @@ def test_a_verdict_whose_embedder_was_lost_with_the_vault_is_run_again(
         session.end("v")
     assert session.recorder.failure is None
     assert (session.folder(config) / FILE).exists(), "its state was removed, and it would be trained again"
-    assert "interrupted, goes on later: its trained embedder was lost with the vault" in session.told[-1]
+    assert "interrupted, goes on later: its results were lost with the vault" in session.told[-1]
     assert session.search.num_left
     assert session.begin("w") == config
     session.end("w")

@@ -12,10 +12,10 @@ import pytest
 from dmlstudy.data import Fit, preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry.card import SHOWN, card, usage
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.training.lineage import KeptNotes, told
 from dmlstudy.training.tasks import TASKS
+from dmlstudy.verdict.comparison import compare
 
 SCORES = {
     "red": {1: 0.6, 2: 0.61, 3: 0.62},

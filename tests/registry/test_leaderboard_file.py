@@ -14,8 +14,8 @@ import pytest
 from dmlstudy import cli
 from dmlstudy.registry import leaderboard as boards
 from dmlstudy.registry import leaderboard_file
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.verdict.comparison import compare
 
 SCORES = {
     "red": {1: 0.6, 2: 0.61, 3: 0.62, 4: 0.6},

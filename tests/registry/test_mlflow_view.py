@@ -86,7 +86,7 @@ def test_each_row_is_a_run_with_its_interval(published: tuple[StudyTracker, Lead
     tags = found["modest"].data.tags
     assert (tags["rank"], tags["comparison"], tags["model"]) == ("001", "winner", "m/1")
     assert tags[tracking.PARENT] == tracker.parent_id
-    assert found["lucky"].data.tags["comparison"].startswith("better, p ")
+    assert found["lucky"].data.tags["comparison"].startswith("better on these classes, p ")
     assert found["modest"].data.params["training.lr"] == "0.25"
 
 
@@ -151,7 +151,7 @@ def test_the_page_shows_the_leaderboard(
     places = [shown.find(f"|{name}|") for name in ("modest", "lucky", "untrained")]
     assert -1 not in places
     assert places == sorted(places), "the rows are not in the order of their validation scores"
-    for value in ("0.7", "0.43", "0.8467", "winner", "m/1", "better, p"):
+    for value in ("0.7", "0.43", "0.8467", "winner", "m/1", "better on these classes, p"):
         assert f"|{value}" in shown, f"{value} is not on the page"
     for column in (
         "validation",

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import sqlite3
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from scipy import stats
 from support.verdict_trials import verdict_trial
 
+from dmlstudy.data import unit_scores_as_bytes
+from dmlstudy.records import UnitScores
 from dmlstudy.registry import models, promotion, tracking
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.tracking import StudyTracker
@@ -28,14 +32,31 @@ ORIGIN = {"objective": "map_at_r", "test_sha256": "ab", "num_test_images": "1000
 GOOD, SAME, BETTER = (0.50, 0.52, 0.51), (0.51, 0.52, 0.50), (0.60, 0.63, 0.62)
 
 
-def registered(store: Store, name: str, scores: Sequence[float], **origin: str) -> RegisteredVersion:
-    """A version of a study of its own, whose family has these scores by verdict seed."""
+def by_class(scores: Sequence[float], num_classes: int) -> UnitScores:
+    """These scores by class of two queries each; the same again of later classes."""
+    own = [2 * scores[number % len(scores)] for number in range(num_classes)]
+    return UnitScores(units=list(range(num_classes)), counts=[2] * num_classes, sums={"map_at_r": own})
+
+
+def registered(
+    store: Store,
+    name: str,
+    scores: Sequence[float],
+    of_classes: UnitScores | None = None,
+    **origin: str,
+) -> RegisteredVersion:
+    """A version of a study of its own, whose family has these scores by verdict seed, and by class with each."""
     study = f"study-{next(NUMBERS)}"
     tracker = StudyTracker(store, study, {}, origin={**ORIGIN, **origin})
     run_id = ""
     for seed, score in enumerate(scores, 1):
         config = verdict_trial("red", seed)
         run_id = tracker.start_trial(f"red verdict seed {seed}", config, None)
+        if of_classes is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "classes.parquet"
+                file.write_bytes(unit_scores_as_bytes(of_classes))
+                tracker.log_unit_scores(run_id, file)
         tracker.end_trial(run_id, "finished", [], {f"test_{origin.get('objective', 'map_at_r')}": score})
     client = tracking.connect(store)
     if name not in {model.name for model in client.search_registered_models()}:
@@ -70,17 +91,82 @@ def test_a_better_one_takes_over_and_is_rolled_back(store: Store, name: str) -> 
     decision = promotion.offer(store, registered(store, name, BETTER))
     assert (decision.version, decision.champion, decision.before) == (2, 2, 1)
     assert decision.reason.startswith(f"better than {name}/1 by +0.1067 [")
-    assert decision.reason.endswith(", 3 seeds")
+    assert decision.reason.endswith(
+        ", 3 seeds; the models were not compared by class: no scores by class were kept"
+    )
     assert aliases(store, name) == {"champion": 2, "challenger": 1}
-    comparison = promotion.compared(store, f"{name}@champion", f"{name}@challenger")
+    found = promotion.compared(store, f"{name}@champion", f"{name}@challenger")
+    comparison = found.families
+    assert comparison is not None
+    assert found.models is None
     assert (comparison.outcome, comparison.num_seeds) == ("better", 3)
-    assert str(comparison).startswith(f"{name}/2 better than {name}/1: +0.1067")
+    assert str(comparison).startswith(f"{name}/2 better than {name}/1 on these classes: +0.1067")
     assert promotion.rollback(store, name).reason == "rolled back from version 2"
     assert aliases(store, name) == {"champion": 1, "challenger": 2}
     with pytest.raises(StoreError, match=f"{name}/1: there is nothing before it to go back to"):
         promotion.rollback(store, name)
     assert aliases(store, name) == {"champion": 1, "challenger": 2}
     assert [each.champion for each in promotion.history(store, name)] == [1, 2, 1]
+
+
+LOW, HIGH = (0.4, 0.5, 0.6), (0.5, 0.62, 0.7)
+
+
+def test_two_models_are_compared_class_by_class_without_a_common_seed(store: Store, name: str) -> None:
+    """Three times the same classes: paired t-test on 29 degrees of freedom by hand."""
+    promotion.offer(store, registered(store, name, [0.5], by_class(LOW, 30)))
+    decision = promotion.offer(store, registered(store, name, [0.6], by_class(HIGH, 30)))
+    assert decision.is_promoted
+    test = stats.ttest_rel(list(HIGH) * 10, list(LOW) * 10)
+    low, high = test.confidence_interval(0.95)
+    assert decision.reason == (
+        f"better than {name}/1 as a model on classes like these by +0.1067 [{low:+.4f}, {high:+.4f}] p < 0.001,"
+        " 30 of 30 classes differ; its family was not compared: fewer than 2 verdict seeds in common"
+    )
+    assert (decision.challenge, decision.test_sha256) == (1, "ab")
+    again = promotion.offer(store, registered(store, name, [0.55], by_class(LOW, 30)))
+    assert not again.is_promoted
+    assert again.reason.startswith(f"worse than {name}/2 as a model on classes like these by -0.1067 [")
+    assert again.challenge == 2
+    assert promotion.said(again, name).endswith(" (challenge 2 on this test set)")
+    assert [each.challenge for each in promotion.history(store, name)] == [None, 1, 2]
+
+
+def test_a_better_model_of_a_worse_family_stays_the_challenger(store: Store, name: str) -> None:
+    promotion.offer(store, registered(store, name, BETTER, by_class(LOW, 30)))
+    decision = promotion.offer(store, registered(store, name, GOOD, by_class(HIGH, 30)))
+    assert not decision.is_promoted
+    assert decision.reason.startswith(f"better than {name}/1 as a model")
+    assert "; its family worse by -0.1067 [" in decision.reason
+
+
+def test_a_family_that_is_better_on_these_classes_alone_gives_no_better_model(
+    store: Store, name: str
+) -> None:
+    """Of 30 classes the new model wins ten and loses ten, by as much."""
+    promotion.offer(store, registered(store, name, GOOD, by_class((0.4, 0.5, 0.6), 30)))
+    decision = promotion.offer(store, registered(store, name, BETTER, by_class((0.6, 0.5, 0.4), 30)))
+    assert not decision.is_promoted
+    assert decision.reason.startswith(f"not distinguishable from {name}/1 as a model on classes like these")
+    assert "; its family better by +0.1067" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (by_class(LOW, 9), by_class(HIGH, 9), "fewer than 10 classes"),
+        (by_class(LOW, 30), by_class(HIGH, 31), "they were not judged by the same classes"),
+        (None, by_class(HIGH, 30), "no scores by class were kept"),
+    ],
+)
+def test_where_models_cannot_be_compared_the_families_decide(
+    store: Store, name: str, before: UnitScores | None, after: UnitScores, reason: str
+) -> None:
+    promotion.offer(store, registered(store, name, GOOD, before))
+    decision = promotion.offer(store, registered(store, name, BETTER, after))
+    assert decision.is_promoted
+    assert decision.reason.startswith(f"better than {name}/1 by +0.1067 [")
+    assert decision.reason.endswith(f"; the models were not compared by class: {reason}")
 
 
 def test_rolled_back_again_it_goes_further_back(store: Store, name: str) -> None:

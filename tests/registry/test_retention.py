@@ -17,13 +17,13 @@ from dmlstudy.interface import Study
 from dmlstudy.records import DataConfig, TrainingConfig
 from dmlstudy.registry import leaderboard_file, mlflow_view
 from dmlstudy.registry.card import card
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import retention as report_retention
 from dmlstudy.report import words
 from dmlstudy.report.page import Plot
 from dmlstudy.store import Store
+from dmlstudy.verdict.comparison import compare
 
 TAGS = {
     "objective": "map_at_r",
@@ -122,7 +122,7 @@ def test_the_terminal_has_a_column_and_says_what_is_lost(
     assert "0.2000 ± 0.025" in next(line for line in lines if line.lstrip().startswith("red"))
     assert any("hf_parquet, base: 2500 images of 10 classes" in line for line in lines)
     assert "  but the study trains on 1 of the 10 classes" in lines
-    assert any(line.startswith("  red worse than untrained: -0.1033 [") for line in lines)
+    assert any(line.startswith("  red worse than untrained on these classes: -0.1033 [") for line in lines)
 
 
 def test_files_and_frames_have_columns_of_it(board: Leaderboard, store: Store) -> None:
@@ -168,7 +168,7 @@ def test_the_card_has_it_and_no_folder(board: Leaderboard) -> None:
     assert "; the study trains on 1 of the 10 classes" in text
     assert "| retention map_at_r | 0.2000 | 0.1752 to 0.2248 |" in text
     assert "| retention recall_at_1 | 0.2000 |" in text
-    assert "* red worse than untrained: -0.1033 [" in text
+    assert "* red worse than untrained on these classes: -0.1033 [" in text
     assert "Beyond them only the retention data were looked at." in text
     assert "someone" not in text
 

@@ -54,9 +54,9 @@ def test_every_part_is_there_and_nothing_is_loaded(page: Path) -> None:
     assert "iframe" not in found.tags
     assert "Not shown" not in text
     shown = words_of(page)
-    news = shown.index("alpha wins and beats the untrained embedder by 0.4600")
+    news = shown.index("alpha wins and beats the untrained embedder on these classes by 0.4600")
     assert news < shown.index("alpha wins by validation map_at_r 0.7000; on the test classes it has 0.6100")
-    assert "and is better than the runner-up beta: +0.1000" in shown
+    assert "and is better than the runner-up beta on these classes: +0.1000" in shown
     assert "Not finished" not in shown
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from support.made_study import Maker
 
-from dmlstudy.verdict.comparison import compare
 from dmlstudy.registry.history import history
 from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row, leaderboard
 from dmlstudy.registry.runs import Run
 from dmlstudy.report import words
+from dmlstudy.verdict.comparison import compare
 
 
 def row(family: str, validation: float | None, scores: list[float], **known: Any) -> Row:
@@ -65,7 +65,7 @@ def test_a_winner_that_is_better() -> None:
     assert said.startswith(
         "a wins by validation map_at_r 0.9000; on the test classes it has 0.6100 [0.5852, 0.6348]"
     )
-    assert " and is better than the runner-up b: +0.1000 [+0.0752, +0.1248], p = " in said
+    assert " and is better than the runner-up b on these classes: +0.1000 [+0.0752, +0.1248], p = " in said
     assert said.endswith(f"p = {comparison.adjusted_p_value:.3f}.")
 
 
@@ -75,7 +75,7 @@ def test_a_winner_that_cannot_be_told_from_the_runner_up() -> None:
 
 def test_a_winner_that_is_worse_on_the_test_classes_is_said_to_be() -> None:
     said = words.verdict(board({"a": B, "b": A, "c": LIKE_A}))
-    assert "is worse than the runner-up b: \N{MINUS SIGN}0.1000" in said
+    assert "is worse than the runner-up b on these classes: \N{MINUS SIGN}0.1000" in said
     assert said.endswith("; b and c did better there.")
     (comparison,) = board({"b": A, "a": B}).comparisons
     assert words.difference(comparison, "a").startswith("\N{MINUS SIGN}0.1000 [\N{MINUS SIGN}0.12")
@@ -84,7 +84,7 @@ def test_a_winner_that_is_worse_on_the_test_classes_is_said_to_be() -> None:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (board({"a": A, "untrained": B}), "is better than its embedder untrained: +0.1000"),
+        (board({"a": A, "untrained": B}), "is better than its embedder untrained on these classes: +0.1000"),
         (board({"a": A}), "and there is nothing to compare it with."),
         (board({"a": A}, status="running"), "and there is nothing to compare it with yet."),
         (
@@ -105,7 +105,10 @@ UP, DOWN = [0.71, 0.73, 0.72], [0.30, 0.31, 0.32]
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [
-        ({"a": UP, "untrained": A}, r"a wins and beats the untrained embedder by 0.1100 \[.*\], p .* test map_at_r\."),
+        (
+            {"a": UP, "untrained": A},
+            r"a wins and beats the untrained embedder on these classes by 0.1100 \[.*\], p .* test map_at_r\.",
+        ),
         ({"a": UP, "b": UP, "untrained": A}, r"a wins and beats .*; the other family does too\."),
         ({"a": UP, "b": LIKE_A, "untrained": A}, r"a wins and beats .*; the other family does not\."),
         ({"a": UP, "b": UP, "c": UP, "untrained": A}, r".*; 2 of the 2 other families do\."),
@@ -143,7 +146,9 @@ def test_there_is_no_news_without_an_untrained_row_and_little_while_it_runs() ->
 def test_what_is_untrained_has_its_name(name: str, noun: str) -> None:
     found = board({"a": UP, "untrained": A})
     rows = [found.rows[0].model_copy(update={"params": {name: "5"}}), found.rows[1]]
-    assert f"beats the untrained {noun} by" in words.news(found.model_copy(update={"rows": rows}))
+    assert f"beats the untrained {noun} on these classes by" in words.news(
+        found.model_copy(update={"rows": rows})
+    )
 
 
 def cells(text: str) -> list[list[str]]:
@@ -170,7 +175,7 @@ def test_the_leaderboards_numbers(small: Maker) -> None:
         "alpha (winner)",
         "0.6100 [0.5852, 0.6348]",
         words.difference(against, "alpha"),
-        f"better, {words.p_value(against)}".replace("<", "&lt;"),
+        f"better on these classes, {words.p_value(against)}".replace("<", "&lt;"),
     ]
     assert rows[0][2].startswith("+0.4600 [+0.")
     assert [each[0] for each in rows][:2] == ["alpha (winner)", "beta"]
@@ -196,7 +201,8 @@ def test_the_comparisons_numbers(small: Maker) -> None:
     rows = cells(words.comparison_table(found))
     assert len(rows) == len(found.comparisons) == 3
     for shown, each in zip(rows, found.comparisons, strict=True):
-        assert shown[:3] == [each.first, f"{each.outcome} {each.preposition}", each.second]
+        assert shown[:3] == [each.first, f"{each.outcome} {each.preposition}", f"{each.second}{each.where}"]
+        assert each.where == ("" if each.outcome == "not distinguishable" else " on these classes")
         assert float(shown[3].replace("\N{MINUS SIGN}", "-")) == pytest.approx(each.effect, abs=1e-4)
         assert each.low is not None
         assert float(shown[4].split()[0].replace("\N{MINUS SIGN}", "-")) == pytest.approx(each.low, abs=1e-4)

@@ -22,6 +22,7 @@ from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.training.shares import settle, with_settled
 from dmlstudy.training.tasks import embedding_checks
+from dmlstudy.training.trial import run_trial
 
 SHARES = (0.0, 0.4, 1.0)
 LIST = {"training__wise_ft": list(SHARES)}
@@ -52,6 +53,14 @@ def test_one_training_scores_each_share_as_a_trial_of_its_own(started: dict[str,
     assert [*map(steady, reports[:-1])] == [*map(steady, of_largest[:-1])], "reports have one fixed rule"
     assert reports[-1]["map_at_r"] == result["map_at_r"], "the last one is what the trial is taken for"
     assert reports[-1]["train_loss"] == of_largest[-1]["train_loss"]
+
+
+def test_scores_by_class_of_another_share_are_not_told(started: dict[str, Any]) -> None:
+    """Sums are of the largest share, and the metrics of the one that the folds choose."""
+    given = TrialConfig.model_validate(config(**started, **LIST))
+    assert run_trial(given, lambda report: None).of_folds == ()
+    one = TrialConfig.model_validate(config(**started, training__wise_ft=SHARES[1]))
+    assert len(run_trial(one, lambda report: None).of_folds) == 2
 
 
 def test_the_best_mean_over_the_folds_is_chosen_and_of_equals_the_largest() -> None:

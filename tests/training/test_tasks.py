@@ -146,6 +146,9 @@ def test_broken_off_after_each_report_a_trial_goes_on_bit_for_bit(
         )
         assert exactly(again, without=TIMES) == exactly(whole, without=TIMES)
         assert digits(last.metrics) == digits(result.metrics)
+        assert (last.unit_scores, last.of_folds) == (result.unit_scores, result.of_folds)
+        assert bool(last.of_folds) is (phase == "search")
+        assert (last.unit_scores is None) is (phase == "search")
         if save_to is not None:
             own, other = weights(save_to), weights(tmp_path / "whole")
             assert own.keys() == other.keys()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dmlstudy.registry import comparison
+from dmlstudy.verdict import comparison
 from dmlstudy.verdict.comparison import ALPHA, Comparison, Outcome, tallied
 
 FINE = 1e-6
@@ -171,7 +171,7 @@ def test_swapping_two_families_turns_the_outcome() -> None:
 def test_a_line_says_what_decided() -> None:
     given = {"a": {1: 0.6, 2: 0.61, 3: 0.62}, "b": {1: 0.5, 2: 0.53, 3: 0.5}}
     (found,) = compare(given)
-    assert str(found) == "a better than b: +0.1000 [+0.0503, +0.1497] p 0.013"
+    assert str(found) == "a better than b on these classes: +0.1000 [+0.0503, +0.1497] p 0.013"
 
 
 def test_wins_ties_and_losses_are_counted_from_the_familys_side() -> None:

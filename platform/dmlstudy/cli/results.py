@@ -116,14 +116,15 @@ def compare(
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Compare two registered versions by the verdict seeds that both families have."""
+    """Compare two registered versions by the verdict seeds that both families have, and as two models by class."""
     from dmlstudy.registry import promotion
 
-    comparison = promotion.compared(store_at(store, tracking_uri), first, second)
+    found = promotion.compared(store_at(store, tracking_uri), first, second)
     if json:
-        show_json(comparison.model_dump(mode="json"))
+        show_json(found.model_dump(mode="json"))
         return
-    say(f"{comparison}, {comparison.num_seeds} seeds")
+    for line in found.lines:
+        say(line)
 
 
 @app.command(

@@ -95,8 +95,8 @@ def show_leaderboard(board: Leaderboard) -> None:
 
 
 def show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> None:
-    from dmlstudy.verdict.comparison import tallied
     from dmlstudy.text import nearest
+    from dmlstudy.verdict.comparison import tallied
 
     families = {row.family for board in boards for row in board.rows}
     if family not in families:

@@ -297,28 +297,108 @@ def write_table(path: Path, columns: Sequence[Column]) -> None:
 
 _SUM = "sum_"
 
+_OF_FOLDS = (pa.field("fold", pa.int64()),)
+
+_OF_VERDICTS = (pa.field("family", pa.string()), pa.field("seed", pa.int64()))
+
 
 def unit_scores_as_bytes(scores: UnitScores | None) -> bytes:
     """A Parquet file with the columns unit, count and ``sum_<metric>``; no row where there are no such scores."""
-    columns: dict[str, pa.Array] = {"unit": pa.array([], pa.int64()), "count": pa.array([], pa.int64())}
-    if scores is not None:
-        columns = {"unit": pa.array(scores.units, pa.int64()), "count": pa.array(scores.counts, pa.int64())}
-        for name, sum_U in scores.sums.items():
-            columns[f"{_SUM}{name}"] = pa.array(sum_U, pa.float64())
+    return _units_as_bytes((), {} if scores is None else {(): scores})
+
+
+def read_unit_scores(path: Path) -> UnitScores | None:
+    """Read what ``unit_scores_as_bytes`` gave; None of a file without rows.
+
+    Raises ValueError naming a file that cannot be read, and one of other columns, types or values.
+    """
+    return _read_units(path, ()).get(())
+
+
+def fold_scores_as_bytes(of_folds: Sequence[UnitScores]) -> bytes:
+    """The same of each fold, with its number in the column fold."""
+    return _units_as_bytes(_OF_FOLDS, {(fold,): scores for fold, scores in enumerate(of_folds)})
+
+
+def read_fold_scores(path: Path) -> list[UnitScores]:
+    """Read what ``fold_scores_as_bytes`` gave; errors as of ``read_unit_scores``."""
+    return [scores for _, scores in sorted(_read_units(path, _OF_FOLDS).items())]
+
+
+def verdict_scores_as_bytes(of_verdicts: Mapping[tuple[str, int], UnitScores]) -> bytes:
+    """The same of each family and seed of a verdict, in the columns family and seed.
+
+    A metric that only some families have is null in the rows of the others.
+    """
+    return _units_as_bytes(_OF_VERDICTS, of_verdicts)
+
+
+def read_verdict_scores(path: Path) -> dict[tuple[str, int], UnitScores]:
+    """Read what ``verdict_scores_as_bytes`` gave; errors as of ``read_unit_scores``."""
+    return {(str(family), int(seed)): own for (family, seed), own in _read_units(path, _OF_VERDICTS).items()}
+
+
+def _units_as_bytes(keys: Sequence[pa.Field], parts: Mapping[tuple[Any, ...], UnitScores]) -> bytes:
+    """One table of several scores by unit, each under the values of its key columns."""
+    names = list(dict.fromkeys(name for own in parts.values() for name in own.sums))
+    rows = [(key, own, len(own.units)) for key, own in parts.items()]
+    columns = {
+        field.name: pa.array([key[place] for key, _, num in rows for _ in range(num)], field.type)
+        for place, field in enumerate(keys)
+    }
+    columns["unit"] = pa.array([unit for _, own, _ in rows for unit in own.units], pa.int64())
+    columns["count"] = pa.array([count for _, own, _ in rows for count in own.counts], pa.int64())
+    for name in names:
+        sums = [value for _, own, num in rows for value in own.sums.get(name, [None] * num)]
+        columns[f"{_SUM}{name}"] = pa.array(sums, pa.float64())
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
     return bytes(sink.getvalue().to_pybytes())
 
 
-def read_unit_scores(path: Path) -> UnitScores | None:
-    """Read what ``unit_scores_as_bytes`` gave; None of a file without rows. Raises ValueError as ``read_items``."""
+def _read_units(path: Path, keys: Sequence[pa.Field]) -> dict[tuple[Any, ...], UnitScores]:
+    """The inverse of ``_units_as_bytes``. Raises ValueError as ``read_unit_scores``."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    columns = read_columns(path)
-    if not columns["unit"]:
-        return None
-    sums = {name.removeprefix(_SUM): of_U for name, of_U in columns.items() if name.startswith(_SUM)}
-    return UnitScores(units=columns["unit"], counts=columns["count"], sums=sums)
+    try:
+        table = _open(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: not a readable table ({first_line(error)})") from error
+    expected = {each.name: each.type for each in keys} | {"unit": pa.int64(), "count": pa.int64()}
+    found = {each.name: each.type for each in table.schema}
+    sums = {name: pa.float64() for name in found if name.startswith(_SUM)}
+    if found != expected | sums or any(table[name].null_count for name in expected):
+        raise ValueError(
+            f"{path}: columns {', '.join(f'{name} {kind}' for name, kind in found.items())}; expected"
+            f" {', '.join(f'{name} {kind}' for name, kind in expected.items())} and {_SUM}METRIC double, no null"
+        )
+    if len(table) and pc.min(table["count"]).as_py() < 1:
+        raise ValueError(f"{path}: a count below 1")
+    columns = {name: table[name].to_pylist() for name in found}
+    of_rows = list(zip(*(columns[each.name] for each in keys), strict=True)) if keys else [()] * len(table)
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for row, key in enumerate(of_rows):
+        places.setdefault(key, []).append(row)
+    return {key: _unit_scores(path, columns, own, list(sums)) for key, own in places.items()}
+
+
+def _unit_scores(
+    path: Path, columns: Mapping[str, list[Any]], rows: Sequence[int], sums: Sequence[str]
+) -> UnitScores:
+    """The scores in these rows; a metric that is null in all of them is none of theirs."""
+    known = {name: [columns[name][row] for row in rows] for name in sums}
+    for name, values in known.items():
+        if any(value is None for value in values) and not all(value is None for value in values):
+            raise ValueError(f"{path}: column {name} is null in some rows of a trial")
+    return UnitScores(
+        units=[columns["unit"][row] for row in rows],
+        counts=[columns["count"][row] for row in rows],
+        sums={
+            name.removeprefix(_SUM): values
+            for name, values in known.items()
+            if values and values[0] is not None
+        },
+    )
 
 
 def write_items(path: Path, ids: Sequence[str], labels: Sequence[str] | None) -> None:

@@ -36,7 +36,7 @@ from ray import tune
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dmlstudy.data import state_file
-from dmlstudy.engine.mailbox import GO_HOME, Command, Mailbox, Reply
+from dmlstudy.engine.mailbox import FOLD_SCORES, GO_HOME, Command, Mailbox, Reply
 from dmlstudy.engine.ray_private import told_shortly
 from dmlstudy.engine.worker import serve
 from dmlstudy.engine.worker_group import fit
@@ -132,7 +132,8 @@ class GangTrainable(tune.Trainable):
                     continue
                 self._step_reported = reply.metrics["step"]
             if reply.files:
-                keep_in_vault(self._vault, self.trial_id, reply.files)
+                is_needed = FOLD_SCORES not in reply.files
+                keep_in_vault(self._vault, self.trial_id, reply.files, is_needed=is_needed)
             return {"metrics": reply.metrics, "done": reply.kind != "report", "failure": reply.reason}
 
     def cleanup(self) -> None:
@@ -198,8 +199,11 @@ class GangTrainable(tune.Trainable):
             raise
 
 
-def keep_in_vault(vault: str, trial_id: str, files: dict[str, bytes]) -> None:
-    """Put a trial's files into the vault of this name, waiting for one that is being started again."""
+def keep_in_vault(vault: str, trial_id: str, files: dict[str, bytes], *, is_needed: bool = True) -> None:
+    """Put a trial's files into the vault of this name, waiting for one that is being started again.
+
+    Files that are not needed are offered once, and lost without a vault.
+    """
     end = time.monotonic() + VAULT_PATIENCE_S
     while True:
         try:
@@ -207,6 +211,8 @@ def keep_in_vault(vault: str, trial_id: str, files: dict[str, bytes]) -> None:
             ray.get(actor.put.remote(trial_id, files), timeout=VAULT_PATIENCE_S)
             return
         except (ray.exceptions.RayError, ValueError):  # ValueError: no actor has the name
+            if not is_needed:
+                return
             if time.monotonic() > end:
                 raise
             time.sleep(1)

@@ -16,6 +16,8 @@ EMBEDDER = "embedder"
 """The folder of a verdict trial's model among its files."""
 UNIT_SCORES = "classes.parquet"
 """The file of a verdict trial's scores by class."""
+FOLD_SCORES = "validation_classes.parquet"
+"""The file of a search trial's scores by class of each fold."""
 
 
 class Command(NamedTuple):

@@ -16,9 +16,8 @@ from dmlstudy.data import state_file
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.cluster_watch import ClusterWatch
 from dmlstudy.engine.gang import checkpoint_name
-from dmlstudy.engine.mailbox import EMBEDDER, UNIT_SCORES
+from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, UNIT_SCORES
 from dmlstudy.engine.progress import ProgressLines
-from dmlstudy.records import TrialConfig
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.store import StoreError
@@ -63,10 +62,6 @@ class Vault:
 
     def drop(self, trial_id: str) -> None:
         self._files.pop(trial_id, None)
-
-
-def _leaves_files(config: TrialConfig) -> bool:
-    return config.phase == "verdict" or config.keep_embedder
 
 
 class Recorder(tune.Callback):
@@ -169,7 +164,8 @@ class Recorder(tune.Callback):
     def _file(self, trial_id: str, assignment: Assignment) -> None:
         run_id, started = self._open[trial_id]
         assert assignment.status != Status.RUNNING
-        if _leaves_files(assignment.config) and assignment.status == Status.FINISHED:
+        is_verdict = assignment.config.phase == "verdict"
+        if is_verdict and assignment.status == Status.FINISHED:
             files = self._from_vault(trial_id)
             if not files and self._num_retrained[assignment.label] < MOST_RETRAINED:
                 self._num_retrained[assignment.label] += 1
@@ -178,6 +174,8 @@ class Recorder(tune.Callback):
                 raise RuntimeError("its results are lost")
             else:
                 self._keep(run_id, files)
+        elif self._search.is_best_yet(assignment):
+            self._keep_fold_scores(run_id, trial_id)
         self._tracker.end_trial(
             run_id,
             assignment.status,
@@ -204,6 +202,16 @@ class Recorder(tune.Callback):
                 self._tracker.log_model(run_id, str(Path(folder) / EMBEDDER))
             self._tracker.log_unit_scores(run_id, Path(folder) / UNIT_SCORES)
 
+    def _keep_fold_scores(self, run_id: str, trial_id: str) -> None:
+        """File a search trial's scores by class, which are no part of the search: lost ones are left out."""
+        content = self._from_vault(trial_id).get(FOLD_SCORES)
+        if content is None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / FOLD_SCORES
+            file.write_bytes(content)
+            self._tracker.log_fold_scores(run_id, file)
+
     def _from_vault(self, trial_id: str) -> dict[str, bytes]:
         """A trial's files; none where the vault was killed after it got them."""
         try:
@@ -216,10 +224,9 @@ class Recorder(tune.Callback):
         """Remove what the trial has left elsewhere, for it is recorded; an interrupted one is resumed from it."""
         if assignment.status == Status.INTERRUPTED:
             return
-        config = assignment.config
-        if _leaves_files(config):
-            self._vault.drop.remote(trial_id)
-        folder = state_file.join(self._checkpoints, checkpoint_name(config.model_dump(mode="json")))
+        self._vault.drop.remote(trial_id)
+        name = checkpoint_name(assignment.config.model_dump(mode="json"))
+        folder = state_file.join(self._checkpoints, name)
         self._remove(folder)
         if assignment.status == Status.PRUNED:
             self._stopped.append(folder)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from dmlstudy.engine.mailbox import EMBEDDER, UNIT_SCORES, Command, Reply
+from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, UNIT_SCORES, Command, Reply
 from dmlstudy.records import TrialConfig, TrialReport
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
                 files = {f"{EMBEDDER}/{file.name}": file.read_bytes() for file in target.glob("*")}
                 if config.phase == "verdict":
                     files[UNIT_SCORES] = data.unit_scores_as_bytes(result.unit_scores)
+                elif result.of_folds:
+                    files[FOLD_SCORES] = data.fold_scores_as_bytes(result.of_folds)
                 metrics = result.metrics | gpu_peak(device)
                 ray.get(mailbox.reply.remote(command.trial, Reply("finished", metrics, files)))
     except TrialStopped:

@@ -94,7 +94,9 @@ def rank_codes(
     Labels are integers (relevant: equal), or booleans of shape (rows, L) (relevant: a concept in common). Gives
     ``map``, the full mean average precision, whose denominator is the number R_q of relevant items; for each K of
     ``at`` ``map_at_K_of_found``, ``_of_relevant`` and ``_of_reachable`` (``retrieval.map_at_k``); MAP@R and
-    R-precision. They are found under the prefix of their names, which is empty. A query without a hit counts as 0; items at one distance stand in ``retrieval.tie_order``.
+    R-precision. A query without a hit counts as 0; items at one distance stand in ``retrieval.tie_order``.
+
+    The scores are found under the prefix of their names, which is empty for these.
 
     With the queries' structure embeddings these are of the ranking whose first ``rerank`` are put in the order of
     their distance weighted by omega (NASA Eq. 7), and those under ``first_stage_`` of the one before.

@@ -15,10 +15,10 @@ from dmlstudy import metric_names
 from dmlstudy.data import preprocessing as data_preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry import ancestry
-from dmlstudy.verdict.comparison import remarks
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.markdown import code, verbatim
 from dmlstudy.training.lineage import ARROW, RANDOM, KeptNotes
+from dmlstudy.verdict.comparison import remarks
 
 SHOWN = 12
 """Test metrics in the table: the objective, then the others in their order."""

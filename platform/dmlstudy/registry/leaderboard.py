@@ -6,19 +6,20 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 
 from dmlstudy import metric_names
-from dmlstudy.records import Grown, Record, Unit, is_untrained
+from dmlstudy.records import Grown, Record, is_untrained
 from dmlstudy.registry import retention, tracking
-from dmlstudy.verdict.comparison import Comparison, UnitMeans, compare
 from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
 from dmlstudy.store import Store
 from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, rank
+from dmlstudy.verdict.comparison import NO_MEAN, NOT_KEPT, Comparison, UnitMeans, compare
 
 SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
     "embedding_dim": lambda run: task_of_params(run.params).size(run.params),
@@ -171,8 +172,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
                 if scores[a.family] and scores[b.family] and _are_comparable(a, b)
             ],
             resolution=_resolution(parent),
-            by_unit=_by_unit(runs, families, metric_names.on_test(objective)),
-            unit=_unit(runs),
+            **_units(runs, families, metric_names.on_test(objective)),
         ),
         retention=elsewhere,
         lost=retention.lost(
@@ -182,13 +182,20 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
     )
 
 
-class Judged(Record):
+class Judged(NamedTuple):
     """A family's result on the test classes: its objective by verdict seed, and the data."""
 
     metric: str
     test_sha256: str
     score_by_seed: dict[int, float]
     resolution: float
+    units: dict[str, Any]
+    """Arguments of ``compare``."""
+
+    @property
+    def by_seed(self) -> dict[int, UnitMeans]:
+        """The objective by unit, of each seed that kept such scores."""
+        return next(iter(self.units.get("by_unit", {}).values()), {})
 
 
 def judged(store: Store, study: str, family: str) -> Judged:
@@ -200,6 +207,7 @@ def judged(store: Store, study: str, family: str) -> Judged:
         test_sha256=runs.study.test_sha256,
         score_by_seed=_scores_by_seed(runs, family, metric),
         resolution=_resolution(runs.study),
+        units=_units(runs, [family], metric),
     )
 
 
@@ -288,22 +296,25 @@ def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimat
     return {name: Estimate.of([run.metrics[name] for run in judged if name in run.metrics]) for name in names}
 
 
-def _by_unit(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, dict[int, UnitMeans]]:
-    """Each family's objective by unit, for each seed that kept such scores."""
-    found: dict[str, dict[int, UnitMeans]] = {}
-    for family in families:
-        for run in runs.judged(family):
-            scores = runs.unit_scores(run)
-            means = None if scores is None else UnitMeans.of(scores, metric)
-            if means is not None:
-                found.setdefault(family, {})[run.seed] = means
-    return found
-
-
-def _unit(runs: StudyRuns) -> Unit:
-    """The unit of the study's task."""
-    judged = next((run for family in runs.families for run in runs.judged(family)), None)
-    return task_of_params(judged.params).unit if judged else "class"
+def _units(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, Any]:
+    """Arguments of ``compare`` on units: the kind of the study's task, and the objective by unit where it is known."""
+    judged = [run for family in families for run in runs.judged(family)]
+    if not judged:
+        return {}
+    task, unknown = task_of_params(judged[0].params), NOT_KEPT
+    num_rows = int(runs.study.tags.get("num_development_images", 0)) + runs.study.num_test_images
+    overlap = task.overlap(judged[0].params, num_rows)
+    if overlap is not None:
+        return {"unit": task.unit, "overlap": overlap}
+    by_unit: dict[str, dict[int, UnitMeans]] = {}
+    for run in judged:
+        scores = runs.unit_scores(run)
+        means = None if scores is None else UnitMeans.of(scores, metric)
+        if means is not None:
+            by_unit.setdefault(run.family, {})[run.seed] = means
+        elif scores is not None:
+            unknown = NO_MEAN.format(metric=metric_names.metric_of(metric))
+    return {"unit": task.unit, "by_unit": by_unit, "unknown": unknown}
 
 
 def _scores_by_seed(runs: StudyRuns, family: str, metric: str) -> dict[int, float]:

@@ -11,8 +11,8 @@ from typing import Any
 from dmlstudy import data, metric_names
 from dmlstudy.data import Column
 from dmlstudy.files import PARQUET, check_output, written_whole
-from dmlstudy.verdict.comparison import Comparison
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard
+from dmlstudy.verdict.comparison import Comparison
 
 
 def write(board: Leaderboard, path: str | Path, form: str) -> None:
@@ -47,8 +47,10 @@ def columns(board: Leaderboard) -> list[Column]:
 
     ``effect`` is the family's mean score less the winner's, paired by seed, ``effect_low`` and ``effect_high`` hold for
     all pairs at once, ``verdict`` says what the family is beside the winner. Those named ``like_`` are of other classes
-    like those of the test. What is not known is null: intervals of
-    one seed, the winner's own comparison, and all comparisons before there is a winner.
+    like those of the test, and there are none where nothing is known of such.
+
+    What is not known is null: intervals of one seed, the winner's own comparison, and all comparisons before there is
+    a winner.
 
     With retention data ``retention_effect`` and those after it are the same there, against the untrained embedder.
     """

@@ -1,8 +1,12 @@
 """The champion and the challenger of a model, and the rule by which one takes the other's place.
 
-A version takes the champion's place only where both were judged on the same test data by the same metric, and the
-paired comparison of their families' verdict seeds says better. Whatever is decided is kept with the model, with its
-reason.
+A version takes the champion's place only where both were judged on the same test data by the same metric and it is
+better. One model is put in use, so the two models are compared class by class.
+
+Their families, compared on the verdict seeds of both, must not say worse.
+
+Without scores by class, as of older studies, and with few classes the families alone decide. Whatever is decided is
+kept with the model, with its reason.
 """
 
 from __future__ import annotations
@@ -14,9 +18,17 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import Record
 from dmlstudy.registry import leaderboard, model_page, models, tracking
-from dmlstudy.verdict.comparison import Comparison, compare
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
+from dmlstudy.search.verdict import SHIPPED_SEED
 from dmlstudy.store import Store, StoreError
+from dmlstudy.verdict.comparison import (
+    NOT_KEPT,
+    PLURALS,
+    Comparison,
+    ModelComparison,
+    compare,
+    compare_models,
+)
 
 CHALLENGER = "challenger"
 
@@ -48,6 +60,10 @@ class Decision(Record):
     """The version that is the challenger afterwards; none where that stays as it was."""
     undoes: bool = False
     """True if the former champion was restored."""
+    test_sha256: str = ""
+    """The test data by which two versions were compared; empty where none were."""
+    challenge: int | None = None
+    """The number of this comparison among those of the model's versions on the same test data, from 1."""
     is_open: bool = False
     """True if its aliases are still to be set; the next decision sets them first."""
 
@@ -56,12 +72,68 @@ class Decision(Record):
         return self.champion == self.version
 
 
-@tracking.in_one_line
-def compared(store: Store, first: str, second: str) -> Comparison:
-    """Two registered versions by the verdict seeds of the families they are the models of.
+class Challenge(Record):
+    """Two registered versions on one test set: as the models that they are, and by the families they are of.
 
-    Raises StoreError where there is no such version, and where they were judged by another metric, on other test
-    data or on too few common seeds to tell anything.
+    Where one of the two comparisons is missing, ``no_models`` or ``no_families`` says why.
+    """
+
+    first: str
+    second: str
+    test_sha256: str
+    models: ModelComparison | None
+    no_models: str = ""
+    families: Comparison | None
+    no_families: str = ""
+
+    @property
+    def is_won(self) -> bool:
+        """True if the first is to take the second's place."""
+        if self.models is None:
+            return self.families is not None and self.families.outcome == "better"
+        is_worse = self.families is not None and self.families.outcome == "worse"
+        return self.models.outcome == "better" and not is_worse
+
+    @property
+    def reason(self) -> str:
+        """The reason of a decision, in a line."""
+        if self.models is None:
+            assert self.families is not None
+            return (
+                f"{_outcome(self.families, self.second)} by {_shown(self.families)}; {self._models_unknown}"
+            )
+        of_models = f"{_outcome(self.models, self.second)} as a model{self._where} by {self.models}"
+        if self.families is None:
+            return f"{of_models}; its family was not compared: {self.no_families}"
+        return f"{of_models}; its family {self.families.outcome} by {_shown(self.families)}"
+
+    @property
+    def lines(self) -> list[str]:
+        """Both comparisons, a line each."""
+        found = [f"families: {self.no_families}"]
+        if self.families is not None:
+            found = [f"{self.families}, {self.families.num_seeds} seeds"]
+        if self.models is None:
+            return [*found, self._models_unknown]
+        said = f"{self.first} {_outcome(self.models, self.second)}{self._where}: {self.models}"
+        return [*found, f"these two models, one seed each: {said}"]
+
+    @property
+    def _models_unknown(self) -> str:
+        return f"the models were not compared by class: {self.no_models}"
+
+    @property
+    def _where(self) -> str:
+        assert self.models is not None
+        return f" on {PLURALS[self.models.unit]} like these"
+
+
+@tracking.in_one_line
+def compared(store: Store, first: str, second: str) -> Challenge:
+    """Two registered versions as models, and by the verdict seeds of the families they are the models of.
+
+    Raises StoreError where there is no such version, where they were judged by another metric or on other test data,
+    and where neither comparison can tell anything.
     """
     a, b = models.resolve(store, first), models.resolve(store, second)
     return _compared(store, a, b)
@@ -166,12 +238,17 @@ def history(store: Store, name: str) -> list[Decision]:
 
 def _challenged(store: Store, version: RegisteredVersion, champion: RegisteredVersion) -> Decision:
     try:
-        comparison = _compared(store, version, champion)
+        found = _compared(store, version, champion)
     except StoreError as error:
         return _decided(store, version, champion, str(error), stays=True)
-    name = f"{champion.name}/{champion.version}"
-    reason = f"{comparison.outcome} {comparison.preposition} {name} by {_shown(comparison)}"
-    return _decided(store, version, champion, reason, stays=comparison.outcome != "better")
+    return _decided(
+        store, version, champion, found.reason, stays=not found.is_won, test_sha256=found.test_sha256
+    )
+
+
+def _outcome(comparison: Comparison | ModelComparison, rival: str) -> str:
+    preposition = "from" if comparison.outcome == "not distinguishable" else "than"
+    return f"{comparison.outcome} {preposition} {rival}"
 
 
 def _shown(comparison: Comparison) -> str:
@@ -179,7 +256,7 @@ def _shown(comparison: Comparison) -> str:
     return str(comparison).partition(": ")[2] + f", {comparison.num_seeds} seeds"
 
 
-def _compared(store: Store, a: RegisteredVersion, b: RegisteredVersion) -> Comparison:
+def _compared(store: Store, a: RegisteredVersion, b: RegisteredVersion) -> Challenge:
     names = [f"{each.name}/{each.version}" for each in (a, b)]
     judged = [leaderboard.judged(store, each.study, each.family) for each in (a, b)]
     for what, values in (
@@ -196,12 +273,37 @@ def _compared(store: Store, a: RegisteredVersion, b: RegisteredVersion) -> Compa
         raise StoreError(
             f"{names[0]} and {names[1]} are of the same family of one study: nothing tells them apart"
         )
-    if len(scores[names[0]].keys() & scores[names[1]].keys()) < 2:
+    of_models = _as_models(*judged)
+    families = None
+    if len(scores[names[0]].keys() & scores[names[1]].keys()) >= 2:
+        by_unit = {name: each.by_seed for name, each in zip(names, judged, strict=True)}
+        units = {**judged[0].units, "by_unit": by_unit}
+        (families,) = compare(scores, resolution=judged[0].resolution, **units)
+    elif isinstance(of_models, str):
         raise StoreError(
             f"{names[0]} and {names[1]} have fewer than 2 verdict seeds in common: nothing can be told"
         )
-    (comparison,) = compare(scores, resolution=judged[0].resolution)
-    return comparison
+    models_known = of_models if isinstance(of_models, ModelComparison) else None
+    return Challenge(
+        first=names[0],
+        second=names[1],
+        test_sha256=judged[0].test_sha256,
+        models=models_known,
+        no_models=of_models if isinstance(of_models, str) else "",
+        families=families,
+        no_families="" if families else "fewer than 2 verdict seeds in common",
+    )
+
+
+def _as_models(a: leaderboard.Judged, b: leaderboard.Judged) -> ModelComparison | str:
+    """The comparison of the two models that are shipped, or why there is none."""
+    unit = a.units.get("unit", "class")
+    if "overlap" in a.units:
+        return "each seed shuffles the rows"
+    shipped = [each.by_seed.get(SHIPPED_SEED) for each in (a, b)]
+    if shipped[0] is None or shipped[1] is None:
+        return next(str(each.units.get("unknown", NOT_KEPT)) for each in (a, b)).format(unit=unit)
+    return compare_models(shipped[0], shipped[1], unit)
 
 
 def _champion(store: Store, name: str) -> RegisteredVersion | None:
@@ -217,6 +319,7 @@ def _decided(
     stays: bool = False,
     second: RegisteredVersion | None = None,
     undoes: bool = False,
+    test_sha256: str | None = None,
 ) -> Decision:
     """Note the decision as open, set the aliases, and close it: killed in between, the next to decide completes it."""
     before = None if champion is None else champion.version
@@ -224,6 +327,11 @@ def _decided(
     challenger = before if in_use == version.version else version.version
     if challenger is None and second is not None:
         challenger = second.version
+    decisions = history(store, version.name)
+    challenge = None
+    if test_sha256 is not None:
+        before_it = [each.challenge or 0 for each in decisions if each.test_sha256 == test_sha256]
+        challenge = 1 + max(before_it, default=0)
     decision = Decision(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=version.version,
@@ -232,8 +340,9 @@ def _decided(
         reason=reason,
         challenger=challenger,
         undoes=undoes,
+        test_sha256=test_sha256 or "",
+        challenge=challenge,
     )
-    decisions = history(store, version.name)
     _write(store, version.name, [*decisions, decision.model_copy(update={"is_open": True})])
     _apply(store, version.name, decision)
     describe(store, version.name)
@@ -310,4 +419,5 @@ def said(decision: Decision, name: str) -> str:
         if decision.is_promoted
         else f"is the challenger, {name}/{decision.champion} stays the champion"
     )
-    return f"{name}/{decision.version} {what}: {decision.reason}"
+    which = "" if decision.challenge is None else f" (challenge {decision.challenge} on this test set)"
+    return f"{name}/{decision.version} {what}: {decision.reason}{which}"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from dmlstudy import metric_names
 from dmlstudy.records import Record
-from dmlstudy.verdict.comparison import Comparison, compare
 from dmlstudy.registry.runs import Run, StudyRun, StudyRuns
+from dmlstudy.verdict.comparison import Comparison, compare
 
 
 class RetentionSet(Record):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import mlflow
 from mlflow.entities import ViewType
@@ -32,10 +32,20 @@ STORE = "store_id"
 VALUES = "objective_values"
 """The tag of a finished search trial's run with the exact values that Optuna gets."""
 UNITS_SHA256 = "units_sha256"
-"""The tag of a verdict trial's run that has scores by class: the SHA-256 of the classes and their queries."""
+"""The tag of a run that has scores by class: the SHA-256 of the classes and their queries.
+
+Of a verdict trial, of a search trial (of the folds' held-out classes), or of the study, which then has all its verdict
+trials' in one table.
+"""
 UNIT_SCORES = "classes.parquet"
-"""The artifact with these scores."""
+"""The artifact of a verdict trial's run with these scores."""
+FOLD_SCORES = "validation_classes.parquet"
+"""The same of a search trial's run, by fold."""
+VERDICT_SCORES = "verdict_classes.parquet"
+"""The same of the study's run, by family and seed."""
 PAGE = 1000
+
+T = TypeVar("T")
 
 
 class RunKind(StrEnum):
@@ -263,14 +273,39 @@ class StudyRuns:
         if UNITS_SHA256 not in run.tags:
             return None
         if run.id not in self._unit_scores:
-            with tempfile.TemporaryDirectory() as folder:
-                file = self._client.download_artifacts(run.id, UNIT_SCORES, folder)
-                self._unit_scores[run.id] = data.read_unit_scores(Path(file))
+            own = self._of_verdicts.get((run.family, run.seed))
+            if own is None or own.digest() != run.tags[UNITS_SHA256]:
+                own = self._read(run.id, UNIT_SCORES, data.read_unit_scores)
+            self._unit_scores[run.id] = own
         return self._unit_scores[run.id]
+
+    def fold_scores(self, family: str) -> list[UnitScores]:
+        """Scores by held-out class of a family's best search trial, one for each fold, in their order.
+
+        A class is held out once, so it stands in one fold alone. They are what is known of a family before a test image
+        is read. Empty where none were kept: in older studies, of a task without units, with several values of
+        ``training.wise_ft``, and where they were lost with the process that held them.
+        """
+        best = self.best(family)
+        if best is None or UNITS_SHA256 not in best.tags:
+            return []
+        return self._read(best.id, FOLD_SCORES, data.read_fold_scores)
+
+    def _read(self, run_id: str, name: str, reader: Callable[[Path], T]) -> T:
+        """The content of a run's artifact."""
+        with tempfile.TemporaryDirectory() as folder:
+            return reader(Path(self._client.download_artifacts(run_id, name, folder)))
 
     @cached_property
     def _unit_scores(self) -> dict[str, UnitScores | None]:
         return {}
+
+    @cached_property
+    def _of_verdicts(self) -> dict[tuple[str, int], UnitScores]:
+        """The study's table of all its verdict trials' scores; empty while it has none."""
+        if UNITS_SHA256 not in self.study.tags:
+            return {}
+        return self._read(self.study.id, VERDICT_SCORES, data.read_verdict_scores)
 
     @cached_property
     def _trials(self) -> list[Run]:

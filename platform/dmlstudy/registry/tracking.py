@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import math
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ from dmlstudy.registry.runs import (
     STUDY_RUN,
     UNITS_SHA256,
     VALUES,
+    VERDICT_SCORES,
     Run,
     RunKind,
     StudyRuns,
@@ -432,6 +435,30 @@ class StudyTracker:
             self.client.log_artifact(run_id, str(file))
             self.client.set_tag(run_id, UNITS_SHA256, found.digest())
 
+    def log_fold_scores(self, run_id: str, file: Path) -> None:
+        """Keep a search trial's scores by held-out class (``data.read_fold_scores``) with its run."""
+        found = data.read_fold_scores(file)
+        self.client.log_artifact(run_id, str(file))
+        self.client.set_tag(run_id, UNITS_SHA256, _digest([each.digest() for each in found]))
+
+    def log_verdict_scores(self) -> None:
+        """Keep the scores by class of all verdict trials in one table with the study's run, if there are any.
+
+        So whoever reads the leaderboard fetches one file. The tag is the digest of the classes and their queries;
+        where seeds have other queries, as of shuffled rows, that of all digests.
+        """
+        runs = self._runs
+        judged = [run for family in runs.families for run in runs.judged(family)]
+        found = {(run.family, run.seed): own for run in judged if (own := runs.unit_scores(run)) is not None}
+        if not found:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / VERDICT_SCORES
+            file.write_bytes(data.verdict_scores_as_bytes(found))
+            self.client.log_artifact(self.parent_id, str(file))
+        digests = [own.digest() for own in found.values()]
+        self.client.set_tag(self.parent_id, UNITS_SHA256, _digest(digests))
+
     def verdict_run(self, family: str, seed: int) -> Run | None:
         """The finished verdict run of a family and seed, if there is one."""
         runs = list(self._runs.every(RunKind.VERDICT, status=Status.FINISHED, family=family, seed=seed))
@@ -457,6 +484,12 @@ class StudyTracker:
     def _runs(self) -> StudyRuns:
         """The study's runs as they are now."""
         return StudyRuns(self.client, self.experiment_id)
+
+
+def _digest(digests: Sequence[str]) -> str:
+    """The one digest that there is, or that of several."""
+    different = sorted(set(digests))
+    return different[0] if len(different) == 1 else hashlib.sha256(json.dumps(different).encode()).hexdigest()
 
 
 def _check_same(study: str, store: Store, known: Mapping[str, str], own: Mapping[str, str]) -> None:

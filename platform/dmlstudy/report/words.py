@@ -10,7 +10,6 @@ from typing import Any
 from dmlstudy import metric_names
 from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
-from dmlstudy.verdict.comparison import PLURALS, Comparison, remarks
 from dmlstudy.registry.history import History
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
 from dmlstudy.registry.runs import Run, RunKind
@@ -18,6 +17,7 @@ from dmlstudy.report.page import facts, paragraph, table
 from dmlstudy.text import duration
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status
+from dmlstudy.verdict.comparison import PLURALS, Comparison, remarks
 
 MINUS = "\N{MINUS SIGN}"
 

@@ -236,6 +236,11 @@ class Ledger:
         """Counts of each family's search trials by how they ended."""
         return {family: dict(own) for family, own in self._counts.items()}
 
+    def would_be_best(self, family: str, score: float, number: int | None) -> bool:
+        """True if a trial with this objective were the family's best, were it to end now."""
+        best = self._best.get(family)
+        return best is None or rank(score, number) >= _rank(best)
+
     def best_numbers(self) -> dict[str, int]:
         """The number of each family's best finished trial."""
         return {family: trial.number for family, trial in self._best.items()}

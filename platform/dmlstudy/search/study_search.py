@@ -344,6 +344,13 @@ class StudySearch:
             return [quality, math.inf if math.isnan(latency) else latency]
         return [quality]
 
+    def is_best_yet(self, assignment: Assignment) -> bool:
+        """True of a finished search trial that is better, by the objective, than all of its family that have ended."""
+        values = self.values_of(assignment)
+        return bool(values) and self._ledger.would_be_best(
+            assignment.config.family, values[0], assignment.number
+        )
+
     def _forget(self, trial_id: str) -> None:
         """Keep the assignments of the trials that ended last only."""
         if trial_id not in self._ended:

@@ -31,6 +31,7 @@ def conclude(
 ) -> Leaderboard:
     """Register the winner and end the study's run."""
     tracker.write_note()
+    tracker.log_verdict_scores()
     board = leaderboard(store, spec.name)
     winner = search.winner()
     if winner is None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from dmlstudy import distributed
 from dmlstudy.data import state_file
-from dmlstudy.records import TrialReport
+from dmlstudy.records import TrialReport, UnitScores
 
 FORMAT_VERSION = 2
 
@@ -52,6 +52,8 @@ class Progress(NamedTuple):
     reports: tuple[TrialReport, ...] = ()
     of_shares: tuple[list[dict[str, float]], ...] = ()
     """The last scores of each fold with each of several shares of the trained weights."""
+    of_folds: tuple[UnitScores, ...] = ()
+    """The last scores of each fold by unit."""
 
 
 class Checkpoint:
@@ -111,7 +113,9 @@ class Checkpoint:
             )
         reports = tuple(TrialReport(step=step, metrics=metrics) for step, metrics in header["reports"])
         of_shares = tuple(header.get("of_shares", ()))
-        return Progress(header["fold"], header["epoch"], tuple(header["scores"]), tensors, reports, of_shares)
+        of_folds = tuple(UnitScores(**each) for each in header.get("of_folds", ()))
+        scores = tuple(header["scores"])
+        return Progress(header["fold"], header["epoch"], scores, tensors, reports, of_shares, of_folds)
 
     def offer(
         self,
@@ -122,6 +126,7 @@ class Checkpoint:
         reports: Sequence[TrialReport] = (),
         *,
         of_shares: Sequence[list[dict[str, float]]] = (),
+        of_folds: Sequence[UnitScores] = (),
         is_last: bool = False,
     ) -> None:
         """Write the state, on rank 0 and if it is time to, as it is for the last one; a place that refuses costs a
@@ -134,6 +139,7 @@ class Checkpoint:
         header = {"config": self.fingerprint, "fold": fold, "epoch": epoch, "scores": scores}
         header["reports"] = [(report.step, report.metrics) for report in reports]
         header |= {"of_shares": list(of_shares)} if of_shares else {}
+        header |= {"of_folds": [each.model_dump() for each in of_folds]} if of_folds else {}
         content = _packed(header | {"made_by": _made_by()}, tensors())
         try:
             self.file.write(content)

@@ -103,8 +103,6 @@ class CodeTrainer(Trainer):
         metrics = hashing.means(ranked)
         if omega_QD is not None:
             metrics |= structure_scores(omega_QD, self.codes.num_bits, self.config)
-        if self.config.phase != "verdict":
-            return Scored(metrics)
         of_each = {prefix: scores.sums(query_Q) for prefix, scores in ranked.items()}
         (unit_U, count_U, _), *_ = of_each.values()
         sums = {

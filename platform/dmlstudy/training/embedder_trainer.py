@@ -220,12 +220,15 @@ class EmbedderTrainer(Trainer):
 
     def score(self) -> dict[str, float]:
         """Metrics of retrieval among the held-out images, computed by rank 0 for all."""
-        return self.judge().metrics
+        return self._scored().metrics
 
     def judge(self) -> Scored:
         """The same, with sums by class."""
+        return self._scored(by_class=True)
+
+    def _scored(self, *, by_class: bool = False) -> Scored:
         embedded, (images, query, gallery) = self._embed_held_out()
-        return retrieval_scores(embedded, images.labels_N, query, gallery, self.config)
+        return retrieval_scores(embedded, images.labels_N, query, gallery, self.config, by_class=by_class)
 
     def score_elsewhere(self, dataset: ZeroShotData) -> dict[str, float]:
         """The same among the test images of other data."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from dmlstudy.training.scores import Scored
 
@@ -154,6 +154,13 @@ class Task(Protocol):
     def untrained_key(self, params: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
         """The model before training, by a run's parameters: equal for families that share an untrained row."""
         return frozenset(each for each in params.items() if self.is_of_untrained(each[0]))
+
+    def overlap(self, params: Mapping[str, Any], num_rows: int) -> float | None:
+        """Test rows over rows to learn from, by a run's parameters, where each seed of a verdict shuffles all rows.
+
+        None where all seeds are judged by the same test items, as of most tasks.
+        """
+        return None
 
     def size(self, params: Mapping[str, Any]) -> int:
         """The size of an embedding, or the bits of a code, by a run's parameters."""

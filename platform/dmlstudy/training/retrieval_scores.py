@@ -54,21 +54,32 @@ def concatenated(of_folds: Sequence[Embedded]) -> Embedded:
 
 
 def retrieval_scores(
-    embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
+    embedded: Embedded,
+    labels_N: Labels,
+    query: Indices | None,
+    gallery: Indices | None,
+    config: TrialConfig,
+    *,
+    by_class: bool = False,
 ) -> Scored:
     """Metrics of the retrieval that the configuration asks for, computed by rank 0 for all: every rank must call this.
 
     With structure embeddings there are ``omega_deviation`` and ``omega_saturated`` of the queries'.
 
     With re-ranking the plain names are of its order and 'first_stage_' of the one before; a verdict has the wall
-    time of both stages too, which no two runs measure alike, scores of clusters if wished for, and the sums of all
-    that are means over queries by the queries' class.
+    time of both stages too, which no two runs measure alike, and scores of clusters if wished for. ``by_class`` adds
+    the sums of all that are means over queries, by the queries' class.
     """
-    return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config))
+    return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config, by_class))
 
 
 def _scores(
-    embedded: Embedded, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
+    embedded: Embedded,
+    labels_N: Labels,
+    query: Indices | None,
+    gallery: Indices | None,
+    config: TrialConfig,
+    by_class: bool,
 ) -> Scored:
     rerankers = _rerankers(embedded, config.retrieval)
     ranked = retrieval.rank(
@@ -85,7 +96,8 @@ def _scores(
     )
     final = config.retrieval.rerank if rerankers else "none"
     prefixes = {name: "" if name == final else FIRST_STAGE for name in ranked.scores}
-    scored = joined([_named(ranked, name, labels_N, prefix, config) for name, prefix in prefixes.items()])
+    label_Q = labels_N[ranked.query_Q] if by_class else None
+    scored = joined([_named(ranked.scores[name], label_Q, prefix) for name, prefix in prefixes.items()])
     metrics = scored.metrics
     if embedded.omega_ND is not None:
         omega_QD = embedded.omega_ND if query is None else embedded.omega_ND[query]
@@ -99,17 +111,16 @@ def _scores(
     return scored
 
 
-def _named(ranked: retrieval.Ranked, name: str, labels_N: Labels, prefix: str, config: TrialConfig) -> Scored:
-    """The scores of one ranking under names with this prefix."""
-    scores = ranked.scores[name]
+def _named(scores: retrieval.Scores, label_Q: Labels | None, prefix: str) -> Scored:
+    """The scores of one ranking under names with this prefix, with sums by class where labels are given."""
     metrics = {
         prefix + metric: value
         for metric, value in scores.means().items()
         if not (prefix and metric.startswith("num_"))
     }
-    if config.phase != "verdict":
+    if label_Q is None:
         return Scored(metrics)
-    unit_U, count_U, sums = scores.sums(labels_N[ranked.query_Q])
+    unit_U, count_U, sums = scores.sums(label_Q)
     return Scored(
         metrics,
         unit_scores(

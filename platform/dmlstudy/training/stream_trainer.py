@@ -141,8 +141,6 @@ class StreamTrainer(Trainer):
                 "num_reopened": len(moment.reopened),
             }
         scores |= {f"layer_weight_{layer}": alpha for layer, alpha in enumerate(self.learner.layer_weights)}
-        if self.config.phase != "verdict":
-            return Scored(scores)
         ones = [1] * len(self.held_out)
         sums = {name: value_Q.tolist() for name, value_Q in of_rows.items()}
         return Scored(scores, unit_scores(self.held_out.tolist(), ones, sums))

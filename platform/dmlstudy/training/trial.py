@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dmlstudy import distributed, embedders, metric_names
 from dmlstudy.data import ZeroShotData
-from dmlstudy.records import TrialConfig, TrialReport, TrialResult
+from dmlstudy.records import TrialConfig, TrialReport, TrialResult, UnitScores
 from dmlstudy.training.checkpoint import MIN_SECONDS_BETWEEN, Checkpoint
 from dmlstudy.training.determinism import repeatable
 from dmlstudy.training.interface import Share, Task, Trainer, TrialData, TrialFailed
@@ -114,6 +114,8 @@ class _Trial:
         self.reports = _Reports(report, self.begun.reports)
         self.finished = list(self.begun.scores)
         """The last scores of each fold of a search."""
+        self.of_folds = list(self.begun.of_folds)
+        """The same by unit, of folds that have such scores."""
         self.of_shares = list(self.begun.of_shares)
         """The same with each of several shares of the trained weights."""
         self.outputs = {
@@ -151,13 +153,23 @@ class _Trial:
         for number in range(self.begun.fold, len(self.shares)):
             scored = self._train(number)[1]  # its trainer goes before the next one takes memory
             self.finished.append(scored.metrics)
+            if scored.unit_scores is not None:
+                self.of_folds.append(scored.unit_scores)
             self._keep(number + 1, 0)
         settled = self._settled(self.finished)
         metrics = mean(settled) | spread(settled, self.config.objective)
         if any(self.of_shares):
             metrics |= told(self.choices, self.of_shares, self.config.objective)
         metrics |= self.task.measured_once(self.config, self.device)
-        return TrialResult(metrics=metrics | _damaged(self.config, self.dataset))
+        return TrialResult(
+            metrics=metrics | _damaged(self.config, self.dataset), of_folds=self._of_all_folds()
+        )
+
+    def _of_all_folds(self) -> tuple[UnitScores, ...]:
+        """Scores by unit of every fold; none where some are missing, or are of another share than the metrics."""
+        if any(self.of_shares) or len(self.of_folds) < len(self.shares):
+            return ()
+        return tuple(self.of_folds)
 
     def _settled(self, scores: list[dict[str, float]]) -> list[dict[str, float]]:
         """The folds' last ``scores``, or those with the share that they choose together."""
@@ -206,7 +218,8 @@ class _Trial:
         for epoch in range(start, self.num_epochs):
             metrics = trainer.train_epoch(epoch)
             if self.is_judged:
-                scored = trainer.judge()
+                is_last = epoch + 1 == self.num_epochs
+                scored = trainer.judge() if is_last else Scored(trainer.score())
                 metrics = mean(self._scores_now(number, epoch, trainer, scored.metrics)) | metrics
             self.reports.make(number * self.num_epochs + epoch + 1, metrics)
             # What is left of a share after its last epoch is kept when it is known; of a verdict's model that is all.
@@ -235,7 +248,14 @@ class _Trial:
 
         of_shares = self.of_shares if any(self.of_shares) else ()
         self.kept.offer(
-            number, epoch, self.finished, tensors, self.reports.made, of_shares=of_shares, is_last=is_last
+            number,
+            epoch,
+            self.finished,
+            tensors,
+            self.reports.made,
+            of_shares=of_shares,
+            of_folds=self.of_folds,
+            is_last=is_last,
         )
 
     def _provenance(self) -> dict[str, Any]:

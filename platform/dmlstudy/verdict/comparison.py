@@ -25,7 +25,14 @@ from scipy.special import stdtr, stdtrit
 
 from dmlstudy import metric_names
 from dmlstudy.records import Grown, Record, Unit, UnitScores
-from dmlstudy.verdict.two_sources import FEWEST_UNITS, TwoSources
+from dmlstudy.verdict.two_sources import (
+    FEW_UNITS,
+    FEWEST_UNITS,
+    OneSeed,
+    Shuffles,
+    TwoSources,
+    Weights,
+)
 
 ALPHA = 0.05
 """Chance of one false difference or more among all comparisons of a study."""
@@ -44,14 +51,23 @@ OPPOSITES: dict[Outcome, Outcome] = {
 }
 Pair = tuple[str, str]
 
-
 PLURALS: dict[Unit, str] = {"class": "classes", "image": "images", "row": "rows"}
 
-FEW_MOVED = 10
-"""Where families differ in fewer units than this, intervals for others may be too narrow."""
+SAME: dict[Unit, str] = {
+    "class": "",
+    "image": ", of the same classes and in the same database",
+    "row": ", of the same classes",
+}
+"""Words on the things that stay as they are where other units are meant."""
 
-NONE = "there are no comparisons"
+MOST_NAMED = 3
+"""Pairs that a remark names."""
+
+FEW_MOVED = 10
+"""Intervals for others may be too narrow where families differ in fewer units than this."""
+
 NOT_KEPT = "no scores by {unit} were kept"
+NO_MEAN = "{metric} is no mean over queries"
 UNEQUAL = "they were not judged by the same {units}"
 TOO_FEW = f"fewer than {FEWEST_UNITS} {{units}}"
 TOO_FEW_SEEDS = "too few seeds"
@@ -87,9 +103,9 @@ class Comparison(Grown):
     difference if it is at most ALPHA. With one seed, or with two that agree, there is no interval, and the p-values
     are 1.
 
-    These are of other seeds on the same test classes. Those named ``like_`` are the same of other seeds on other classes
-    like these, None where nothing is known of them; ``like_unknown`` says why. ``num_moved`` counts the classes in which
-    any seed shows a difference.
+    These are of other seeds on the same test classes. Those named ``like_`` are the same of other seeds on other
+    classes like these, None where nothing is known of them; ``like_unknown`` says why. ``num_moved`` counts the
+    classes in which any seed shows a difference. Both numbers are 0 where scores by class are not known.
 
     ``class_share`` is the share of classes in the uncertainty, which no further seed removes. The deviations are those
     of one paired seed, of one class and of their interaction. ``like_is_rough`` marks intervals of few classes.
@@ -147,7 +163,9 @@ class Comparison(Grown):
         """The population that the outcome holds for, in words; nothing where no difference was found."""
         if self.outcome == "not distinguishable":
             return ""
-        return f" on {self.like_these}" if self.holds_for_others else f" on {self.these} only"
+        if self.holds_for_others:
+            return f" on {self.like_these}"
+        return f" on {self.these}{'' if self.like_outcome is None else ' only'}"
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -229,6 +247,8 @@ def compare(
     resolution: float,
     by_unit: Mapping[str, Mapping[int, UnitMeans]] = {},
     unit: Unit = "class",
+    unknown: str = NOT_KEPT,
+    overlap: float | None = None,
 ) -> list[Comparison]:
     """These pairs of families (all, in the order given), from each family's scores by seed.
 
@@ -238,7 +258,8 @@ def compare(
     coarse score, differences can agree on every seed without being certain.
 
     ``by_unit`` are the same scores by test class, or whatever the ``unit``: without them nothing is said of classes
-    like these.
+    like these, for the reason that ``unknown`` names. Where each seed has shuffled the rows anew, ``overlap`` is the
+    number of test rows over that of rows to learn from, and no scores by row are needed.
     """
     assert resolution > 0
     chosen = list(itertools.combinations(scores, 2) if pairs is None else pairs)
@@ -252,7 +273,10 @@ def compare(
             [(by_unit.get(a, {}).get(seed), by_unit.get(b, {}).get(seed)) for seed in seeds[a, b]],
             samples[a, b],
             resolution,
+            unknown,
         )
+        if overlap is None
+        else _Others.of_shuffles(samples[a, b], overlap)
         for a, b in chosen
     }
     here = holm([samples[pair].p_value for pair in chosen])
@@ -280,28 +304,82 @@ def remarks(comparisons: Sequence[Comparison]) -> list[str]:
     """Lines on the two populations of these comparisons, and on what is not known or not sure of them."""
     if not comparisons:
         return []
-    first = comparisons[0]
-    units, unknown = PLURALS[first.unit], [each for each in comparisons if each.like_outcome is None]
+    unit = comparisons[0].unit
+    units, unknown = PLURALS[unit], [each for each in comparisons if each.like_outcome is None]
+    reasons = ", ".join(dict.fromkeys(each.like_unknown for each in unknown))
+    if len(unknown) == len(comparisons):
+        return [f"all of this is of these {units}, with other seeds; of others nothing is known: {reasons}"]
     found = [
         f"on these {units}: with other seeds; on {units} like these: with other {units} of the same kind too, as many"
-        f" of them{'' if first.unit == 'class' else ', of the same classes'}"
+        f" of them{SAME[unit]}"
     ]
-    if len(unknown) == len(comparisons):
-        reasons = ", ".join(dict.fromkeys(each.like_unknown for each in unknown if each.like_unknown))
-        found = [
-            f"all of this is of these {units}, with other seeds; of others nothing is known: {reasons or NONE}"
-        ]
+    if unknown:
+        found.append(f"{len(unknown)} of {len(comparisons)} pairs are of these {units} alone: {reasons}")
     if any(each.like_is_rough for each in comparisons):
         found.append(
             f"few {units}, or one with most queries: intervals for {units} like these are rough, mostly too wide"
         )
-    for each in comparisons:
-        if each.like_outcome and each.num_moved < FEW_MOVED <= each.num_classes:
-            found.append(
-                f"{each.first} and {each.second} differ in {each.num_moved} of {each.num_classes} {units} only: the"
-                f" interval for {units} like these may be too narrow"
-            )
+    if moved := [
+        each for each in comparisons if each.like_outcome and each.num_moved < FEW_MOVED <= each.num_classes
+    ]:
+        shown = ", ".join(
+            f"{each.first} and {each.second} in {each.num_moved} of {each.num_classes}"
+            for each in moved[:MOST_NAMED]
+        )
+        more = f" and {len(moved) - MOST_NAMED} more pairs" if len(moved) > MOST_NAMED else ""
+        found.append(
+            f"differing in few {units} only, so that the interval for {units} like these may be too narrow:"
+            f" {shown}{more}"
+        )
     return found
+
+
+class ModelComparison(Record):
+    """Two models, one seed each, on other classes like those of the test; ``outcome`` is the first's at ALPHA.
+
+    Unlike families they need no common seeds. How another training of either would do, it does not say.
+    """
+
+    effect: float
+    low: float
+    high: float
+    p_value: float
+    outcome: Outcome
+    unit: Unit
+    num_classes: int
+    num_moved: int
+
+    def __str__(self) -> str:
+        units = f"{self.num_moved} of {self.num_classes} {PLURALS[self.unit]} differ"
+        return f"{self.effect:+.4f} {_shown(self.low, self.high, self.p_value)}, {units}"
+
+
+def compare_models(first: UnitMeans, second: UnitMeans, unit: Unit) -> ModelComparison | str:
+    """The comparison of two models by their scores on the same units, or the reason why there is none.
+
+    With S = 1: half-width t(V_C, nu), nothing is subtracted.
+    """
+    words = {"unit": unit, "units": PLURALS[unit]}
+    if first.key != second.key:
+        return UNEQUAL.format(**words)
+    if len(first.counts) < FEW_UNITS:
+        return f"fewer than {FEW_UNITS} {PLURALS[unit]}"
+    d_C = first.mean_C - second.mean_C
+    found = OneSeed.of(d_C, Weights.of(first.counts))
+    p_value, half_width = found.p_value, found.half_width(ALPHA)
+    outcome: Outcome = "not distinguishable"
+    if p_value <= ALPHA:
+        outcome = "better" if found.effect > 0 else "worse"
+    return ModelComparison(
+        effect=found.effect,
+        low=found.effect - half_width,
+        high=found.effect + half_width,
+        p_value=p_value,
+        outcome=outcome,
+        unit=unit,
+        num_classes=len(d_C),
+        num_moved=_num_moved(d_C[None]),
+    )
 
 
 class Tally(Record):
@@ -367,29 +445,42 @@ class _Others(NamedTuple):
     """A pair of families on other units like those of the test; ``sources`` is None where nothing is known."""
 
     sample: _Sample
-    sources: TwoSources | None
+    sources: TwoSources | Shuffles | None
     num_units: int
     num_moved: int
     unknown: str
 
     @classmethod
     def of(
-        cls, pairs: Sequence[tuple[UnitMeans | None, UnitMeans | None]], sample: _Sample, resolution: float
+        cls,
+        pairs: Sequence[tuple[UnitMeans | None, UnitMeans | None]],
+        sample: _Sample,
+        resolution: float,
+        unknown: str,
     ) -> _Others:
         """From both families' scores by unit of each common seed."""
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not known or len(known) < len(pairs):
-            return cls(sample, None, 0, 0, NOT_KEPT)
+            return cls(sample, None, 0, 0, unknown)
         counts = known[0][0].counts
         if len({each.key for pair in known for each in pair}) > 1:
             return cls(sample, None, 0, 0, UNEQUAL)
         d_SC = np.array([a.mean_C - b.mean_C for a, b in known])
-        num_moved = int((np.abs(d_SC) > ROUNDING).any(axis=0).sum())
+        num_moved = _num_moved(d_SC)
         if len(counts) < FEWEST_UNITS:
             return cls(sample, None, len(counts), num_moved, TOO_FEW)
         if sample.stderr is None:
             return cls(sample, None, len(counts), num_moved, TOO_FEW_SEEDS)
-        return cls(sample, TwoSources.of(d_SC, counts, resolution), len(counts), num_moved, "")
+        sources = TwoSources.of(d_SC, Weights.of(counts), resolution)
+        return cls(sample, sources, len(counts), num_moved, "")
+
+    @classmethod
+    def of_shuffles(cls, sample: _Sample, overlap: float) -> _Others:
+        """From scores whose seeds have shuffled the rows."""
+        if sample.stderr is None:
+            return cls(sample, None, 0, 0, TOO_FEW_SEEDS)
+        deviation = sample.stderr * math.sqrt(sample.num)
+        return cls(sample, Shuffles(sample.mean, sample.num, deviation, overlap), 0, 0, "")
 
     @property
     def p_value(self) -> float:
@@ -415,12 +506,16 @@ class _Others(NamedTuple):
             "like_high": mean + half_width,
             "like_p_value": self.p_value,
             "like_adjusted_p_value": adjusted,
-            "like_is_rough": self.sources.weights.are_rough,
+            "like_is_rough": self.sources.is_rough,
             "class_share": self.sources.share_of_units,
             "seed_deviation": of_seed,
             "class_deviation": of_unit,
             "both_deviation": of_both,
         }
+
+
+def _num_moved(d_SC: NDArray[np.float64]) -> int:
+    return int((np.abs(d_SC) > ROUNDING).any(axis=0).sum())
 
 
 def _shown(low: float | None, high: float | None, p_value: float) -> str:

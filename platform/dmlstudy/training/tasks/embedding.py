@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dmlstudy.data import Fold, ZeroShotData
     from dmlstudy.data.images import Labels
     from dmlstudy.training.embedder_trainer import EmbedderTrainer
+    from dmlstudy.training.scores import Scored
 
 
 class Embedding(Task):
@@ -102,8 +103,8 @@ class Embedding(Task):
         dataset = self.dataset(config.data)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery, config
         of_folds = [Embedded.of(each) for each in outputs]
-        separate = mean_scored([retrieval_scores(embedded, *rest) for embedded in of_folds])
-        ensemble = retrieval_scores(concatenated(of_folds), *rest)
+        separate = mean_scored([retrieval_scores(embedded, *rest, by_class=True) for embedded in of_folds])
+        ensemble = retrieval_scores(concatenated(of_folds), *rest, by_class=True)
         return joined(
             [renamed(separate, metric_names.separate), renamed(ensemble, metric_names.concatenated)]
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dmlstudy.records import OF_STRUCTURE, DataConfig, MetricsConfig, OnlineConfig, TrialConfig
 from dmlstudy.training.interface import FirstReports, Share, Task
@@ -41,6 +41,13 @@ class Online(Task):
     def is_of_untrained(self, param: str) -> bool:
         section, _, name = param.partition(".")
         return param == "loss" or name in {"loss": OF_STRUCTURE, "online": OF_JUDGE}.get(section, ())
+
+    def overlap(self, params: Mapping[str, Any], num_rows: int) -> float | None:
+        """Of shuffled halves; of as many rows where their number is not known."""
+        if params.get("online.split") != "shuffled":
+            return None
+        num_learned = num_rows // 2
+        return (num_rows - num_learned) / num_learned if num_learned else 1.0
 
     def features(self, config: TrialConfig) -> str:
         return _stream(config).features
