@@ -112,7 +112,9 @@ class Model:
     @property
     def gives_unit_vectors(self) -> bool:
         """True if embeddings have norm 1."""
-        return self._kind.gives_unit_vectors and self._described["architecture"].get("unit_norm", True) is True
+        return (
+            self._kind.gives_unit_vectors and self._described["architecture"].get("unit_norm", True) is True
+        )
 
     @property
     def is_symmetric(self) -> bool:

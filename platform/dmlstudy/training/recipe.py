@@ -131,6 +131,6 @@ def _check_off_the_sphere(config: TrialConfig) -> None:
         if value:
             raise ValueError(
                 f"embedder.unit_norm: false has no meaning beside {key}: {value}; set loss.name to one of"
-                f" {', '.join(EUCLIDEAN)}, without memory, codes, layers or another regularizer than structure, or leave"
-                " it out"
+                f" {', '.join(EUCLIDEAN)}, without memory, codes, layers or another regularizer than structure, or"
+                " leave it out"
             )
