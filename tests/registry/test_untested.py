@@ -18,7 +18,7 @@ from dmlstudy.store import Store
 def board(store: Store) -> Leaderboard:
     """``idle`` does nothing, ``busy`` does, ``edge`` just so, ``plain`` has no structure head."""
     tracker = StudyTracker(store, "structured", {})
-    omegas = {"idle": (0.0004, 0.0006), "busy": (0.2, 0.3), "edge": (0.009, 0.011), "plain": None}
+    omegas = {"idle": (0.0004, 0.0006), "busy": (0.2, 0.3), "edge": (0.009, 0.012), "plain": None}
     for family, pair in omegas.items():
         for seed in (1, 2):
             metrics = {"test_map_at_r": 0.5 + 0.01 * seed}

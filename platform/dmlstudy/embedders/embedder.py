@@ -244,9 +244,11 @@ def build(
 
     ``fusion`` and ``pooling`` say which stages' features the head gets (``levels``), ``head_norm`` puts a layer norm
     before it, and ``code`` 'tanh' or 'sign' makes the embedding a code of ``dim`` bits (``heads``). ``dim`` is the
-    size of the whole embedding, also with several heads; ``head_depth`` hidden layers of ``head_width`` units make a
-    head of several depths. ``head`` 'none' leaves the features as they are, which must be ``dim``.
-    Without ``unit_norm`` the embedding is as the head gives it.
+    size of the whole embedding, also with several heads.
+
+    ``head_depth`` hidden layers of ``head_width`` units make a head of several depths. Without ``unit_norm`` the
+    embedding is as the head gives it. ``head`` 'none' leaves the features as
+    they are, which must be ``dim``.
 
     ``make_backbone`` is ``build_backbone``, or gives what that would.
 

@@ -162,7 +162,7 @@ def check_structure(structure: str) -> str:
 
 
 def deviation(omega_ND: NDArray[Any]) -> float:
-    """How far structure embeddings are from one and the same for all items: the mean over dimensions of sd_i(omega_i).
+    """Distance of structure embeddings from one and the same for all items: the mean over dimensions of sd_i(omega_i).
 
     The standard deviation is that of these items (divided by N), in float64. Weights that are all .5 or 1.5, but the
     same for each item, have 0: they choose dimensions, and say nothing of an item's neighbourhood.

@@ -1,4 +1,4 @@
-"""Whether a structure head does anything: how its weights differ between items, and how many stand at a bound.
+"""Signs that a structure head does anything: its weights' deviation between items, and the share at a bound.
 
 Shapes: N items, D embedding size or bits of a code, E those of several models side by side.
 """
