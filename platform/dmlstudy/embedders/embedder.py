@@ -247,8 +247,7 @@ def build(
     size of the whole embedding, also with several heads.
 
     ``head_depth`` hidden layers of ``head_width`` units make a head of several depths. Without ``unit_norm`` the
-    embedding is as the head gives it. ``head`` 'none' leaves the features as
-    they are, which must be ``dim``.
+    embedding is as the head gives it. ``head`` 'none' leaves the features as they are, which must be ``dim``.
 
     ``make_backbone`` is ``build_backbone``, or gives what that would.
 

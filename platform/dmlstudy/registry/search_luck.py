@@ -48,7 +48,7 @@ class SearchLuck(Record):
 
     @property
     def lines(self) -> list[str]:
-        """What people read of it."""
+        """The lines that people read."""
         lines = [
             f"the luck of the search: {self.num_searches} searches of each, the best of each judged with"
             f" {self.num_seeds} seeds; paired by search"
