@@ -24,7 +24,7 @@ from support.ranks import broken_trial, config, one_sided_trial, refused_trial, 
 from dmlstudy import data, embedders
 from dmlstudy.data import state_file
 from dmlstudy.data.state_file import FILE
-from dmlstudy.records import TrialConfig, TrialReport
+from dmlstudy.records import TrialConfig, TrialReport, UnitScores
 from dmlstudy.training import checkpoint as checkpoints
 from dmlstudy.training.checkpoint import Checkpoint, Progress
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
@@ -249,8 +249,10 @@ def test_numbers_and_tensors_come_back_exactly(tmp_path: Path) -> None:
     tensors["same memory"] = tensors["b"]
     scores = [{"x": 0.1 + 0.2, "y": float("nan"), "z": 1e-320}]
     reports = [TrialReport(step=1, metrics={"x": 0.1 + 0.2, "y": float("nan")})]
-    Checkpoint(tmp_path, "a", 0).offer(1, 2, scores, lambda: tensors, reports)
-    fold, epoch, back, loaded, said, _ = Checkpoint(tmp_path, "a").load()
+    of_folds = [UnitScores(units=[3], counts=[2], sums={"x": [0.1 + 0.2]})]
+    Checkpoint(tmp_path, "a", 0).offer(1, 2, scores, lambda: tensors, reports, of_folds=of_folds)
+    fold, epoch, back, loaded, said, _, by_unit = Checkpoint(tmp_path, "a").load()
+    assert list(by_unit) == of_folds
     assert (fold, epoch, repr(list(back)), repr(list(said))) == (1, 2, repr(scores), repr(reports))
     assert set(loaded) == set(tensors)
     for name, value in tensors.items():
