@@ -79,7 +79,7 @@ class RunningInput(nn.Module):
         return centred_NF / self.variance.sqrt() if self.is_scaled else centred_NF
 
     def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningInput:
-        super()._apply(change, recurse)
+        super()._apply(change, recurse)  # type: ignore[no-untyped-call]
         self._seen = self._seen.to(self.mean_F.device)
         return self
 
