@@ -83,12 +83,9 @@ def claims(
     drawn points. Call it again to resume. Without `--data` it takes the small data that come with the package.
     """
     from dmlstudy.spec import claims as spec
-    from dmlstudy.spec.study_file import ProtocolConfig
 
     if others and not only:
         raise ValueError(f"{others[0]}: write --only {others[0]}, or nothing for all claims")
-    if searches is not None and "searches" not in ProtocolConfig.model_fields:
-        raise ValueError("--searches: this version searches once; leave it out")
     settings = {
         "search.trials_per_family": trials,
         "protocol.verdict_seeds": seeds,
