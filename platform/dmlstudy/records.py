@@ -1060,7 +1060,7 @@ class UnitScores(Record):
     counts: list[int]
     """Queries of each."""
     sums: dict[str, list[float]]
-    """By the metric's name without 'test_'."""
+    """By the metric's bare name."""
 
     def digest(self) -> str:
         """The SHA-256 of units and counts: equal for trials that were judged by the same queries."""

@@ -320,5 +320,6 @@ def test_what_a_study_keeps_of_its_origin(tmp_path: Path, monkeypatch: pytest.Mo
 
     for name in ("load", "files_digest", "remarks"):
         monkeypatch.setattr(data, name, read)
+    told.clear()
     assert run_study(spec, store, address=None, tell=told.append) == board
     assert told == ["study simulated is finished already; run it under another --name to repeat it"]
