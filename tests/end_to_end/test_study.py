@@ -47,7 +47,12 @@ def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
     told += ("MLflow's page:", "what the engines said:", "the workers ")
     told += ("test map_at_r, paired by seed", *(f"  {name} " for name in FAMILIES), "better, worse:", "[ ]:")
     told += ("power:", "the plan of the verdict is sealed", "on these classes:", "few classes, or")
-    told += ("differing in few classes", "of these configurations:", "no epoch has ended yet", "the first epoch has")
+    told += (
+        "differing in few classes",
+        "of these configurations:",
+        "no epoch has ended yet",
+        "the first epoch has",
+    )
     numbered = re.compile(r"\d+ of \d+ pairs are of these classes alone: ")
     table = (" family", *(f" {name}" for name in FAMILIES), " untrained")
     ours = [

@@ -43,6 +43,7 @@ def made(
     data: DataConfig = BIRDS,
     notes: KeptNotes | None = None,
     threshold: Errors | None = None,
+    omega: float = 0.25,
 ) -> str:
     rows = [
         Row(
@@ -55,7 +56,7 @@ def made(
             validation_stderr=None,
             params={},
             untrained=None,
-            test={each: Estimate.of([0.25]) for each in further}
+            test={each: Estimate.of([omega]) for each in further}
             | {"test_map_at_r": Estimate.of(list(scores.values()))},
         )
         for name, scores in SCORES.items()
@@ -137,6 +138,12 @@ def test_its_comparisons_are_those_of_its_own_family() -> None:
     assert len(compared) == 2
     assert all("green" in line for line in compared)
     assert any("red better than green" in line for line in compared)
+
+
+def test_it_says_of_a_structure_head_that_did_nothing_that_it_was_not_tested() -> None:
+    idle = "The structure head of red did nothing"
+    assert idle in made(further=("test_omega_deviation",), omega=0.004)
+    assert idle not in made(further=("test_omega_deviation",), omega=0.25)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from support.verdict_trials import verdict_trial
 
 from dmlstudy.cli.tables import show_leaderboard
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
+from dmlstudy.registry.runs import ALIKE
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import words
 from dmlstudy.store import Store
@@ -17,7 +18,7 @@ from dmlstudy.store import Store
 @pytest.fixture(scope="module")
 def board(store: Store) -> Leaderboard:
     """``idle`` does nothing, ``busy`` does, ``edge`` just so, ``plain`` has no structure head."""
-    tracker = StudyTracker(store, "structured", {})
+    tracker = StudyTracker(store, "structured", {}, origin={ALIKE: json.dumps({"busy": "idle's points"})})
     omegas = {"idle": (0.0004, 0.0006), "busy": (0.2, 0.3), "edge": (0.009, 0.012), "plain": None}
     for family, pair in omegas.items():
         for seed in (1, 2):
@@ -51,6 +52,14 @@ def test_it_is_in_json_in_the_table_and_in_the_report(
     show_leaderboard(board)
     assert LINE in " ".join(capsys.readouterr().out.split())
     assert LINE[1:].replace("<", "&lt;") in str(words.comparison_table(board))
+
+
+def test_families_that_are_alike_are_told(board: Leaderboard, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "paired in the search too: busy has idle's points"
+    assert json.loads(board.model_dump_json())["alike"] == {"busy": "idle's points"}
+    show_leaderboard(board)
+    assert line in capsys.readouterr().out.splitlines()
+    assert board.model_copy(update={"alike": {}}).paired == ""
 
 
 def test_a_study_without_such_is_written_as_before(board: Leaderboard) -> None:

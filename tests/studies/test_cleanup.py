@@ -90,6 +90,19 @@ def test_a_study_is_deleted_and_its_name_is_free(store: Store) -> None:
     cleanup.delete(store, "gone")
 
 
+def test_a_study_goes_with_the_searches_that_were_done_again(store: Store) -> None:
+    again = {"protocol": {"replicate_of": {"study": "again", "number": 2}}}
+    for name, spec in (("again", {}), ("again.search2", again), ("again.search3", {})):
+        ran(store, name, **spec)
+    there = cleanup.extent(store, "again")
+    assert (there.searches, there.num_runs, there.num_trials) == (["again.search2"], 2, 2)
+    assert cleanup.delete(store, "again") == there
+    assert not is_there(store, "again")
+    assert not is_there(store, "again.search2")
+    assert is_there(store, "again.search3"), "a study of that name that says nothing of the other"
+    cleanup.delete(store, "again.search3")
+
+
 POINTS = [
     (mlflow.MlflowClient, "delete_experiment"),
     (deletion, "_database"),

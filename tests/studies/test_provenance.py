@@ -15,6 +15,7 @@ from support.tune_simulator import study
 
 from dmlstudy import bundled, data
 from dmlstudy.registry import environment
+from dmlstudy.registry.runs import ALIKE
 from dmlstudy.store import Store, StoreError
 from dmlstudy.studies import provenance
 from dmlstudy.studies.run import run_study
@@ -37,6 +38,17 @@ def test_the_origin_of_a_study() -> None:
         "scheduler": "none",
     }
     assert provenance.origin(study(search=two), digits)["second_objective"] == "embedding_dim"
+
+
+def test_it_tells_which_families_are_alike() -> None:
+    pair = {"far": {"space": "triplet"}, "near": {"space": "triplet", "like": "far"}}
+    best = {"nearest": {"space": "triplet", "like": "far", "fix": "best"}}
+    found, digits = study(families=pair | best), data.load("digits")
+    assert json.loads(provenance.origin(found, digits)[ALIKE]) == {
+        "near": "far's points, trial by trial",
+        "nearest": "far's best configuration",
+    }
+    assert ALIKE not in provenance.origin(study(), digits)
 
 
 @pytest.mark.parametrize("kind", ["images", "vectors"])

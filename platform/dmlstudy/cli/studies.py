@@ -512,6 +512,8 @@ def delete(
             f"the registered {' '.join(there.versions)}" if there.versions else "no registered model",
         )
     )
+    if there.searches:
+        what += f", with its searches done again: {', '.join(there.searches)}"
     if not yes:
         if not sys.stdin.isatty():
             raise ValueError(f"study {study!r} has {what}; delete it with --yes")

@@ -141,8 +141,9 @@ def _show_comparisons(board: Leaderboard) -> None:
         f"[ ]: hold for all {num} pairs at once with 95% (Bonferroni); wider than the test, so one may reach past 0"
         " beside a better"
     )
-    for line in [*remarks(board.comparisons), *luck_lines(board)]:
-        say(line)
+    for line in [*remarks(board.comparisons), board.paired, *luck_lines(board)]:
+        if line:
+            say(line)
 
 
 def _show_retention(board: Leaderboard) -> None:

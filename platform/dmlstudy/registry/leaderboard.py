@@ -120,7 +120,7 @@ class Leaderboard(Grown):
     A row's best configuration is that of the highest validation objective, also where the study has a second one.
     """
 
-    LATER = ("retention", "lost", "luck", "untested")
+    LATER = ("retention", "lost", "luck", "untested", "alike")
 
     study: str
     objective: str
@@ -138,8 +138,16 @@ class Leaderboard(Grown):
     """By the objective on the retention data: each judged family with its untrained embedder."""
     luck: SearchLuck | None = None
     """Of the families whose search was done again; None where none was."""
+    alike: dict[str, str] = {}
+    """Of each family that is ``like`` another, what it takes from that, in words."""
     untested: list[str] = []
     """Lines on families whose structure head did nothing, so that what it was to show is not tested."""
+
+    @property
+    def paired(self) -> str:
+        """A line on the families that differ in nothing but a switch; empty where none is like another."""
+        taken = ", ".join(f"{family} has {what}" for family, what in self.alike.items())
+        return f"paired in the search too: {taken}" if taken else ""
 
     def lost_by(self, family: str) -> Comparison | None:
         """A family's comparison with its untrained embedder on the retention data, where there is one."""
@@ -171,6 +179,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
             runs, {row.family: row.untrained for row in rows if row.untrained}, elsewhere, objective
         ),
         luck=_luck(store, study, runs),
+        alike=parent.alike,
         untested=[line for row in rows if (line := row.untested)],
     )
 

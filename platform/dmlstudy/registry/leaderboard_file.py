@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dmlstudy import data, metric_names
 from dmlstudy.data import Column
 from dmlstudy.files import PARQUET, check_output, written_whole
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard
 from dmlstudy.verdict.comparison import Comparison
+
+KINDS: dict[str, Literal["string", "int64"]] = {
+    "outcome": "string",
+    "like_outcome": "string",
+    "num_seeds": "int64",
+    "num_classes": "int64",
+    "num_moved": "int64",
+}
+"""Of the properties of a comparison those that are no float64."""
 
 
 def write(board: Leaderboard, path: str | Path, form: str) -> None:
@@ -84,13 +93,18 @@ def columns(board: Leaderboard) -> list[Column]:
                 Column(f"{name}_n", "int64", [each.num if each else 0 for each in own]),
             )
         ),
-        Column("verdict", "string", _each(against, "outcome")),
-        Column("effect", "float64", _each(against, "effect")),
-        Column("effect_low", "float64", _each(against, "low")),
-        Column("effect_high", "float64", _each(against, "high")),
-        Column("p_value", "float64", _each(against, "p_value")),
-        Column("adjusted_p_value", "float64", _each(against, "adjusted_p_value")),
-        Column("num_paired_seeds", "int64", _each(against, "num_seeds")),
+        *_facts(
+            against,
+            {
+                "verdict": "outcome",
+                "effect": "effect",
+                "effect_low": "low",
+                "effect_high": "high",
+                "p_value": "p_value",
+                "adjusted_p_value": "adjusted_p_value",
+                "num_paired_seeds": "num_seeds",
+            },
+        ),
         *_on_others(against),
         *_lost(board),
         *(Column(f"param.{name}", "string", [row.params.get(name) for row in rows]) for name in params),
@@ -101,31 +115,43 @@ def _on_others(against: Sequence[Comparison | None]) -> list[Column]:
     """Each family beside the winner on classes like these; no column where nothing is known of such."""
     if not any(each and each.like_outcome for each in against):
         return []
-    return [
-        Column("like_verdict", "string", _each(against, "like_outcome")),
-        Column("like_effect_low", "float64", _each(against, "like_low")),
-        Column("like_effect_high", "float64", _each(against, "like_high")),
-        Column("like_p_value", "float64", _each(against, "like_p_value")),
-        Column("like_adjusted_p_value", "float64", _each(against, "like_adjusted_p_value")),
-        Column("num_classes", "int64", _each(against, "num_classes")),
-        Column("num_moved", "int64", _each(against, "num_moved")),
-        Column("class_share", "float64", _each(against, "class_share")),
-    ]
+    return _facts(
+        against,
+        {
+            "like_verdict": "like_outcome",
+            "like_effect_low": "like_low",
+            "like_effect_high": "like_high",
+            "like_p_value": "like_p_value",
+            "like_adjusted_p_value": "like_adjusted_p_value",
+            "num_classes": "num_classes",
+            "num_moved": "num_moved",
+            "class_share": "class_share",
+        },
+    )
 
 
 def _lost(board: Leaderboard) -> list[Column]:
     """Each family on the retention data, beside its untrained embedder; no column in a study without such data."""
     if board.retention is None:
         return []
-    lost = [board.lost_by(row.family) for row in board.rows]
     effect = metric_names.on_retention("effect")
+    return _facts(
+        [board.lost_by(row.family) for row in board.rows],
+        {
+            metric_names.on_retention("verdict"): "outcome",
+            effect: "effect",
+            metric_names.low(effect): "low",
+            metric_names.high(effect): "high",
+            metric_names.on_retention("p_value"): "p_value",
+            metric_names.on_retention("adjusted_p_value"): "adjusted_p_value",
+        },
+    )
+
+
+def _facts(compared: Sequence[Comparison | None], properties: Mapping[str, str]) -> list[Column]:
+    """A column for each of these properties of comparisons, by its name."""
     return [
-        Column(metric_names.on_retention("verdict"), "string", _each(lost, "outcome")),
-        Column(effect, "float64", _each(lost, "effect")),
-        Column(metric_names.low(effect), "float64", _each(lost, "low")),
-        Column(metric_names.high(effect), "float64", _each(lost, "high")),
-        Column(metric_names.on_retention("p_value"), "float64", _each(lost, "p_value")),
-        Column(metric_names.on_retention("adjusted_p_value"), "float64", _each(lost, "adjusted_p_value")),
+        Column(name, KINDS.get(each, "float64"), _each(compared, each)) for name, each in properties.items()
     ]
 
 

@@ -49,6 +49,8 @@ VERDICT_SCORES = "verdict_classes.parquet"
 """The same of the study's run, by family and seed."""
 REPLICATE_OF = "replicate_of"
 """The tag of the run of a search that was done again: the study it belongs to."""
+ALIKE = "alike"
+"""The tag of a study's run with what each family takes that is like another, in words, as JSON."""
 PLAN = "verdict_plan"
 """The tag of a study's run with the rule of its verdict, where seeds are added or not all pairs are compared."""
 PLAN_SHA256 = "verdict_plan_sha256"
@@ -170,6 +172,11 @@ class StudyRun(NamedTuple):
     def plan(self) -> Plan | None:
         """The rule of its verdict where that is not the same for all pairs and a fixed number of seeds."""
         return Plan.model_validate_json(self.tags[PLAN]) if PLAN in self.tags else None
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """Of each family that is like another, what it takes from that."""
+        return dict(json.loads(self.tags.get(ALIKE, "{}")))
 
     @classmethod
     def of(cls, run: Run) -> StudyRun:

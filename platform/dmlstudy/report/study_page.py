@@ -24,6 +24,7 @@ from dmlstudy.report.page import (
     with_commands,
 )
 from dmlstudy.search.history import FEWEST, Searched, searched
+from dmlstudy.spec.study_file import replicate_name
 from dmlstudy.store import Store, StoreError, seconds_spent
 from dmlstudy.trials import ENDED, Status
 
@@ -82,7 +83,9 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
         Section("leaderboard", "Leaderboard", _leaderboard(board)),
         Section("pairs", "Families compared in pairs", _pairs(board)),
         *_thresholds(store, board),
-        Section("search", "Search", _search(board, tried, kept.texts.get("study.yaml"))),
+        Section(
+            "search", "Search", _search(board, tried, kept.texts.get("study.yaml"), _again(store, board))
+        ),
         Section("curves", "Learning curves", _curves(store, board, tried)),
         *of_winner,
         Section("cost", "Cost", words.cost(board, kept, seconds_spent(state) if state else None)),
@@ -150,6 +153,7 @@ def _pairs(board: Leaderboard) -> list[str | Plot]:
     folds = len(board.comparisons) > MOST_PAIRS
     return [
         folded(f"All {len(board.comparisons)} pairs", pairs) if folds else pairs,
+        *([paragraph(f"{board.paired[0].upper()}{board.paired[1:]}.", kind="quiet")] if board.paired else []),
         *words.luck(board),
     ]
 
@@ -160,7 +164,18 @@ def _thresholds(store: Store, board: Leaderboard) -> list[Section]:
     return [Section("thresholds", "Thresholds", thresholds.parts(board, counts))] if counts else []
 
 
-def _search(board: Leaderboard, tried: Mapping[str, Searched], study_file: str | None) -> list[str | Plot]:
+def _again(store: Store, board: Leaderboard) -> list[dict[str, Searched]]:
+    """The families of each search that was done again, as far as the verdict knows of them."""
+    num_searches = board.luck.num_searches if board.luck else 1
+    return [searched(store, replicate_name(board.study, number)) for number in range(2, num_searches + 1)]
+
+
+def _search(
+    board: Leaderboard,
+    tried: Mapping[str, Searched],
+    study_file: str | None,
+    again: Sequence[Mapping[str, Searched]],
+) -> list[str | Plot]:
     order = {row.family: place for place, row in enumerate(board.rows)}
     own = sorted(tried.values(), key=lambda each: order.get(each.family, len(order)))
     order |= {each.family: order.get(each.family, len(order)) for each in own}
@@ -180,7 +195,7 @@ def _search(board: Leaderboard, tried: Mapping[str, Searched], study_file: str |
         )
         height = BASE_HEIGHT + OF_LEGEND * len(own)
         parts.append(Plot(figures.history(own, order, board.objective), caption, label, height))
-        parts += tuning.parts(own, order, board.objective, study_file)
+        parts += tuning.parts(own, order, board.objective, study_file, again)
     few = [each.family for each in own if each.parameters and 2 <= len(each.of(Status.FINISHED)) < FEWEST]
     if few:
         parts.append(

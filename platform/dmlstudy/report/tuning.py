@@ -1,4 +1,4 @@
-"""The gain of more trials: the best of k trials of a search, with a band where one is valid."""
+"""What more trials bring: the best of k trials of a search, with a band where one is valid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmlstudy.search.history import Searched
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import SearchConfig
 from dmlstudy.trials import Status
-from dmlstudy.verdict.tuning_curves import FEWEST, TuningPoint, tuning_curve
+from dmlstudy.verdict.tuning_curves import FEWEST, FEWEST_SEARCHES, TuningPoint, pointwise_curve, tuning_curve
 
 TOLD = (10, 20, 50, 100)
 """Numbers of trials that the table has a column for, as far as a search went."""
@@ -23,37 +23,57 @@ MOST_POINTS = 400
 
 
 def parts(
-    families: Sequence[Searched], order: Mapping[str, int], objective: str, study_file: str | None
+    families: Sequence[Searched],
+    order: Mapping[str, int],
+    objective: str,
+    study_file: str | None,
+    again: Sequence[Mapping[str, Searched]] = (),
 ) -> list[str | Plot]:
     """The part of a page on the best of k trials; empty where no family has tried enough.
 
-    ``study_file`` is the study's YAML, which says how trials were drawn; None where it is lost.
+    ``study_file`` is the study's YAML, which says how trials were drawn; None where it is lost. ``again`` holds the
+    families of each search that was done again.
     """
     reason = _without_band(study_file)
-    curves = {} if reason else {each.family: points for each in families if (points := curve(each))}
-    found: list[str | Plot] = [*_table(families, curves)]
+    lanes = {
+        each.family: [each, *(one[each.family] for one in again if each.family in one)] for each in families
+    }
+    of_family = over_searches if reason else curve
+    curves = {name: points for name, own in lanes.items() if (points := of_family(own))}
+    found: list[str | Plot] = [*_table(families, curves, are_random=not reason)]
     if not found:
         return []
     title = element("h3", "What more trials bring")
     if not curves:
         reason = reason or f"it takes {FEWEST} random trials that ran to their end"
         return [title, paragraph(f"One search, without a band: {reason}."), *found]
-    caption = (
-        f"Median of the best validation {objective} of k random trials, with a band for each family that holds for"
-        " all k at once with 95%, whatever the scores’ distribution. The default is no random trial and left out."
-        " Where the band’s upper end is not drawn, the trials do not bound it."
-    )
+    if reason:
+        caption = (
+            f"Mean over {len(again) + 1} searches of the best validation {objective} after k trials, with a 95%"
+            " t-interval over searches at each k by itself: it does not hold for all k at once."
+        )
+    else:
+        caption = (
+            f"Median of the best validation {objective} of k random trials, with a band for each family that holds"
+            " for all k at once with 95%, whatever the scores’ distribution. The default is no random trial and left"
+            " out. Where the band’s upper end is not drawn, the trials do not bound it."
+        )
+        if again:
+            caption += f" The trials of {len(again) + 1} searches are taken together."
     label = "; ".join(
-        f"{name}: best of {points[-1].num_trials} {points[-1].median:.4f}, at least {points[-1].low:.4f}"
+        f"{name}: best of {points[-1].num_trials} {points[-1].best:.4f}, at least {points[-1].low:.4f}"
         for name, points in curves.items()
     )
     height = 330 + 16 * len(curves)
     return [title, Plot(bands(curves, order, objective), caption, label, height), *found]
 
 
-def curve(family: Searched) -> list[TuningPoint]:
-    """A family's curve from its random trials, all but the first; empty where they are too few, or one was stopped."""
-    drawn = family.trials[1:]
+def curve(lanes: Sequence[Searched]) -> list[TuningPoint]:
+    """A family's curve from the random trials of its searches, all but the first of each.
+
+    Empty where they are too few, or where one was stopped.
+    """
+    drawn = [trial for lane in lanes for trial in lane.trials[1:]]
     scores = [trial.score for trial in drawn if trial.status == Status.FINISHED and trial.score is not None]
     failed = [0.0 for trial in drawn if trial.status == Status.FAILED]
     if len(scores) + len(failed) < len(drawn) or len(drawn) < FEWEST or not scores:
@@ -62,6 +82,13 @@ def curve(family: Searched) -> list[TuningPoint]:
         return tuning_curve([*scores, *failed])
     except ValueError:  # an objective that is no share
         return []
+
+
+def over_searches(lanes: Sequence[Searched]) -> list[TuningPoint]:
+    """A family's curve over its searches, whatever their trials depend on; empty where the searches are too few."""
+    if len(lanes) < FEWEST_SEARCHES:
+        return []
+    return pointwise_curve([dict(figures.running_best(lane.trials)) for lane in lanes])
 
 
 def bands(curves: Mapping[str, Sequence[TuningPoint]], order: Mapping[str, int], objective: str) -> go.Figure:
@@ -83,20 +110,22 @@ def bands(curves: Mapping[str, Sequence[TuningPoint]], order: Mapping[str, int],
             )
         figure.add_scatter(
             x=[point.num_trials for point in spaced],
-            y=[point.median for point in spaced],
+            y=[point.best for point in spaced],
             mode="lines",
             line={"color": own.color, "width": 2, "dash": own.dash, "shape": "hv"},
             name=name,
             legendgroup=name,
             hovertemplate=f"{name}: best of %{{x}} %{{y:.4f}}<extra></extra>",
         )
-    figures.styled(figure, x="k, random trials", y=f"best validation {objective} of k")
+    figures.styled(figure, x="k, trials", y=f"best validation {objective} of k")
     figure.update_xaxes(tickformat="d", zeroline=False)
     return figure
 
 
-def _table(families: Sequence[Searched], curves: Mapping[str, Sequence[TuningPoint]]) -> list[str | Plot]:
-    """The best after 10, 20, 50 and 100 trials: with a band its median and band, else what this search had then."""
+def _table(
+    families: Sequence[Searched], curves: Mapping[str, Sequence[TuningPoint]], *, are_random: bool
+) -> list[str | Plot]:
+    """The best after 10, 20, 50 and 100 trials: with a band its middle and band, else what this search had then."""
     longest = max((len(each.trials) for each in families), default=0)
     columns = [num for num in TOLD if num <= longest]
     if not columns:
@@ -110,15 +139,19 @@ def _table(families: Sequence[Searched], curves: Mapping[str, Sequence[TuningPoi
             if num in points:
                 point = points[num]
                 high = f"{point.high:.4f}" if point.high < 1 else "1"
-                cells.append(f"{point.median:.4f} [{point.low:.4f}, {high}]")
+                cells.append(f"{point.best:.4f} [{point.low:.4f}, {high}]")
             else:
-                cells.append(f"{best[num]:.4f}" if num in best and not curves else "–")
+                cells.append(f"{best[num]:.4f}" if num in best and each.family not in curves else "–")
         rows.append([each.family, *cells])
-    caption = (
-        "Median of the best of so many random trials, with its band."
-        if curves
-        else "The best finished trial of this one search after so many trials, the default included."
+    alone = "the best finished trial of this one search after so many trials, the default included"
+    middle = (
+        "Median of the best of so many random trials"
+        if are_random
+        else "Mean over searches after so many trials"
     )
+    caption = f"{middle}, with its band." if curves else f"{alone[0].upper()}{alone[1:]}."
+    if any(each.family not in curves for each in families) and curves:
+        caption += f" Without a band: {alone}."
     return [
         table(caption, ["family", *(f"best after {num}" for num in columns)], rows, "l" + "n" * len(columns))
     ]

@@ -34,6 +34,11 @@ class Likeness:
     own: tuple[str, ...]
     """The follower's parameters that the leader does not search."""
 
+    @property
+    def points(self) -> str:
+        """The leader's points that the follower takes, in words."""
+        return "best configuration" if self.is_best else "points, trial by trial"
+
     def given(self, point: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """The follower's values at a point of the leader, which need not have all."""
         return {
@@ -100,10 +105,9 @@ def describe(name: str, likeness: Likeness, families: Mapping[str, Family]) -> l
     """Lines for people: what a follower takes, what is its own, and in what else the two families differ."""
     leader = likeness.leader
     taken = ", ".join(_short(each) for each in likeness.shared) or "nothing"
-    which = "best configuration" if likeness.is_best else "points, trial by trial"
     own = ", ".join(_short(each) for each in likeness.own)
     lines = [
-        f"like {leader}: takes its {which}: {taken}",
+        f"like {leader}: takes its {likeness.points}: {taken}",
         f"    searches of its own: {own}" if own else "    searches nothing of its own",
     ]
     mine, theirs = families[name].space, families[leader].space

@@ -27,9 +27,11 @@ from dmlstudy.store import (
 
 
 class Extent(Record):
-    """Everything kept of a study: in MLflow, in Optuna, and in files."""
+    """Everything kept of a study and of its searches done again: in MLflow, in Optuna, and in files."""
 
     study: str
+    searches: list[str]
+    """Names of the studies that did its search again."""
     num_runs: int
     versions: list[str]
     in_use: list[str]
@@ -56,24 +58,26 @@ def extent(store: Store, name: str) -> Extent:
     folders = [folder for folder in _folders(store, name) if folder.exists()]
     if not (found.experiment_ids or num_trials or folders):
         store.read_state(name)  # says which there are
+    again = {each: extent(store, each) for each in _searches(store, name)}
     return Extent(
         study=name,
-        num_runs=len(found.run_ids),
+        searches=list(again),
+        num_runs=len(found.run_ids) + sum(each.num_runs for each in again.values()),
         versions=[f"{each.name}/{each.version}" for each in found.versions],
         in_use=[f"{each.name}/{each.version}" for each in found.versions if each.aliases],
-        num_trials=num_trials,
-        num_bytes=sum(map(size, folders)),
+        num_trials=num_trials + sum(each.num_trials for each in again.values()),
+        num_bytes=sum(map(size, folders)) + sum(each.num_bytes for each in again.values()),
     )
 
 
 def delete(store: Store, name: str, *, with_models: bool = False) -> Extent:
     """Delete a study: its runs and registered versions, its search, its artifacts and its folder; what it was.
 
-    Killed in between, the same again deletes the rest. Raises StoreError where there is no such study, where it runs,
-    and where a version of its models is in use, unless ``with_models``.
-    """
-    from dmlstudy.registry import deletion
+    The studies that did its search again go first. Killed in between, the same again deletes the rest.
 
+    Raises StoreError where there is no such study, where it or a search of it runs, and where a version of its models
+    is in use, unless ``with_models``.
+    """
     was = extent(store, name)
     if was.in_use and not with_models:
         raise StoreError(
@@ -81,18 +85,38 @@ def delete(store: Store, name: str, *, with_models: bool = False) -> Extent:
             " or delete them with it: --models"
         )
     with sole_driver(store, name):
-        place = _served(store, name)
-        deletion.delete(place, name, deletion.held(place, name))
-        if store.optuna_file.is_file():
-            _delete_search(store, name)
-        _delete_states(store, name)
-        own, artifacts = _folders(store, name)
-        shutil.rmtree(artifacts, ignore_errors=True)
-        # Its state goes last, for it says which server the study's runs are on.
-        for path in sorted(own.iterdir(), key=lambda path: path.name == "study.json"):
-            if path.name != LOCK:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for each in was.searches:
+            with sole_driver(store, each):
+                _delete(store, each)
+        _delete(store, name)
     return was
+
+
+def _delete(store: Store, name: str) -> None:
+    """Delete one study, which this process holds."""
+    from dmlstudy.registry import deletion
+
+    place = _served(store, name)
+    deletion.delete(place, name, deletion.held(place, name))
+    if store.optuna_file.is_file():
+        _delete_search(store, name)
+    _delete_states(store, name)
+    own, artifacts = _folders(store, name)
+    shutil.rmtree(artifacts, ignore_errors=True)
+    # Its state goes last, for it says which server the study's runs are on.
+    for path in sorted(own.iterdir(), key=lambda path: path.name == "study.json"):
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _searches(store: Store, name: str) -> list[str]:
+    """The studies of the store that say that they did this one's search again."""
+    found = []
+    for each in store.studies():
+        protocol = _state(store, each).get("spec", {}).get("protocol") or {}
+        if (protocol.get("replicate_of") or {}).get("study") == name:
+            found.append(each)
+    return found
 
 
 def _folders(store: Store, name: str) -> tuple[Path, Path]:

@@ -11,7 +11,8 @@ from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.engine.cluster import described_nodes
 from dmlstudy.model_folder import MANIFEST
 from dmlstudy.registry.environment import commit, environment, source_sha256
-from dmlstudy.registry.runs import PLAN, REPLICATE_OF
+from dmlstudy.registry.runs import ALIKE, PLAN, REPLICATE_OF
+from dmlstudy.registry.tracking import MOST_IN_A_TAG
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import StoreError
@@ -44,6 +45,7 @@ def origin(spec: StudySpec, dataset: TrialData) -> dict[str, str]:
         "num_shared_images": str(dataset.num_shared_images),
         "num_shared_between_folds": str(dataset.num_shared_between_folds),
         **_plan(spec),
+        **_alike(spec),
         **({REPLICATE_OF: protocol.replicate_of.study} if protocol.replicate_of else {}),
         **_damaged(dataset),
         **_features(spec),
@@ -55,6 +57,12 @@ def _plan(spec: StudySpec) -> dict[str, str]:
     """The rule of the verdict; nothing where all pairs are compared on a fixed number of seeds."""
     plan = Plan.of(spec.file.protocol)
     return {PLAN: plan.model_dump_json()} if plan.is_in_steps or plan.compare != "all" else {}
+
+
+def _alike(spec: StudySpec) -> dict[str, str]:
+    """What each family takes that is like another; nothing where none is, or where a tag would not hold it."""
+    taken = json.dumps({name: f"{each.leader}'s {each.points}" for name, each in spec.likenesses.items()})
+    return {ALIKE: taken} if spec.likenesses and len(taken) <= MOST_IN_A_TAG else {}
 
 
 def _features(spec: StudySpec) -> dict[str, str]:
