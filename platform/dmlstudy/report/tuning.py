@@ -1,4 +1,4 @@
-"""What more trials bring: the best of k trials of a search, with a band where one is valid."""
+"""Tuning curves: the best of k trials of a search, with a band where one is valid."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _plan(spec: StudySpec) -> dict[str, str]:
 
 
 def _alike(spec: StudySpec) -> dict[str, str]:
-    """What each family takes that is like another; nothing where none is, or where a tag would not hold it."""
+    """The points that families take from others; nothing where none does, or where a tag would not hold it."""
     taken = json.dumps({name: f"{each.leader}'s {each.points}" for name, each in spec.likenesses.items()})
     return {ALIKE: taken} if spec.likenesses and len(taken) <= MOST_IN_A_TAG else {}
 
