@@ -673,6 +673,43 @@ def test_claims_are_run_and_told_in_one_table(
     assert len(set(ran)) == 2  # another budget is another study
 
 
+@pytest.mark.parametrize("num_searches", [2, 3])
+def test_claims_by_search_are_a_second_table(
+    num_searches: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from dmlstudy.registry import leaderboard
+    from dmlstudy.registry.search_luck import SearchLuck
+    from dmlstudy.studies import run
+
+    def with_luck(_: object, study: str) -> Any:
+        board = made_board(study)
+        again = [
+            each.model_copy(update={"num_seeds": num_searches, "effect": each.effect / 2})
+            for each in board.comparisons
+        ]
+        luck = SearchLuck(num_searches=num_searches, num_seeds=2, procedures=[], comparisons=again)
+        return board.model_copy(update={"luck": luck})
+
+    monkeypatch.setattr(run, "run_study", lambda *_, **__: None)
+    monkeypatch.setattr(leaderboard, "leaderboard", with_luck)
+    place = ("--no-estimate", "--store", tmp_path / "store")
+    only = ("--only", "gpw-pk", "gpw-normalisation-constant", "gpw-ms-one")
+    assert call(monkeypatch, "claims", *only, "--searches", num_searches, *place) == 0
+    told = capfd.readouterr()
+    assert "6 families are searched" in told.err.replace("leading ", "")
+    _, _, second = " ".join(told.out.split()).partition(
+        f"by search: {num_searches} searches of each family, each with its own best "
+    )
+    assert "gpw-pk +0.1000 reproduced <0.001 not tested -" in second
+    assert (
+        "by search: on these classes 1 reproduced, 1 contrary, 1 not distinguishable, 0 not tested" in second
+    )
+    assert ("only describe" in second) is (num_searches == 2)
+
+
 def test_a_study_of_claims_that_cannot_run_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

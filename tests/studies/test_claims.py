@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.registry.search_luck import SearchLuck
 from dmlstudy.spec import claims as spec
 from dmlstudy.spec import study_file
 from dmlstudy.spec.claims import Claim
@@ -271,6 +272,38 @@ def test_p_values_are_holms_among_the_claims_pairs_alone() -> None:
     three = findings([claim("a-b"), claim("a-c"), claim("b-c")], board(ROWS, several))
     assert [finding.p for finding in three] == pytest.approx([0.06, 0.08, 0.9])
     assert three[0].these == "not distinguishable"
+
+
+def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
+    by_seed = [compared("a", "b", 0.1, 0.001, 0.01), compared("a", "c", 0.1, 0.001, 0.01)]
+    again = [
+        compared("a", "b", 0.05, 0.02, 0.4),
+        compared("a", "c", -0.1, 0.9),
+        compared("b", "c", 0.1, 0.001),
+    ]
+    luck = SearchLuck(num_searches=3, num_seeds=2, procedures=[], comparisons=again)
+    of_a, of_c = findings(
+        [claim("a-b"), claim("c-a")], board(ROWS, by_seed).model_copy(update={"luck": luck})
+    )
+    assert outcomes([of_a, of_c]) == {
+        "a-b": ("reproduced", "reproduced"),
+        "c-a": ("contrary", "contrary"),
+    }
+    assert (of_a.num_searches, of_a.search_effect, of_a.search_p) == (3, 0.05, pytest.approx(0.04))
+    assert (of_a.search_these, of_a.search_like_these) == ("reproduced", "not distinguishable")
+    assert (of_c.search_effect, of_c.search_p, of_c.search_like_p) == (0.1, pytest.approx(0.9), None)
+    assert (of_c.search_these, of_c.search_like_these) == ("not distinguishable", "not tested")
+    (once,) = findings([claim("a-b")], board(ROWS, by_seed))
+    assert (once.num_searches, once.search_these) == (0, "not tested")
+
+
+def test_searches_are_done_again_for_each_family() -> None:
+    settings = {"protocol.searches": 3, "protocol.verdict_seeds": 5}
+    found = spec.studies_of(FILE, spec.chosen(FILE, ["gpw-fusion", "cgml"]), spec.data_at(()), settings)
+    for name, study in found.items():
+        protocol = spec_of(study).spec.file.protocol
+        assert (protocol.searches, protocol.search_leaders) == (3, len(study.raw["families"])), name
+    assert "search_leaders" not in FILE.studies["gpw"].file["protocol"]
 
 
 def test_a_claim_that_could_not_be_tested_says_why() -> None:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 @app.command(
     epilog="Examples: `dmlstudy claims --list` · `dmlstudy claims --only gpw-pk` ·"
     " `dmlstudy claims --only cgml --data omniglot=/data/omniglot --trials 10 --seeds 5` ·"
-    " `dmlstudy claims --data cifar10=/data/cifar10 --only nasa-codes oahu` · `dmlstudy claims --write claims/`",
+    " `dmlstudy claims --data cifar10=/data/cifar10 --only nasa-codes oahu --searches 3` ·"
+    " `dmlstudy claims --write claims/`",
 )
 def claims(
     only: Annotated[
@@ -59,7 +60,11 @@ def claims(
     ] = None,
     searches: Annotated[
         Optional[int],
-        typer.Option("--searches", min=1, help="Searches of the leaders, for the luck of the search."),
+        typer.Option(
+            "--searches",
+            min=1,
+            help="Times that the search of each family is done. From 3 on, outcomes with the luck of the search.",
+        ),
     ] = None,
     epochs: Annotated[Optional[int], typer.Option("--epochs", min=1, help="Epochs of each trial.")] = None,
     write: Annotated[
@@ -241,6 +246,7 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
         columns = ("claim", "claimed", "difference", "these classes", "p", "classes like these", "p")
         show_table(columns, rows)
         say("")
+    _show_by_search(found)
     for finding in found:
         if finding.effect is None:
             say(f"{finding.id}: not tested: {finding.why} ({finding.place})")
@@ -249,6 +255,10 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
     counts = _counted(found, lambda finding: finding.these)
     like = _counted(found, lambda finding: finding.like_these)
     say(f"{len(found)} claims; on these classes {counts}; on classes like these {like}")
+    if any(finding.num_searches for finding in found):
+        counts = _counted(found, lambda finding: finding.search_these)
+        like = _counted(found, lambda finding: finding.search_like_these)
+        say(f"by search: on these classes {counts}; on classes like these {like}")
     say(
         "p: Holm's, among the claims of one study; these classes: with other seeds; like these: with other classes too,"
         " of codes and streams with other images of the same classes"
@@ -258,6 +268,34 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
             "these are small data and a small budget: what is not distinguishable here may be so with --data, --trials"
             " and --seeds"
         )
+
+
+def _show_by_search(found: Sequence[ClaimFinding]) -> None:
+    """The same claims with the search as the unit, where the searches were done again."""
+    from dmlstudy.registry.search_luck import FEWEST_TO_DECIDE
+
+    again = [finding for finding in found if finding.search_effect is not None]
+    if not again:
+        return
+    fewest = min(finding.num_searches for finding in again)
+    say(f"by search: {fewest} searches of each family, each with its own best")
+    show_table(
+        ("claim", "difference", "these classes", "p", "classes like these", "p"),
+        [
+            (
+                finding.id,
+                f"{finding.search_effect:+.4f}",
+                finding.search_these,
+                _p(finding.search_p),
+                finding.search_like_these,
+                _p(finding.search_like_p),
+            )
+            for finding in again
+        ],
+    )
+    if fewest < FEWEST_TO_DECIDE:
+        say(f"{fewest} searches only describe: it takes {FEWEST_TO_DECIDE} or more to decide")
+    say("")
 
 
 def _counted(found: Sequence[ClaimFinding], outcome: Callable[[ClaimFinding], str]) -> str:

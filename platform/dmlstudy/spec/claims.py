@@ -202,7 +202,8 @@ def studies_of(
 ) -> dict[str, ClaimsOf]:
     """Study files of these claims, by study; ``settings`` (``section.key``) replace some of their values.
 
-    A study holds the families of its claims and those that these are like.
+    A study holds the families of its claims and those that these are like. With ``protocol.searches`` the search of
+    each of its families is done again.
     """
     found: dict[str, ClaimsOf] = {}
     for name, study in file.studies.items():
@@ -224,5 +225,7 @@ def studies_of(
         for key, value in settings.items():
             section, _, leaf = key.partition(".")
             raw[section] = {**raw.get(section, {}), leaf: value}
+        if raw.get("protocol", {}).get("searches", 1) != 1:
+            raw["protocol"] = {**raw["protocol"], "search_leaders": len(raw["families"])}
         found[name] = ClaimsOf(raw, own, its_data)
     return found

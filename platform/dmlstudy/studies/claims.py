@@ -3,6 +3,8 @@
 A claim is reproduced where the difference has the expected sign and Holm's p-value, adjusted among the claims' pairs
 of its study, is at most 0.05; contrary where the sign is the other one. Both are told of two populations: of other
 seeds on these test classes, and of other classes like these as well.
+
+Where the searches were done again, both are told of the procedure "search, then train" too: the search is the unit.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.spec import study_file, yaml_file
 from dmlstudy.spec.claims import Claim, ClaimsOf
 from dmlstudy.spec.study_file import StudySpec
-from dmlstudy.studies.estimate import roughly
+from dmlstudy.studies.estimate import of_searches, roughly
 from dmlstudy.training.interface import TrialData
 from dmlstudy.verdict.comparison import ALPHA, Comparison, holm
 
@@ -37,6 +39,9 @@ class ClaimFinding(Record):
 
     ``effect`` is the first family's test score minus the second's. ``these`` and ``like_these`` are the outcomes for
     the two populations, with Holm's p-values; ``why`` says why a claim is not tested, or not for other classes.
+
+    Those named ``search_`` are the same of ``num_searches`` searches, each with its own best: the luck of the search is
+    in them. ``num_searches`` is 0 where the searches were done once.
     """
 
     id: str
@@ -57,6 +62,12 @@ class ClaimFinding(Record):
     these: Outcome = "not tested"
     like_these: Outcome = "not tested"
     why: str = ""
+    num_searches: int = 0
+    search_effect: float | None = None
+    search_p: float | None = None
+    search_like_p: float | None = None
+    search_these: Outcome = "not tested"
+    search_like_these: Outcome = "not tested"
 
 
 class CheckedClaims(NamedTuple):
@@ -100,45 +111,70 @@ def untested(claim: Claim, why: str, study: str | None = None) -> ClaimFinding:
     )
 
 
+class PairOfClaim(NamedTuple):
+    """A claim's pair, the claim's first family first, with Holm's p-values among the claims' pairs."""
+
+    comparison: Comparison
+    p: float
+    like_p: float | None
+
+    def outcomes(self, claim: Claim) -> tuple[Outcome, Outcome]:
+        """The outcomes on these classes and on classes like these."""
+        like = "not tested" if self.like_p is None else _outcome(claim, self.comparison, self.like_p)
+        return _outcome(claim, self.comparison, self.p), like
+
+
 def findings(claims: Sequence[Claim], board: Leaderboard) -> list[ClaimFinding]:
     """The outcomes of a study's claims by its leaderboard, in their order.
 
     Every pair that was compared counts in Holm's correction, also of a claim whose switch did nothing.
     """
-    known = {(each.first, each.second): each for each in board.comparisons}
-    known |= {(each.second, each.first): each.turned for each in board.comparisons}
     rows = {row.family: row for row in board.rows}
+    judged = _judged(claims, board.comparisons)
+    by_search = _judged(claims, board.luck.comparisons) if board.luck else {}
+    found = []
+    for claim in claims:
+        why = _why_not(claim, board, rows) or ("" if claim.id in judged else "its families were not compared")
+        if why:
+            found.append(untested(claim, why, board.study))
+            continue
+        each, metric = judged[claim.id], metric_names.on_test(board.objective)
+        these, like_these = each.outcomes(claim)
+        facts: dict[str, Any] = {
+            "metric": board.objective,
+            "first_score": _score(rows[claim.pair[0]], metric),
+            "second_score": _score(rows[claim.pair[1]], metric),
+            "num_seeds": each.comparison.num_seeds,
+            "effect": each.comparison.effect,
+            "p": each.p,
+            "like_p": each.like_p,
+            "these": these,
+            "like_these": like_these,
+        }
+        if searched := by_search.get(claim.id):
+            these, like_these = searched.outcomes(claim)
+            facts |= {
+                "num_searches": searched.comparison.num_seeds,
+                "search_effect": searched.comparison.effect,
+                "search_p": searched.p,
+                "search_like_p": searched.like_p,
+                "search_these": these,
+                "search_like_these": like_these,
+            }
+        unknown = "" if each.like_p is not None else each.comparison.like_unknown
+        found.append(untested(claim, unknown, board.study).model_copy(update=facts))
+    return found
+
+
+def _judged(claims: Sequence[Claim], comparisons: Sequence[Comparison]) -> dict[str, PairOfClaim]:
+    """By claim, for those whose pair was compared."""
+    known = {(each.first, each.second): each for each in comparisons}
+    known |= {(each.second, each.first): each.turned for each in comparisons}
     compared = {claim.id: known[claim.pair] for claim in claims if claim.pair in known}
     p_values = dict(zip(compared, holm([each.p_value for each in compared.values()]), strict=True))
     others = {id: each.like_p_value for id, each in compared.items() if each.like_p_value is not None}
     like_p_values = dict(zip(others, holm(list(others.values())), strict=True))
-    found = []
-    for claim in claims:
-        why = _why_not(claim, board, rows) or (
-            "" if claim.id in compared else "its families were not compared"
-        )
-        if why:
-            found.append(untested(claim, why, board.study))
-            continue
-        each = compared[claim.id]
-        metric = metric_names.on_test(board.objective)
-        p, like_p = p_values[claim.id], like_p_values.get(claim.id)
-        found.append(
-            untested(claim, "" if like_p is not None else each.like_unknown, board.study).model_copy(
-                update={
-                    "metric": board.objective,
-                    "first_score": _score(rows[claim.pair[0]], metric),
-                    "second_score": _score(rows[claim.pair[1]], metric),
-                    "num_seeds": each.num_seeds,
-                    "effect": each.effect,
-                    "p": p,
-                    "like_p": like_p,
-                    "these": _outcome(claim, each, p),
-                    "like_these": "not tested" if like_p is None else _outcome(claim, each, like_p),
-                }
-            )
-        )
-    return found
+    return {id: PairOfClaim(each, p_values[id], like_p_values.get(id)) for id, each in compared.items()}
 
 
 def _outcome(claim: Claim, comparison: Comparison, p: float) -> Outcome:
@@ -182,4 +218,5 @@ def cost(spec: StudySpec, dataset: TrialData, *, measure: bool) -> str:
         f"{spec.name}: {len(spec.families)} families, {spec.num_search_trials} trials to search and"
         f" {spec.num_verdict_trials} for the verdict"
     )
+    line = "; ".join([line, *of_searches(spec)])
     return f"{line}; {roughly(spec, dataset)}" if measure else line

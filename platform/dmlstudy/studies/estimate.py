@@ -61,7 +61,7 @@ def describe(
         f"trials: {spec.num_search_trials} to search ({spec.search_in_words()}),"
         f" {at_most}{spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
-        *_of_searches(spec),
+        *of_searches(spec),
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
         *retention.lines(spec, dataset),
@@ -79,7 +79,7 @@ def describe(
     return lines
 
 
-def _of_searches(spec: StudySpec) -> list[str]:
+def of_searches(spec: StudySpec) -> list[str]:
     """A line on the searches that are done again, which the time below does not hold."""
     protocol = spec.file.protocol
     if protocol.searches == 1:
