@@ -635,6 +635,11 @@ def made_board(study: str) -> Leaderboard:
 CHOSEN = ("gpw-pk", "gpw-normalisation-constant", "gpw-ms-one", "gpw-square")
 
 
+def without_intervals(text: str) -> str:
+    """A text as one line, less what stands in brackets."""
+    return " ".join(re.sub(r"\[[^\]]*\]", "", text).split())
+
+
 def test_claims_are_run_and_told_in_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -651,11 +656,13 @@ def test_claims_are_run_and_told_in_one_table(
     assert "claims-gpw-" in told.err
     assert "6 families, 12 trials to search" in told.err
     lines = {line.split()[0]: " ".join(line.split()) for line in told.out.splitlines() if line.strip()}
-    better = "gpw-pk pair-constant better than pair-constant-random +0.2000 reproduced <0.001 not tested -"
+    better = "gpw-pk pair-constant better than +0.2000 reproduced <0.001 not tested - pair-constant-random"
     assert lines["gpw-pk:"] == "gpw-pk: not tested on classes like these: no scores by class were kept"
-    assert better in [" ".join(line.split()) for line in told.out.splitlines()]
-    assert "-0.3000 contrary <0.001 not tested -" in " ".join(told.out.split())
-    assert "+0.0100 not distinguishable" in " ".join(told.out.split())
+    flat = without_intervals(told.out)
+    assert better in flat
+    assert "-0.3000 contrary <0.001 not tested -" in flat
+    assert re.search(r"\+0\.2000 \[\+0\.19\d\d, \+0\.20\d\d\]", told.out)
+    assert "+0.0100 not distinguishable" in flat
     assert lines["gpw-square:"].startswith("gpw-square: not tested: a claim of no difference")
     assert (
         "4 claims; on these classes 1 reproduced, 1 contrary, 1 not distinguishable, 1 not tested;"
@@ -700,7 +707,7 @@ def test_claims_by_search_are_a_second_table(
     assert call(monkeypatch, "claims", *only, "--searches", num_searches, *place) == 0
     told = capfd.readouterr()
     assert "6 families are searched" in told.err.replace("leading ", "")
-    _, _, second = " ".join(told.out.split()).partition(
+    _, _, second = without_intervals(told.out).partition(
         f"by search: {num_searches} searches of each family, each with its own best "
     )
     assert "gpw-pk +0.1000 reproduced <0.001 not tested -" in second
@@ -743,6 +750,8 @@ def test_claims_are_listed_and_written(
     for arguments, fault in (
         (("--only", "gpw-kp"), "error: --only gpw-kp: no such claim, paper or study; did you mean 'gpw-pk'?"),
         (("gpw-pk",), "error: gpw-pk: write --only gpw-pk, or nothing for all claims"),
+        (("--seeds", "3-x"), "error: --seeds 3-x: is no number of seeds; write one as 5, or a range as 3-10"),
+        (("--seeds", "²"), "error: --seeds ²: is no number of seeds; write one as 5, or a range as 3-10"),
         (("--data", tmp_path / "none"), "does not exist; give a folder, or NAME=FOLDER"),
     ):
         assert call(monkeypatch, "claims", *arguments) == 2

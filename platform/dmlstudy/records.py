@@ -1025,6 +1025,10 @@ Unit: TypeAlias = Literal["class", "image", "row"]
 """A thing that stands for others of its kind in a verdict; a class with all its queries is one."""
 
 
+Compared: TypeAlias = Literal["winner", "all"] | tuple[tuple[str, str], ...]
+"""The pairs of families that a verdict compares: those with the winner, all, or these."""
+
+
 MOST_SEEDS_IN_STEPS = 100
 """The most seeds of a verdict that adds them until it is decided."""
 

@@ -273,12 +273,12 @@ def test_a_trial_begun_again_after_a_crash_counts_once(store: Store) -> None:
     assert (row.num_finished, row.validation) == (1, 0.6)
 
 
-def test_the_winner_alone_is_compared_where_the_plan_says_so(store: Store) -> None:
+def test_the_winner_or_a_named_pair_alone_is_compared_where_the_plan_says_so(store: Store) -> None:
     """Each other pair is left out, and the intervals are for fewer pairs, so narrower."""
     boards = []
-    for compared in ("all", "winner"):
+    for name, compared in {"all": "all", "winner": "winner", "named": (("third", "best"),)}.items():
         plan = Plan(looks=(3,), compare=compared, decide_on=None, give_up=0.0)
-        tracker = StudyTracker(store, f"compared-{compared}", {}, origin={PLAN: plan.model_dump_json()})
+        tracker = StudyTracker(store, f"compared-{name}", {}, origin={PLAN: plan.model_dump_json()})
         for place, family in enumerate(("best", "second", "third")):
             trial(tracker, family, "search", 0, "finished", map_at_r=0.9 - 0.1 * place)
         for seed in (1, 2, 3):
@@ -287,9 +287,14 @@ def test_the_winner_alone_is_compared_where_the_plan_says_so(store: Store) -> No
                 value = 0.5 - 0.1 * place + 0.01 * ((seed * (place + 2)) % 3)
                 trial(tracker, family, "verdict", seed, "finished", test_map_at_r=value)
         tracker.end_study("finished", {"objective": "map_at_r", "winner": "best"})
-        boards.append(leaderboard(store, f"compared-{compared}"))
-    every, alone = ({(each.first, each.second): each for each in board.comparisons} for board in boards)
+        boards.append(leaderboard(store, f"compared-{name}"))
+    every, alone, named = (
+        {(each.first, each.second): each for each in board.comparisons} for board in boards
+    )
     assert len(every) == 6
+    assert named.keys() == {("third", "best")}
+    assert named["third", "best"].effect == -every["best", "third"].effect
+    assert named["third", "best"].adjusted_p_value == named["third", "best"].p_value
     assert alone.keys() == {("best", "second"), ("best", "third"), ("best", "untrained")}
     for pair, each in alone.items():
         assert each.effect == every[pair].effect

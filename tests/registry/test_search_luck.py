@@ -15,6 +15,7 @@ from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.registry.search_luck import search_luck
 from dmlstudy.store import Store
 from dmlstudy.verdict.comparison import UnitMeans, compare
+from dmlstudy.verdict.sequential import Plan
 
 
 def drawn(
@@ -49,6 +50,17 @@ def test_a_search_is_one_replicate() -> None:
     )
     assert one.model_copy(update={"like_unknown": ""}) == expected.model_copy(update={"like_unknown": ""})
     assert one.num_seeds == 3
+
+
+def test_pairs_that_the_plan_names_are_the_only_ones() -> None:
+    scores = [{name: {1: at + number, 2: at} for at, name in enumerate("abc")} for number in range(3)]
+    plan = Plan(looks=(3,), compare=(("c", "a"),), decide_on=None, give_up=0.0)
+    found = search_luck(scores, [{}] * 3, resolution=1e-4, plan=plan)
+    assert found is not None
+    assert [(each.first, each.second, each.effect) for each in found.comparisons] == [("c", "a", 2.0)]
+    every = search_luck(scores, [{}] * 3, resolution=1e-4, plan=plan.model_copy(update={"compare": "winner"}))
+    assert every is not None
+    assert len(every.comparisons) == 3
 
 
 def sorted_first(by_seed: dict[int, float]) -> list[float]:

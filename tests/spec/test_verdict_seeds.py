@@ -53,6 +53,26 @@ def test_seeds_in_steps() -> None:
     assert len({found.fingerprint(), *prints}) == 3
 
 
+def test_pairs_that_are_named() -> None:
+    named = study(compare=[["blue", "red"]])
+    assert named.file.protocol.pairs == (("blue", "red"),)
+    assert study(verdict_seeds=STEPS, compare=[["blue", "red"]]).file.protocol.pairs == (("blue", "red"),)
+    turned = study(compare=[["red", "blue"]])
+    assert len({named.fingerprint(), turned.fingerprint(), study().fingerprint()}) == 3
+
+
+def test_more_pairs_than_can_be_kept_are_refused() -> None:
+    names = [f"family-{number:02d}-with-a-name-that-is-long" for number in range(12)]
+    families = {name: {"space": "triplet"} for name in names}
+    pairs = [[a, b] for place, a in enumerate(names) for b in names[place + 1 :]]
+    raw = {**study().raw, "families": families}
+    study_file.parse({**raw, "protocol": {**raw["protocol"], "compare": pairs[:40]}})
+    with pytest.raises(
+        SpecError, match=r"protocol.compare: 66 pairs of 4884 characters, and 4000 can be kept"
+    ):
+        study_file.parse({**raw, "protocol": {**raw["protocol"], "compare": pairs}})
+
+
 @pytest.mark.parametrize(
     ("protocol", "said"),
     [
@@ -77,6 +97,21 @@ def test_seeds_in_steps() -> None:
         ({"verdict_seeds": STEPS, "give_up": 1.0}, "protocol.give_up: input should be less than 1"),
         ({"verdict_seeds": STEPS, "decide_on": "others"}, "protocol.decide_on: input should be"),
         ({"compare": "some"}, "protocol.compare: input should be"),
+        ({"compare": []}, "protocol.compare: needs at least one, got []"),
+        ({"compare": ["red"]}, "protocol.compare.0: input should be a valid tuple, got 'red'"),
+        ({"compare": [["red"]]}, "protocol.compare.0.1: is missing; add it"),
+        (
+            {"compare": [["red", "blu"]]},
+            "protocol.compare: [red, blu]: no family blu; did you mean 'blue'?",
+        ),
+        (
+            {"compare": [["blue", "blue"]]},
+            "protocol.compare: [blue, blue] is a family with itself; name two, or leave the pair out",
+        ),
+        (
+            {"compare": [["red", "blue"], ["blue", "red"]]},
+            "protocol.compare: [blue, red] stands there twice; leave one out",
+        ),
     ],
 )
 def test_what_is_refused_and_how(protocol: dict[str, Any], said: str) -> None:
@@ -105,5 +140,6 @@ def test_the_keys_are_among_the_options() -> None:
     assert "{from: 3, to: 10}" in found["protocol.verdict_seeds"].description
     assert found["protocol.verdict_seeds"].default == "5"
     assert found["protocol.give_up"].default == "0.1"
-    assert found["protocol.compare"].values == "winner | all"
+    assert found["protocol.compare"].values == "winner | all or list of: [text, text]"
+    assert "[[a, b], [a, c]]" in found["protocol.compare"].description
     assert ProtocolConfig().decide_on is None

@@ -100,6 +100,9 @@ def test_the_line_says_what_is_seen_and_what_more_seeds_or_fewer_pairs_bring() -
     (line,) = power(5, 4).told()
     assert "5 seeds, 100 classes, 10 pairs: sees" in line
     assert "protocol.compare: winner (4 pairs): 2.0, 2.4" in line
+    (line,) = power(5, 4, compare=[["a", "b"], ["c", "d"]]).told()
+    assert "5 seeds, 100 classes, 2 pairs: sees" in line
+    assert "protocol.compare" not in line
     (line,) = power({"from": 3, "to": 10}).told()
     assert line.startswith("power: up to 10 seeds, 100 classes, 5 pairs: sees")
 

@@ -51,6 +51,14 @@ def test_a_fixed_number_is_one_look_of_all_pairs() -> None:
     assert (found.looks, found.weights, found.compare, found.is_in_steps) == ((5,), (1.0,), "all", False)
 
 
+def test_pairs_that_are_named_are_compared_as_they_are_named() -> None:
+    possible = [("a", "b"), ("a", "c"), ("b", "c"), ("a", "untrained")]
+    pairs = [["c", "a"], ["b", "c"], ["d", "a"]]
+    found = Plan.of(ProtocolConfig.model_validate({"compare": pairs}))
+    assert found.chosen(possible, "a") == [("c", "a"), ("b", "c")]
+    assert Plan.model_validate_json(found.model_dump_json()) == found
+
+
 def scores_of(x_FS: Values, names: Sequence[str]) -> dict[tuple[str, int], SeedScore]:
     return {
         (name, seed): SeedScore(float(value))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @app.command(
     epilog="Examples: `dmlstudy claims --list` · `dmlstudy claims --only gpw-pk` ·"
-    " `dmlstudy claims --only cgml --data omniglot=/data/omniglot --trials 10 --seeds 5` ·"
+    " `dmlstudy claims --only cgml --data omniglot=/data/omniglot --trials 10 --seeds 3-10` ·"
     " `dmlstudy claims --data cifar10=/data/cifar10 --only nasa-codes oahu --searches 3` ·"
     " `dmlstudy claims --write claims/`",
 )
@@ -56,7 +56,12 @@ def claims(
         Optional[int], typer.Option("--trials", min=1, help="Trials of each family's search.")
     ] = None,
     seeds: Annotated[
-        Optional[int], typer.Option("--seeds", min=1, help="Seeds that each family's best is judged with.")
+        Optional[str],
+        typer.Option(
+            "--seeds",
+            metavar="N|FROM-TO",
+            help="Seeds that each family's best is judged with; 3-10: added until the claims are decided, or 10.",
+        ),
     ] = None,
     searches: Annotated[
         Optional[int],
@@ -93,7 +98,7 @@ def claims(
         raise ValueError(f"{others[0]}: write --only {others[0]}, or nothing for all claims")
     settings = {
         "search.trials_per_family": trials,
-        "protocol.verdict_seeds": seeds,
+        "protocol.verdict_seeds": None if seeds is None else _seeds(seeds),
         "protocol.searches": searches,
         "training.epochs": epochs,
     }
@@ -123,6 +128,15 @@ def claims(
         _show(told, studies)
     if failures:
         raise typer.Exit(1)
+
+
+def _seeds(given: str) -> int | dict[str, int]:
+    """``protocol.verdict_seeds`` from ``--seeds``."""
+    fewest, dash, most = given.partition("-")
+    numbers = (fewest, most) if dash else (fewest,)
+    if not all(number.isascii() and number.isdecimal() and int(number) for number in numbers):
+        raise ValueError(f"--seeds {given}: is no number of seeds; write one as 5, or a range as 3-10")
+    return {"from": int(fewest), "to": int(most)} if dash else int(fewest)
 
 
 def _tested(
@@ -233,7 +247,7 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
         (
             finding.id,
             f"{finding.first} {finding.expected} than {finding.second}",
-            f"{finding.effect:+.4f}",
+            _difference(finding.effect, finding.low, finding.high),
             finding.these,
             _p(finding.p),
             finding.like_these,
@@ -260,8 +274,9 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
         like = _counted(found, lambda finding: finding.search_like_these)
         say(f"by search: on these classes {counts}; on classes like these {like}")
     say(
-        "p: Holm's, among the claims of one study; these classes: with other seeds; like these: with other classes too,"
-        " of codes and streams with other images of the same classes"
+        "p: Holm's, among the claims of one study; [ ]: 95% for all of them at once, on these classes; these classes:"
+        " with other seeds; like these: with other classes too, of codes and streams with other images of the same"
+        " classes"
     )
     if any(study.data.is_bundled for study in studies.values()):
         say(
@@ -284,7 +299,7 @@ def _show_by_search(found: Sequence[ClaimFinding]) -> None:
         [
             (
                 finding.id,
-                f"{finding.search_effect:+.4f}",
+                _difference(finding.search_effect, finding.search_low, finding.search_high),
                 finding.search_these,
                 _p(finding.search_p),
                 finding.search_like_these,
@@ -302,6 +317,12 @@ def _counted(found: Sequence[ClaimFinding], outcome: Callable[[ClaimFinding], st
     names = ("reproduced", "contrary", "not distinguishable", "not tested")
     counts = {name: sum(outcome(finding) == name for finding in found) for name in names}
     return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _difference(effect: float | None, low: float | None, high: float | None) -> str:
+    """A difference with its interval on these classes, if it has one."""
+    interval = "" if low is None or high is None else f" [{low:+.4f}, {high:+.4f}]"
+    return f"{effect:+.4f}{interval}"
 
 
 def _p(p: float | None) -> str:

@@ -195,6 +195,7 @@ def _luck(store: Store, study: str, runs: StudyRuns) -> SearchLuck | None:
         [{family: _scores_by_seed(each, family, metric) for family in families} for each in searches],
         [_units(each, families, metric) for each in searches],
         resolution=runs.study.resolution,
+        plan=runs.study.plan,
     )
 
 

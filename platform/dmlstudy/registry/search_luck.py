@@ -7,6 +7,7 @@ the procedure "search, then train", on these classes and on classes like these.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from dmlstudy.records import Record, is_untrained
 from dmlstudy.verdict.comparison import NOT_KEPT, Comparison, UnitMeans, compare
+from dmlstudy.verdict.sequential import Plan
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
@@ -83,11 +85,14 @@ def search_luck(
     units: Sequence[Mapping[str, Any]],
     *,
     resolution: float,
+    plan: Plan | None = None,
 ) -> SearchLuck | None:
     """From each search's scores by family and seed, and what ``compare`` is told of its units.
 
     The first search is the study's own. It may have more seeds than the others: its first ones are taken, as many as
     each search has of each family. None where that is fewer than two, or where no family was searched again.
+
+    Pairs that the study's ``plan`` names are the only ones; else all pairs are compared.
     """
     families = [
         name for name in scores[0] if all(each.get(name) for each in scores) and not is_untrained(name)
@@ -100,6 +105,9 @@ def search_luck(
         name: [[each[name][seed] for seed in own] for each, own in zip(scores, seeds[name], strict=True)]
         for name in families
     }
+    pairs = list(itertools.combinations(families, 2))
+    if plan is not None and not isinstance(plan.compare, str):
+        pairs = plan.chosen(pairs, None)
     means = {
         name: {number: statistics.fmean(own) for number, own in enumerate(score_RS[name], 1)}
         for name in families
@@ -115,6 +123,7 @@ def search_luck(
         ],
         comparisons=compare(
             means,
+            pairs=pairs,
             resolution=resolution,
             by_unit={name: _means_by_unit(units, name, seeds[name]) for name in families},
             unit=units[0].get("unit", "class"),

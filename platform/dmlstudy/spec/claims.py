@@ -202,8 +202,8 @@ def studies_of(
 ) -> dict[str, ClaimsOf]:
     """Study files of these claims, by study; ``settings`` (``section.key``) replace some of their values.
 
-    A study holds the families of its claims and those that these are like. With ``protocol.searches`` the search of
-    each of its families is done again.
+    A study holds the families of its claims and those that these are like, and compares the claims' pairs alone. With
+    ``protocol.searches`` the search of each of its families is done again.
     """
     found: dict[str, ClaimsOf] = {}
     for name, study in file.studies.items():
@@ -225,7 +225,14 @@ def studies_of(
         for key, value in settings.items():
             section, _, leaf = key.partition(".")
             raw[section] = {**raw.get(section, {}), leaf: value}
-        if raw.get("protocol", {}).get("searches", 1) != 1:
-            raw["protocol"] = {**raw["protocol"], "search_leaders": len(raw["families"])}
+        protocol = {**raw.get("protocol", {}), "compare": _pairs(own)}
+        if protocol.get("searches", 1) != 1:
+            protocol["search_leaders"] = len(raw["families"])
+        raw["protocol"] = protocol
         found[name] = ClaimsOf(raw, own, its_data)
     return found
+
+
+def _pairs(claims: Iterable[Claim]) -> list[list[str]]:
+    """The pairs that test these claims, each once."""
+    return [list(pair) for pair in {frozenset(claim.pair): claim.pair for claim in claims}.values()]

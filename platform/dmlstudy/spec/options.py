@@ -87,6 +87,8 @@ def _values(schema: Mapping[str, Any]) -> str:
     if "const" in schema:
         return str(schema["const"])
     kind = schema.get("type")
+    if kind == "array" and "prefixItems" in schema:
+        return f"[{', '.join(_values(part) for part in schema['prefixItems'])}]"
     if kind == "array":
         return f"list of: {_values(schema.get('items', {}))}"
     words = {

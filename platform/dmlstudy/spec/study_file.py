@@ -22,6 +22,7 @@ from dmlstudy.records import (
     AugmentationConfig,
     BatchConfig,
     CodesConfig,
+    Compared,
     DataConfig,
     EmbedderConfig,
     Grown,
@@ -179,6 +180,17 @@ def _form_of_seeds(value: object) -> str:
     return IN_STEPS if isinstance(value, Mapping | SeedRange) else FIXED
 
 
+BY_RULE, LISTED = "[by rule]", "[listed]"
+"""The two forms of ``protocol.compare``."""
+
+MOST_IN_PAIRS = 4000
+"""Characters of all pairs of ``protocol.compare``: the plan of the verdict is kept in one tag of the study's run."""
+
+
+def _form_of_pairs(value: object) -> str:
+    return LISTED if isinstance(value, list | tuple) else BY_RULE
+
+
 class Replicated(Record):
     """A search that is done again: of which study, and as which number."""
 
@@ -239,10 +251,13 @@ class ProtocolConfig(MetricsConfig, Grown):
         ),
     ] = 0.1
     compare: Annotated[
-        Literal["winner", "all"] | None,
+        Annotated[Literal["winner", "all"] | None, Tag(BY_RULE)]
+        | Annotated[tuple[tuple[Name, Name], ...], Field(min_length=1), Tag(LISTED)],
+        Discriminator(_form_of_pairs),
         Field(
             description="pairs of the verdict: the winner on validation with each other family and its own untrained"
-            " embedder, or all; default: all, and winner with verdict_seeds: {from, to}"
+            " embedder, all, or [[a, b], [a, c]], these pairs of families alone; default: all, and winner with"
+            " verdict_seeds: {from, to}"
         ),
     ] = None
     searches: Annotated[
@@ -286,7 +301,7 @@ class ProtocolConfig(MetricsConfig, Grown):
         return seeds.most if isinstance(seeds, SeedRange) else seeds
 
     @property
-    def pairs(self) -> Literal["winner", "all"]:
+    def pairs(self) -> Compared:
         """The pairs that are compared, with the default resolved."""
         return self.compare or ("winner" if isinstance(self.verdict_seeds, SeedRange) else "all")
 
@@ -426,6 +441,7 @@ class StudySpec:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
         _check_protocol(file.protocol)
+        _check_pairs(file)
         _check_searches(file)
         _check_storage_path(file.resources.storage_path)
         self.families = {
@@ -695,6 +711,30 @@ def _check_protocol(protocol: ProtocolConfig) -> None:
                 f"protocol.{key}: {getattr(protocol, key)} is read only where seeds are added until the verdict is"
                 " decided; set protocol.verdict_seeds: {from: 3, to: 10}, or leave it away"
             )
+
+
+def _check_pairs(file: StudyFile) -> None:
+    """Raises SpecError for pairs of the verdict that are no pairs of the study's families."""
+    pairs = file.protocol.compare
+    if pairs is None or isinstance(pairs, str):
+        return
+    seen: set[frozenset[str]] = set()
+    for pair in pairs:
+        key = f"protocol.compare: [{', '.join(pair)}]"
+        for name in pair:
+            if name not in file.families:
+                raise SpecError(f"{key}: no family {name}{nearest(name, file.families)}")
+        if len(set(pair)) == 1:
+            raise SpecError(f"{key} is a family with itself; name two, or leave the pair out")
+        if frozenset(pair) in seen:
+            raise SpecError(f"{key} stands there twice; leave one out")
+        seen.add(frozenset(pair))
+    num_characters = sum(len(name) for pair in pairs for name in pair) + 6 * len(pairs)
+    if num_characters > MOST_IN_PAIRS:
+        raise SpecError(
+            f"protocol.compare: {len(pairs)} pairs of {num_characters} characters, and {MOST_IN_PAIRS} can be kept;"
+            " name fewer, or set protocol.compare: all"
+        )
 
 
 def replicate_name(study: str, number: int) -> str:
@@ -1106,7 +1146,7 @@ def _first_fault(error: ValidationError, record: type[BaseModel], path: str) -> 
     """The first thing that is wrong; an unknown key before a missing one, which it may well be meant for."""
     found = error.errors(include_url=False, include_context=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
-    unwanted = ("constrained", "literal[", "[key]", FIXED, IN_STEPS)
+    unwanted = ("constrained", "literal[", "[key]", FIXED, IN_STEPS, BY_RULE, LISTED)
     location = [str(part) for part in first["loc"] if not str(part).startswith(unwanted)]
     where = ".".join([path, *location] if path else location)
     if first["type"] == "extra_forbidden":

@@ -1,7 +1,7 @@
 """The outcome of the papers' claims, from the leaderboards of the studies that test them.
 
-A claim is reproduced where the difference has the expected sign and Holm's p-value, adjusted among the claims' pairs
-of its study, is at most 0.05; contrary where the sign is the other one. Both are told of two populations: of other
+A claim is reproduced where the difference has the expected sign and Holm's p-value, among the claims' pairs of its
+study, is at most 0.05; contrary where the sign is the other one. Both are told of two populations: of other
 seeds on these test classes, and of other classes like these as well.
 
 Where the searches were done again, both are told of the procedure "search, then train" too: the search is the unit.
@@ -23,7 +23,7 @@ from dmlstudy.spec.claims import Claim, ClaimsOf
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.studies.estimate import of_searches, roughly
 from dmlstudy.training.interface import TrialData
-from dmlstudy.verdict.comparison import ALPHA, Comparison, holm
+from dmlstudy.verdict.comparison import ALPHA, Comparison, Pair
 
 Outcome = Literal["reproduced", "contrary", "not distinguishable", "not tested"]
 
@@ -37,8 +37,9 @@ DIGITS = 8
 class ClaimFinding(Record):
     """The outcome of a claim.
 
-    ``effect`` is the first family's test score minus the second's. ``these`` and ``like_these`` are the outcomes for
-    the two populations, with Holm's p-values; ``why`` says why a claim is not tested, or not for other classes.
+    ``effect`` is the first family's test score minus the second's, as a mean over seeds. ``these`` and ``like_these``
+    are the outcomes for the two populations, with Holm's p-values. Intervals hold for all claims of a study at once.
+    ``why`` says why a claim is not tested, or not for other classes.
 
     Those named ``search_`` are the same of ``num_searches`` searches, each with its own best: the luck of the search is
     in them. ``num_searches`` is 0 where the searches were done once.
@@ -57,14 +58,22 @@ class ClaimFinding(Record):
     second_score: float | None = None
     num_seeds: int = 0
     effect: float | None = None
+    low: float | None = None
+    high: float | None = None
     p: float | None = None
+    like_low: float | None = None
+    like_high: float | None = None
     like_p: float | None = None
     these: Outcome = "not tested"
     like_these: Outcome = "not tested"
     why: str = ""
     num_searches: int = 0
     search_effect: float | None = None
+    search_low: float | None = None
+    search_high: float | None = None
     search_p: float | None = None
+    search_like_low: float | None = None
+    search_like_high: float | None = None
     search_like_p: float | None = None
     search_these: Outcome = "not tested"
     search_like_these: Outcome = "not tested"
@@ -111,70 +120,59 @@ def untested(claim: Claim, why: str, study: str | None = None) -> ClaimFinding:
     )
 
 
-class PairOfClaim(NamedTuple):
-    """A claim's pair, the claim's first family first, with Holm's p-values among the claims' pairs."""
-
-    comparison: Comparison
-    p: float
-    like_p: float | None
-
-    def outcomes(self, claim: Claim) -> tuple[Outcome, Outcome]:
-        """The outcomes on these classes and on classes like these."""
-        like = "not tested" if self.like_p is None else _outcome(claim, self.comparison, self.like_p)
-        return _outcome(claim, self.comparison, self.p), like
-
-
 def findings(claims: Sequence[Claim], board: Leaderboard) -> list[ClaimFinding]:
     """The outcomes of a study's claims by its leaderboard, in their order.
 
-    Every pair that was compared counts in Holm's correction, also of a claim whose switch did nothing.
+    The study compares the claims' pairs alone. Each of them counts in Holm's correction, also of a claim whose switch
+    did nothing.
     """
     rows = {row.family: row for row in board.rows}
-    judged = _judged(claims, board.comparisons)
-    by_search = _judged(claims, board.luck.comparisons) if board.luck else {}
+    compared = _by_pair(board.comparisons)
+    by_search = _by_pair(board.luck.comparisons) if board.luck else {}
     found = []
     for claim in claims:
-        why = _why_not(claim, board, rows) or ("" if claim.id in judged else "its families were not compared")
+        why = _why_not(claim, board, rows) or (
+            "" if claim.pair in compared else "its families were not compared"
+        )
         if why:
             found.append(untested(claim, why, board.study))
             continue
-        each, metric = judged[claim.id], metric_names.on_test(board.objective)
-        these, like_these = each.outcomes(claim)
-        facts: dict[str, Any] = {
+        each, metric = compared[claim.pair], metric_names.on_test(board.objective)
+        facts = {
             "metric": board.objective,
             "first_score": _score(rows[claim.pair[0]], metric),
             "second_score": _score(rows[claim.pair[1]], metric),
-            "num_seeds": each.comparison.num_seeds,
-            "effect": each.comparison.effect,
-            "p": each.p,
-            "like_p": each.like_p,
-            "these": these,
-            "like_these": like_these,
+            "num_seeds": each.num_seeds,
+            **_of(claim, each),
         }
-        if searched := by_search.get(claim.id):
-            these, like_these = searched.outcomes(claim)
-            facts |= {
-                "num_searches": searched.comparison.num_seeds,
-                "search_effect": searched.comparison.effect,
-                "search_p": searched.p,
-                "search_like_p": searched.like_p,
-                "search_these": these,
-                "search_like_these": like_these,
-            }
-        unknown = "" if each.like_p is not None else each.comparison.like_unknown
+        if again := by_search.get(claim.pair):
+            facts["num_searches"] = again.num_seeds
+            facts |= {f"search_{name}": value for name, value in _of(claim, again).items()}
+        unknown = "" if each.like_adjusted_p_value is not None else each.like_unknown
         found.append(untested(claim, unknown, board.study).model_copy(update=facts))
     return found
 
 
-def _judged(claims: Sequence[Claim], comparisons: Sequence[Comparison]) -> dict[str, PairOfClaim]:
-    """By claim, for those whose pair was compared."""
-    known = {(each.first, each.second): each for each in comparisons}
-    known |= {(each.second, each.first): each.turned for each in comparisons}
-    compared = {claim.id: known[claim.pair] for claim in claims if claim.pair in known}
-    p_values = dict(zip(compared, holm([each.p_value for each in compared.values()]), strict=True))
-    others = {id: each.like_p_value for id, each in compared.items() if each.like_p_value is not None}
-    like_p_values = dict(zip(others, holm(list(others.values())), strict=True))
-    return {id: PairOfClaim(each, p_values[id], like_p_values.get(id)) for id, each in compared.items()}
+def _by_pair(comparisons: Sequence[Comparison]) -> dict[Pair, Comparison]:
+    """Comparisons either way round."""
+    turned = {(each.second, each.first): each.turned for each in comparisons}
+    return turned | {(each.first, each.second): each for each in comparisons}
+
+
+def _of(claim: Claim, each: Comparison) -> dict[str, Any]:
+    """The effect, intervals, p-values and outcomes of a claim's pair."""
+    p, like_p = each.adjusted_p_value, each.like_adjusted_p_value
+    return {
+        "effect": each.effect,
+        "low": each.low,
+        "high": each.high,
+        "p": p,
+        "like_low": each.like_low,
+        "like_high": each.like_high,
+        "like_p": like_p,
+        "these": _outcome(claim, each, p),
+        "like_these": "not tested" if like_p is None else _outcome(claim, each, like_p),
+    }
 
 
 def _outcome(claim: Claim, comparison: Comparison, p: float) -> Outcome:

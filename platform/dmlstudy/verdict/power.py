@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtr, stdtrit
 
-from dmlstudy.records import Grown, Unit
+from dmlstudy.records import Compared, Grown, Unit
 from dmlstudy.verdict.comparison import ALPHA, PLURALS, Comparison, UnitMeans
 from dmlstudy.verdict.sequential import Plan
 from dmlstudy.verdict.two_sources import FEWEST_UNITS, Weights
@@ -124,8 +124,10 @@ class PlanPower(NamedTuple):
     """As of ``smallest``."""
 
     @classmethod
-    def num_pairs_of(cls, compare: str, num_families: int) -> int:
+    def num_pairs_of(cls, compare: Compared, num_families: int) -> int:
         """Pairs among so many families, each with its own untrained embedder; at most."""
+        if not isinstance(compare, str):
+            return len(compare)
         if compare == "winner":
             return num_families
         return num_families * (num_families - 1) // 2 + num_families

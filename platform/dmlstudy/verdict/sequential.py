@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
-from dmlstudy.records import Record, SeedRange, Unit
+from dmlstudy.records import Compared, Record, SeedRange, Unit
 from dmlstudy.spec.study_file import ProtocolConfig
 from dmlstudy.verdict.comparison import (
     ALPHA,
@@ -57,7 +57,7 @@ class Plan(Record):
 
     looks: tuple[int, ...]
     """Numbers of seeds, ascending; a single one where the number is fixed."""
-    compare: Literal["winner", "all"]
+    compare: Compared
     decide_on: Population | None
     """None: as ``Looks`` resolves it from the number of units."""
     give_up: float
@@ -103,8 +103,11 @@ class Plan(Record):
         return (*((1 - LAST_WEIGHT) * each / sum(before) for each in before), LAST_WEIGHT)
 
     def chosen(self, pairs: Iterable[Pair], winner: str | None) -> list[Pair]:
-        """The pairs that are compared, of all that may be."""
-        return [pair for pair in pairs if self.compare == "all" or winner in pair]
+        """The pairs that are compared, of all that may be; those that the plan names as it names them."""
+        if isinstance(self.compare, str):
+            return [pair for pair in pairs if self.compare == "all" or winner in pair]
+        possible = {frozenset(pair) for pair in pairs}
+        return [pair for pair in self.compare if frozenset(pair) in possible]
 
 
 class SeedScore(NamedTuple):
