@@ -68,7 +68,7 @@ def test_more_pairs_than_can_be_kept_are_refused() -> None:
     raw = {**study().raw, "families": families}
     study_file.parse({**raw, "protocol": {**raw["protocol"], "compare": pairs[:40]}})
     with pytest.raises(
-        SpecError, match=r"protocol.compare: 66 pairs of 4884 characters, and 4000 can be kept"
+        SpecError, match=r"protocol.compare: 66 pairs of 5017 characters, and 4000 can be kept"
     ):
         study_file.parse({**raw, "protocol": {**raw["protocol"], "compare": pairs}})
 

@@ -17,7 +17,7 @@ from dmlstudy.spec.claims import Claim
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.studies import checks
 from dmlstudy.studies.claims import ClaimFinding, cost, findings, spec_of, untested, write
-from dmlstudy.verdict.comparison import Comparison
+from dmlstudy.verdict.comparison import Comparison, compare, holm
 
 FILE = spec.read()
 OWN = spec.data_at(())
@@ -272,6 +272,24 @@ def test_a_study_compares_the_pairs_of_its_claims_alone() -> None:
         assert len(json.dumps(pairs)) < 5000
 
 
+def test_p_values_are_holms_among_the_claims_pairs_alone() -> None:
+    """Also with a claim whose switch did nothing: its pair counts in the correction."""
+    scores = {
+        name: {seed: at + 0.01 * (seed * (at + 1) % 4) for seed in (1, 2, 3, 4)}
+        for at, name in enumerate("abc")
+    }
+    pairs = [("b", "a"), ("a", "c")]
+    several = compare(scores, pairs=pairs, resolution=1e-4)
+    check = {"metric": "omega_deviation", "at_least": 0.01}
+    rows = [row("a", map_at_r=0.4), row("b", map_at_r=0.4, omega_deviation=0.0005), ROWS[2]]
+    idle, other = findings([claim("b-a", check=check), claim("a-c")], board(rows, several))
+    assert idle.p is None
+    assert other.p == holm([each.p_value for each in several])[1]
+    assert other.p == 2 * several[1].p_value  # the smaller one of two
+    (alone,) = findings([claim("a-c")], board(rows, compare(scores, pairs=pairs[1:], resolution=1e-4)))
+    assert alone.p == several[1].p_value
+
+
 def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
     by_seed = [compared("a", "b", 0.1, 0.001, 0.01), compared("a", "c", 0.1, 0.001, 0.01)]
     again = [
@@ -287,12 +305,14 @@ def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
         "a-b": ("reproduced", "reproduced"),
         "c-a": ("contrary", "contrary"),
     }
-    assert (of_a.num_searches, of_a.search_effect, of_a.search_p) == (3, 0.05, 0.02)
-    assert (of_a.search_these, of_a.search_like_these) == ("reproduced", "not distinguishable")
-    assert (of_c.search_effect, of_c.search_p, of_c.search_like_p) == (0.1, 0.9, None)
-    assert (of_c.search_these, of_c.search_like_these) == ("not distinguishable", "not tested")
+    assert of_a.by_search is not None
+    assert of_c.by_search is not None
+    assert (of_a.num_searches, of_a.by_search.effect, of_a.by_search.p) == (3, 0.05, 0.02)
+    assert (of_a.by_search.these, of_a.by_search.like_these) == ("reproduced", "not distinguishable")
+    assert (of_c.by_search.effect, of_c.by_search.p, of_c.by_search.like_p) == (0.1, 0.9, None)
+    assert (of_c.by_search.these, of_c.by_search.like_these) == ("not distinguishable", "not tested")
     (once,) = findings([claim("a-b")], board(ROWS, by_seed))
-    assert (once.num_searches, once.search_these) == (0, "not tested")
+    assert (once.num_searches, once.by_search) == (0, None)
 
 
 def test_searches_are_done_again_for_each_family() -> None:

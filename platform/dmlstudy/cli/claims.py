@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -25,7 +25,10 @@ from dmlstudy.cli.tables import WIDTH, console, say, show_json, show_table
 if TYPE_CHECKING:
     from dmlstudy.spec.claims import Claim, ClaimsFile, ClaimsOf
     from dmlstudy.store import Store
-    from dmlstudy.studies.claims import CheckedClaims, ClaimFinding
+    from dmlstudy.studies.claims import CheckedClaims, ClaimFinding, PairOutcome
+
+OUTCOMES = ("difference", "these classes", "p", "classes like these", "p")
+"""Columns of a claim's outcome."""
 
 
 @app.command(
@@ -243,36 +246,27 @@ def _tested_by(claim: Claim) -> str:
 
 def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> None:
     """The claims that were tested as one table, the others with their reasons."""
-    rows = [
-        (
-            finding.id,
-            f"{finding.first} {finding.expected} than {finding.second}",
-            _difference(finding.effect, finding.low, finding.high),
-            finding.these,
-            _p(finding.p),
-            finding.like_these,
-            _p(finding.like_p),
+    tested = [finding for finding in found if finding.effect is not None]
+    if tested:
+        show_table(
+            ("claim", "claimed", *OUTCOMES),
+            [
+                (each.id, f"{each.first} {each.expected} than {each.second}", *_outcomes(each))
+                for each in tested
+            ],
         )
-        for finding in found
-        if finding.effect is not None
-    ]
-    if rows:
-        columns = ("claim", "claimed", "difference", "these classes", "p", "classes like these", "p")
-        show_table(columns, rows)
         say("")
-    _show_by_search(found)
+    by_search = {each.id: each.by_search for each in tested if each.by_search}
+    if by_search:
+        _show_by_search(by_search, min(each.num_searches for each in tested if each.by_search))
     for finding in found:
         if finding.effect is None:
             say(f"{finding.id}: not tested: {finding.why} ({finding.place})")
         elif finding.why:
             say(f"{finding.id}: not tested on classes like these: {finding.why}")
-    counts = _counted(found, lambda finding: finding.these)
-    like = _counted(found, lambda finding: finding.like_these)
-    say(f"{len(found)} claims; on these classes {counts}; on classes like these {like}")
-    if any(finding.num_searches for finding in found):
-        counts = _counted(found, lambda finding: finding.search_these)
-        like = _counted(found, lambda finding: finding.search_like_these)
-        say(f"by search: on these classes {counts}; on classes like these {like}")
+    say(f"{len(found)} claims; {_counted(found)}")
+    if by_search:
+        say(f"by search: {_counted([each.by_search for each in found])}")
     say(
         "p: Holm's, among the claims of one study; [ ]: 95% for all of them at once, on these classes; these classes:"
         " with other seeds; like these: with other classes too, of codes and streams with other images of the same"
@@ -285,44 +279,33 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
         )
 
 
-def _show_by_search(found: Sequence[ClaimFinding]) -> None:
-    """The same claims with the search as the unit, where the searches were done again."""
-    from dmlstudy.registry.search_luck import FEWEST_TO_DECIDE
+def _show_by_search(found: Mapping[str, PairOutcome], num_searches: int) -> None:
+    """The same claims with the search as the unit."""
+    from dmlstudy.registry.search_luck import too_few
 
-    again = [finding for finding in found if finding.search_effect is not None]
-    if not again:
-        return
-    fewest = min(finding.num_searches for finding in again)
-    say(f"by search: {fewest} searches of each family, each with its own best")
-    show_table(
-        ("claim", "difference", "these classes", "p", "classes like these", "p"),
-        [
-            (
-                finding.id,
-                _difference(finding.search_effect, finding.search_low, finding.search_high),
-                finding.search_these,
-                _p(finding.search_p),
-                finding.search_like_these,
-                _p(finding.search_like_p),
-            )
-            for finding in again
-        ],
-    )
-    if fewest < FEWEST_TO_DECIDE:
-        say(f"{fewest} searches only describe: it takes {FEWEST_TO_DECIDE} or more to decide")
+    say(f"by search: {num_searches} searches of each family, each with its own best")
+    show_table(("claim", *OUTCOMES), [(id, *_outcomes(each)) for id, each in found.items()])
+    for line in too_few(num_searches):
+        say(line)
     say("")
 
 
-def _counted(found: Sequence[ClaimFinding], outcome: Callable[[ClaimFinding], str]) -> str:
+def _outcomes(each: PairOutcome) -> tuple[str, ...]:
+    """The cells of ``OUTCOMES``; the interval is that on these classes."""
+    interval = "" if each.low is None or each.high is None else f" [{each.low:+.4f}, {each.high:+.4f}]"
+    return f"{each.effect:+.4f}{interval}", each.these, _p(each.p), each.like_these, _p(each.like_p)
+
+
+def _counted(found: Sequence[PairOutcome | None]) -> str:
+    """The outcomes of both populations, counted; None counts as not tested."""
     names = ("reproduced", "contrary", "not distinguishable", "not tested")
-    counts = {name: sum(outcome(finding) == name for finding in found) for name in names}
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
+    def counts(outcomes: Sequence[str]) -> str:
+        return ", ".join(f"{outcomes.count(name)} {name}" for name in names)
 
-def _difference(effect: float | None, low: float | None, high: float | None) -> str:
-    """A difference with its interval on these classes, if it has one."""
-    interval = "" if low is None or high is None else f" [{low:+.4f}, {high:+.4f}]"
-    return f"{effect:+.4f}{interval}"
+    these = counts([each.these if each else "not tested" for each in found])
+    like_these = counts([each.like_these if each else "not tested" for each in found])
+    return f"on these classes {these}; on classes like these {like_these}"
 
 
 def _p(p: float | None) -> str:

@@ -58,11 +58,14 @@ class SearchLuck(Record):
         lines += [f"  {each}" for each in self.comparisons]
         deviations = ", ".join(f"{each.family} {each.deviation:.4f}" for each in self.procedures)
         lines.append(f"deviation of one search beyond that of its seeds: {deviations}")
-        if self.num_searches < FEWEST_TO_DECIDE:
-            lines.append(
-                f"{self.num_searches} searches only describe: it takes {FEWEST_TO_DECIDE} or more to decide"
-            )
-        return lines
+        return [*lines, *too_few(self.num_searches)]
+
+
+def too_few(num_searches: int) -> list[str]:
+    """A line that so few searches only describe; none where there are enough to decide."""
+    if num_searches >= FEWEST_TO_DECIDE:
+        return []
+    return [f"{num_searches} searches only describe: it takes {FEWEST_TO_DECIDE} or more to decide"]
 
 
 def luck_lines(board: Leaderboard) -> list[str]:

@@ -729,7 +729,7 @@ def _check_pairs(file: StudyFile) -> None:
         if frozenset(pair) in seen:
             raise SpecError(f"{key} stands there twice; leave one out")
         seen.add(frozenset(pair))
-    num_characters = sum(len(name) for pair in pairs for name in pair) + 6 * len(pairs)
+    num_characters = len(json.dumps(pairs, separators=(",", ":")))
     if num_characters > MOST_IN_PAIRS:
         raise SpecError(
             f"protocol.compare: {len(pairs)} pairs of {num_characters} characters, and {MOST_IN_PAIRS} can be kept;"

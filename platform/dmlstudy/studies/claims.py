@@ -34,15 +34,29 @@ DIGITS = 8
 """Of a study's fingerprint, in its name: another version of the claims, or other data, are another study."""
 
 
-class ClaimFinding(Record):
-    """The outcome of a claim.
+class PairOutcome(Record):
+    """The outcome of a claim's pair, in one unit: the seed, or the search.
 
-    ``effect`` is the first family's test score minus the second's, as a mean over seeds. ``these`` and ``like_these``
+    ``effect`` is the first family's test score minus the second's, as a mean over units. ``these`` and ``like_these``
     are the outcomes for the two populations, with Holm's p-values. Intervals hold for all claims of a study at once.
-    ``why`` says why a claim is not tested, or not for other classes.
+    """
 
-    Those named ``search_`` are the same of ``num_searches`` searches, each with its own best: the luck of the search is
-    in them. ``num_searches`` is 0 where the searches were done once.
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    like_low: float | None = None
+    like_high: float | None = None
+    like_p: float | None = None
+    these: Outcome = "not tested"
+    like_these: Outcome = "not tested"
+
+
+class ClaimFinding(PairOutcome):
+    """The outcome of a claim by seed.
+
+    ``why`` says why a claim is not tested, or not for other classes. ``by_search`` is the outcome of ``num_searches``
+    searches, each with its own best: the luck of the search is in it. It is None where the searches were done once.
     """
 
     id: str
@@ -57,26 +71,9 @@ class ClaimFinding(Record):
     first_score: float | None = None
     second_score: float | None = None
     num_seeds: int = 0
-    effect: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    like_low: float | None = None
-    like_high: float | None = None
-    like_p: float | None = None
-    these: Outcome = "not tested"
-    like_these: Outcome = "not tested"
     why: str = ""
     num_searches: int = 0
-    search_effect: float | None = None
-    search_low: float | None = None
-    search_high: float | None = None
-    search_p: float | None = None
-    search_like_low: float | None = None
-    search_like_high: float | None = None
-    search_like_p: float | None = None
-    search_these: Outcome = "not tested"
-    search_like_these: Outcome = "not tested"
+    by_search: PairOutcome | None = None
 
 
 class CheckedClaims(NamedTuple):
@@ -143,11 +140,10 @@ def findings(claims: Sequence[Claim], board: Leaderboard) -> list[ClaimFinding]:
             "first_score": _score(rows[claim.pair[0]], metric),
             "second_score": _score(rows[claim.pair[1]], metric),
             "num_seeds": each.num_seeds,
-            **_of(claim, each),
+            **dict(_of(claim, each)),
         }
         if again := by_search.get(claim.pair):
-            facts["num_searches"] = again.num_seeds
-            facts |= {f"search_{name}": value for name, value in _of(claim, again).items()}
+            facts |= {"num_searches": again.num_seeds, "by_search": _of(claim, again)}
         unknown = "" if each.like_adjusted_p_value is not None else each.like_unknown
         found.append(untested(claim, unknown, board.study).model_copy(update=facts))
     return found
@@ -159,20 +155,19 @@ def _by_pair(comparisons: Sequence[Comparison]) -> dict[Pair, Comparison]:
     return turned | {(each.first, each.second): each for each in comparisons}
 
 
-def _of(claim: Claim, each: Comparison) -> dict[str, Any]:
-    """The effect, intervals, p-values and outcomes of a claim's pair."""
+def _of(claim: Claim, each: Comparison) -> PairOutcome:
     p, like_p = each.adjusted_p_value, each.like_adjusted_p_value
-    return {
-        "effect": each.effect,
-        "low": each.low,
-        "high": each.high,
-        "p": p,
-        "like_low": each.like_low,
-        "like_high": each.like_high,
-        "like_p": like_p,
-        "these": _outcome(claim, each, p),
-        "like_these": "not tested" if like_p is None else _outcome(claim, each, like_p),
-    }
+    return PairOutcome(
+        effect=each.effect,
+        low=each.low,
+        high=each.high,
+        p=p,
+        like_low=each.like_low,
+        like_high=each.like_high,
+        like_p=like_p,
+        these=_outcome(claim, each, p),
+        like_these="not tested" if like_p is None else _outcome(claim, each, like_p),
+    )
 
 
 def _outcome(claim: Claim, comparison: Comparison, p: float) -> Outcome:
