@@ -751,6 +751,10 @@ def test_claims_are_listed_and_written(
         (("--only", "gpw-kp"), "error: --only gpw-kp: no such claim, paper or study; did you mean 'gpw-pk'?"),
         (("gpw-pk",), "error: gpw-pk: write --only gpw-pk, or nothing for all claims"),
         (("--seeds", "3-x"), "error: --seeds 3-x: is no number of seeds; write one as 5, or a range as 3-10"),
+        (
+            ("--seeds", "5-3"),
+            "error: --seeds 5-3: a range begins with 3 or more and ends with more, 100 at most;",
+        ),
         (("--seeds", "²"), "error: --seeds ²: is no number of seeds; write one as 5, or a range as 3-10"),
         (("--data", tmp_path / "none"), "does not exist; give a folder, or NAME=FOLDER"),
     ):

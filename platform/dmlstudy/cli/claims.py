@@ -135,11 +135,25 @@ def claims(
 
 def _seeds(given: str) -> int | dict[str, int]:
     """``protocol.verdict_seeds`` from ``--seeds``."""
+    from pydantic import ValidationError
+
+    from dmlstudy.records import MOST_SEEDS_IN_STEPS, SeedRange
+
     fewest, dash, most = given.partition("-")
     numbers = (fewest, most) if dash else (fewest,)
     if not all(number.isascii() and number.isdecimal() and int(number) for number in numbers):
         raise ValueError(f"--seeds {given}: is no number of seeds; write one as 5, or a range as 3-10")
-    return {"from": int(fewest), "to": int(most)} if dash else int(fewest)
+    if not dash:
+        return int(fewest)
+    found = {"from": int(fewest), "to": int(most)}
+    try:
+        SeedRange.model_validate(found)
+    except ValidationError:
+        raise ValueError(
+            f"--seeds {given}: a range begins with 3 or more and ends with more, {MOST_SEEDS_IN_STEPS} at most; write"
+            " it as 3-10"
+        ) from None
+    return found
 
 
 def _tested(
