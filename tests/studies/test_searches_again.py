@@ -91,5 +91,5 @@ def test_validate_tells_what_the_searches_cost() -> None:
     lines = estimate.describe(spec, checks.check_parts(spec), measure=False)
     assert (
         "after that the 2 leading families are searched 2 times more: 16 trials to search and up to 12 for their"
-        " verdicts, which the time below leaves out"
+        " verdicts, which the estimated time leaves out"
     ) in lines

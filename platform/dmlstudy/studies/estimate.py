@@ -80,7 +80,7 @@ def describe(
 
 
 def of_searches(spec: StudySpec) -> list[str]:
-    """A line on the searches that are done again, which the time below does not hold."""
+    """A line on the searches that are done again, which the estimated time does not hold."""
     protocol = spec.file.protocol
     if protocol.searches == 1:
         return []
@@ -93,7 +93,7 @@ def of_searches(spec: StudySpec) -> list[str]:
     )
     return [
         f"after that the {protocol.search_leaders} leading families are searched {again} times more:"
-        f" {num_search} trials to search and up to {num_verdict} for their verdicts, which the time below leaves out"
+        f" {num_search} trials to search and up to {num_verdict} for their verdicts, which the estimated time leaves out"
     ]
 
 
