@@ -27,7 +27,7 @@ from dmlstudy.losses.interface import Embeddings, Loss
 
 DIM, PER_CLASS = 128, 4
 PROXIES = ("proxy_nca", "proxy_nca_pp", "proxy_anchor", "soft_triple", "arcface", "cosface")
-NAMES = [name for name in (*catalogue.CATALOGUE, *catalogue.REGULARIZERS) if name not in PROXIES]
+NAMES = [name for name in catalogue.CATALOGUE | catalogue.REGULARIZERS if name not in PROXIES]
 
 
 class OneOf:

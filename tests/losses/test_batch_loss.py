@@ -140,13 +140,14 @@ def test_what_does_not_fit_is_named_in_one_line(name: str, params: dict[str, Any
 @pytest.mark.parametrize("name", SWITCHES)
 def test_switches_are_those_of_the_catalogue(name: str) -> None:
     """Defaults and parameters as in the catalogue; each option can be built with what it uses."""
-    defaults = catalogue.parameters_of(name)
+    is_loss = name in catalogue.CATALOGUE
+    defaults = (catalogue.parameters_of if is_loss else catalogue.parameters_of_regularizer)(name)
     for switch, (default, uses) in SWITCHES[name].items():
         assert defaults[switch] == default
         for option, own in uses.items():
             params = {switch: option} | {parameter: defaults[parameter] for parameter in own}
             assert list(unused(name, params)) == []
-            if name in catalogue.CATALOGUE:
+            if is_loss:
                 losses.build(name, **params)
             else:
                 losses.build("contrastive", regularizer=(name, params))

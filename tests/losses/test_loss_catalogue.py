@@ -61,7 +61,7 @@ def test_parameters_of_lists_hyperparameters_only() -> None:
         "mining": "all",
     }
     assert catalogue.parameters_of("triplet_weighting")["margin"] == 0.1
-    assert catalogue.parameters_of("structure")["weight"] == 1.0
+    assert catalogue.parameters_of_regularizer("structure")["weight"] == 1.0
     assert catalogue.parameters_of("pml:ContrastiveLoss") == {"pos_margin": 0, "neg_margin": 1}
 
 

@@ -19,7 +19,7 @@ NUM_CLASSES, DIM = 6, 8
 PROXIES = {"proxy_nca", "proxy_nca_pp", "proxy_anchor", "soft_triple", "arcface", "cosface"}
 """Entries that look at anchors and their own proxies only."""
 
-MEANS = {"binomial_deviance", "proxy_anchor"}
+MEANS = {"binomial_deviance", "proxy_anchor", "tcm"}
 """Entries that are a sum over anchors only with what all ranks know; tests/distributed holds their law."""
 
 EXTREME: dict[str, list[dict[str, Scalar]]] = {
@@ -56,6 +56,9 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
     "ranked_list": [{"negative_temperature": 60.0, "positive_temperature": 60.0}],
     "circle": [{"gamma": 1000.0}],
     "angular": [{"angle": 89.0}],
+    "supcon": [{"temperature": 0.001}, {"temperature": 0.01, "learn": True, "denominator": "negatives"}],
+    "siglip": [{"scale": 100.0, "bias": 20.0}, {"scale": 1000.0, "learn": False}],
+    "tcm": [{"positive_margin": 1.0, "negative_margin": -1.0}],
     "proxy_nca": [{"temperature": 0.001}],
     "proxy_nca_pp": [{"temperature": 0.001}],
     "proxy_anchor": [{"alpha": 640.0}],
@@ -73,7 +76,7 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
     ],
 }
 
-ENTRIES = [*catalogue.CATALOGUE, *catalogue.REGULARIZERS]
+ENTRIES = list(dict.fromkeys([*catalogue.CATALOGUE, *catalogue.REGULARIZERS]))
 each_entry = pytest.mark.parametrize("name", ENTRIES)
 each_setting = pytest.mark.parametrize(
     ("name", "params"),

@@ -16,7 +16,7 @@ import torch
 from pytorch_metric_learning import distances as pml_distances
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning import miners, reducers
-from support.small_batch import DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
+from support.small_batch import BY_CLASS, DIM, INTERLEAVED, assert_same, balanced, embeddings, pair_sets
 from torch import Tensor
 from torch.nn import functional
 
@@ -38,7 +38,6 @@ from dmlstudy.losses.pairs import (
 from dmlstudy.losses.weighting import Exponential
 
 NUM_CLASSES = 5
-BY_CLASS = [0, 2, 5, 9, 1, 6, 3, 8, 7, 4]
 Reference = Callable[[Embeddings, Embeddings, Loss], tuple[Tensor, float]]
 
 

@@ -18,7 +18,9 @@ from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.losses.pair_weighting import Contrastive
 from dmlstudy.losses.proxies import ProxyNCAPlusPlus
 from dmlstudy.losses.regularized import Regularized
+from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure
+from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
 
 DIM, NUM_ROWS = 5, 13
 SPLITS = [(7, 6), (12, 1), (0, 13), (5, 0, 8), (3, 3, 3, 4), (13, 0, 0, 0)]
@@ -34,6 +36,10 @@ REGULARIZERS: dict[str, Loss] = {
     "structure paper": Structure("paper"),
     "structure paper adaptive": Structure("paper", "adaptive"),
     "levels": DistanceLevels(),
+    "tcm": ThresholdConsistentMargin(0.9, 0.1),
+    "koleo": KoLeo(),
+    "gor": GlobalOrthogonal(),
+    "gor all": GlobalOrthogonal(pairs="all"),
 }
 each_regularizer = pytest.mark.parametrize("name", list(REGULARIZERS))
 
@@ -161,6 +167,7 @@ def test_any_number_of_ranks_gives_one_process_s_gradient(
         torch.testing.assert_close(got, truth, rtol=1e-12, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:a batch holds no two images of one class")
 @pytest.mark.parametrize("num_rows", [0, 1, 3])
 @each_regularizer
 def test_more_ranks_than_rows(name: str, num_rows: int) -> None:

@@ -285,7 +285,7 @@ def test_margin_over_drawn_triplets_equals_pml_given_the_same_triplets() -> None
         ({"margin": -0.1}, "margin=-0.1 must be a finite number >= 0"),
         ({"mining": "hard"}, "mining='hard' is unknown; .*batch_hard"),
         ({"mining": "semi_hard+all"}, r"mining='semi_hard\+all' is unknown"),
-        ({"distance": "cosine"}, "distance='cosine' is unknown; .*euclidean"),
+        ({"distance": "chebyshev"}, "distance='chebyshev' is unknown; .*euclidean"),
     ],
 )
 def test_mistakes_are_named(params: dict[str, Scalar], message: str) -> None:

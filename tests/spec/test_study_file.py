@@ -108,7 +108,7 @@ def test_every_family_is_in_the_catalogue_and_builds_at_its_edges(name: str) -> 
         )
         assert set(config.loss.params) <= set(catalogue.parameters_of(config.loss.name))
         for part in filter(None, [config.regularizer]):
-            assert set(part.params) <= set(catalogue.parameters_of(part.name))
+            assert set(part.params) <= set(catalogue.parameters_of_regularizer(part.name))
         built.add(config.loss.name)
     assert built == set(names_of(name))
 

@@ -10,6 +10,7 @@ from dmlstudy.losses.interface import Embeddings
 
 DIM = 4
 INTERLEAVED = [*range(10)]
+BY_CLASS = [0, 2, 5, 9, 1, 6, 3, 8, 7, 4]
 
 
 def embeddings(order: list[int] = INTERLEAVED, spread: float = 1.0) -> Embeddings:

@@ -13,8 +13,9 @@ from typing import TypeAlias, cast
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.distance_levels import DistanceLevels
-from dmlstudy.losses.distances import Distance, checked_distance, euclidean, squared_euclidean
+from dmlstudy.losses.distances import Distance, checked_distance, cosine, euclidean, squared_euclidean
 from dmlstudy.losses.graph import GraphConsistency
+from dmlstudy.losses.infonce import SigLIP, SupCon
 from dmlstudy.losses.interface import Loss
 from dmlstudy.losses.mining import (
     AllOf,
@@ -51,7 +52,9 @@ from dmlstudy.losses.proxies import (
     SoftTriple,
 )
 from dmlstudy.losses.regularized import Regularized
+from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure
+from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
 from dmlstudy.losses.triplets import Hardest, Triplet
 from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
 from dmlstudy.records import Scalar
@@ -60,7 +63,11 @@ from dmlstudy.text import shown
 Part: TypeAlias = Weighting | Miner | NegativeDraw | Distance
 """A part that a loss is built from."""
 
-DISTANCES: dict[str, Distance] = {"euclidean": euclidean, "squared_euclidean": squared_euclidean}
+DISTANCES: dict[str, Distance] = {
+    "euclidean": euclidean,
+    "squared_euclidean": squared_euclidean,
+    "cosine": cosine,
+}
 """The distances of pair losses by name."""
 
 
@@ -187,6 +194,17 @@ def triplet(
     return Triplet(margin, miner, mining == "semi_hard", distance_of(distance))
 
 
+def supcon(
+    temperature: float = 0.1,
+    learn: bool = False,
+    denominator: str = "all",
+    average: str = "anchors",
+    distance: str | Distance = "cosine",
+) -> SupCon:
+    """The supervised contrastive loss with its distance by name, or an object. Raises ValueError as ``SupCon``."""
+    return SupCon(temperature, learn, denominator, average, distance_of(distance))
+
+
 def margin(
     num_classes: int,
     alpha: float = 0.2,
@@ -222,6 +240,9 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "ranked_list": RankedList,
     "circle": Circle,
     "angular": Angular,
+    "supcon": supcon,
+    "siglip": SigLIP,
+    "tcm": ThresholdConsistentMargin,
     "proxy_nca": ProxyNCA,
     "proxy_nca_pp": ProxyNCAPlusPlus,
     "proxy_anchor": ProxyAnchor,
@@ -236,6 +257,9 @@ REGULARIZERS: dict[str, type[Loss]] = {
     "graph_consistency": GraphConsistency,
     "structure": Structure,
     "distance_levels": DistanceLevels,
+    "tcm": ThresholdConsistentMargin,
+    "koleo": KoLeo,
+    "gor": GlobalOrthogonal,
 }
 """Terms that are added to any of the losses, with a weight lambda."""
 
@@ -331,12 +355,15 @@ def _is_scalar(value: object) -> bool:
 
 
 def parameters_of(name: str) -> dict[str, Scalar]:
-    """Hyperparameters of the loss or regulariser ``name`` with their defaults.
+    """Hyperparameters of the loss ``name`` with their defaults; raises ValueError for an unknown one."""
+    if name.startswith(pml.PREFIX):
+        return pml.parameters_of(name)
+    return hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)
+
+
+def parameters_of_regularizer(name: str) -> dict[str, Scalar]:
+    """Hyperparameters of the regulariser ``name``, its weight among them, with their defaults.
 
     Raises ValueError for an unknown name.
     """
-    if name.startswith(pml.PREFIX):
-        return pml.parameters_of(name)
-    if name in REGULARIZERS:
-        return {WEIGHT: 1.0} | hyperparameters(REGULARIZERS[name], _GIVEN)
-    return hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)
+    return {WEIGHT: 1.0} | hyperparameters(choice("regularizer", name, REGULARIZERS), _GIVEN)

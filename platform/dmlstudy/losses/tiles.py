@@ -20,7 +20,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -90,6 +90,9 @@ class RowTerms(NamedTuple):
 class TiledLoss(Loss):
     """A loss over pairs that goes tile by tile."""
 
+    needs_positives: ClassVar[bool] = True
+    """True if a batch without positive pairs is a mistake, of which it then warns."""
+
     def __init__(self) -> None:
         super().__init__()
         self._has_warned = False
@@ -97,7 +100,7 @@ class TiledLoss(Loss):
     def layout(self, anchors: Embeddings, references: Embeddings, element_size: int) -> Layout:
         """The batch's tiles; warns, once, of a batch without positive pairs."""
         layout = Layout(anchors, references, element_size)
-        if layout.has_no_positive and not self._has_warned:
+        if self.needs_positives and layout.has_no_positive and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 "a batch holds no two images of one class, so there is no positive pair; training goes on and "
@@ -114,6 +117,8 @@ class RowLoss(TiledLoss):
     """
 
     accepts_memory = True
+    only_positives: ClassVar[bool] = False
+    """True if the terms look at positives alone: then tiles hold the band's Q references instead of all M."""
 
     def __init__(self, distance: Distance) -> None:
         super().__init__()
@@ -139,7 +144,9 @@ class RowLoss(TiledLoss):
         gradients = [torch.zeros_like(parameter) for parameter in self.parameters()]
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
-            rows = layout.rows(self.distance.of(left_BF[tile] @ right_MF.T), tile, band, z_BD.shape[1])
+            columns = band if self.only_positives else slice(None)
+            d_TM = self.distance.of(left_BF[tile] @ right_MF[columns].T)
+            rows = layout.rows(d_TM, tile, band, z_BD.shape[1], only_band=self.only_positives)
             terms = self.rows(rows)
             total += terms.total
             count += terms.count
@@ -149,10 +156,10 @@ class RowLoss(TiledLoss):
                 gradient += slope
             slope_TM = terms.slope_TM
             if terms.band_slope_TQ is not None:
-                slope_TM[:, band] += terms.band_slope_TQ
+                slope_TM[:, rows.band] += terms.band_slope_TQ
             slope_TM = self.distance.product_slope(slope_TM, rows.d_TM)
-            left_gradient_BF[tile] = slope_TM @ right_MF
-            right_gradient_MF.addmm_(slope_TM.T, left_BF[tile])
+            left_gradient_BF[tile] = slope_TM @ right_MF[columns]
+            right_gradient_MF[columns].addmm_(slope_TM.T, left_BF[tile])
         gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
         gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF, z_BD)
         gradient_MD[layout.reference_order_M] = self.distance.right_gradient(right_gradient_MF, z_MD)
@@ -187,10 +194,11 @@ class Layout:
             for start, low, high in zip(starts, bounds[: len(starts)], bounds[len(starts) :], strict=True)
         ]
 
-    def rows(self, d_TM: Tensor, tile: slice, band: slice, dim: int) -> Tile:
-        """The tile's anchors with their distances."""
+    def rows(self, d_TM: Tensor, tile: slice, band: slice, dim: int, *, only_band: bool = False) -> Tile:
+        """The tile's anchors with their distances, to all references or, with ``only_band``, to the band's."""
         (y_B, id_B), (y_M, id_M) = self._anchors, self._references
-        return Tile(d_TM, band, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim)
+        place = slice(0, band.stop - band.start) if only_band else band
+        return Tile(d_TM, place, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim)
 
 
 def in_order(embeddings: Embeddings) -> Tensor:

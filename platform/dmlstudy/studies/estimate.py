@@ -93,7 +93,8 @@ def of_searches(spec: StudySpec) -> list[str]:
     )
     return [
         f"after that the {protocol.search_leaders} leading families are searched {again} times more:"
-        f" {num_search} trials to search and up to {num_verdict} for their verdicts, which the estimated time leaves out"
+        f" {num_search} trials to search and up to {num_verdict} for their verdicts,"
+        " which the estimated time leaves out"
     ]
 
 

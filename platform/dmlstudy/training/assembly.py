@@ -153,4 +153,4 @@ def _structure_head(regularizer: LossConfig | None) -> str:
     """The structure head a regulariser trains: its preset, or none."""
     if regularizer is None or regularizer.name != "structure":
         return "none"
-    return str((catalogue.parameters_of("structure") | regularizer.params)["preset"])
+    return str((catalogue.parameters_of_regularizer("structure") | regularizer.params)["preset"])

@@ -55,6 +55,9 @@ def _cases() -> dict[str, Case]:
         "cosface": {"scale": 4.0},
         "circle": {"gamma": 8.0},
         "proxy_anchor": {"alpha": 8.0},
+        "supcon": {"learn": True},
+        "siglip": {"bias": -2.0},
+        "tcm": {"negative_margin": 0.1},
     }
     variants: list[tuple[str, dict[str, Scalar]]] = [
         ("pair_weighting", {"negative_margin": 1.5, "weighting": "power", "detach_weights": False}),
@@ -65,6 +68,7 @@ def _cases() -> dict[str, Case]:
         ("multi_similarity_distance", {"version": "v2"}),
         ("n_pair", {"positive": "all"}),
         ("n_pair", {"positive": "one_per_class"}),
+        ("supcon", {"denominator": "negatives", "average": "with_positive"}),
     ]
     regularizers: list[tuple[str, dict[str, Scalar]]] = [
         ("graph_consistency", {"weight": 1.0}),
@@ -72,6 +76,9 @@ def _cases() -> dict[str, Case]:
         ("structure", {"weight": 1.0}),
         ("structure", {"weight": 1.0, "preset": "paper", "eta_source": "adaptive"}),
         ("distance_levels", {"weight": 1.0}),
+        ("tcm", {"weight": 1.0, "negative_margin": 0.1}),
+        ("koleo", {"weight": 1.0}),
+        ("gor", {"weight": 1.0}),
     ]
     cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
     cases += [Case(_named(name, params), name, params) for name, params in variants]

@@ -1,0 +1,161 @@
+"""Losses that take the pairs of a batch for classification: SupCon (labelled InfoNCE) and SigLIP on labels.
+
+Shapes: B anchors on this rank, M references, T anchors in a tile, Q references in the tile's band.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dmlstudy.losses.distances import Distance, cosine
+from dmlstudy.losses.interface import Embeddings, LossSum, World
+from dmlstudy.losses.pairs import LINEAR, log_sum_exp
+from dmlstudy.losses.parameters import above, choice
+from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
+
+LARGEST_SCALE = 100.0
+"""A learned scale stays in [1, 100], as in CLIP (Radford et al. 2021)."""
+
+
+class SupCon(RowLoss):
+    """Supervised contrastive loss: each positive against all other images (Khosla et al. 2020, Eq. 2, L_out).
+
+    L_i = log sum_{a in A(i)} e^{l_ia} - (1/|pos(i)|) sum_{pos(i)} l_ij, logits l = -d/T, T = ``temperature``,
+    A(i) = pos(i) and neg(i). By cosine distance l is S/T up to a constant, which cancels.
+
+    ``denominator='negatives'`` is the normalised temperature-scaled form (NT-Xent; Chen et al. 2020) for any number
+    of positives: L_i = (1/|pos(i)|) sum_{pos(i)} log(1 + sum_{neg(i)} e^{l_ik - l_ij}).
+
+    With ``learn`` the scale 1/T is a parameter, kept as ln(1/T) and within 1..100.
+
+    The count is the number of anchors, or of those that have a positive (``average='with_positive'``). An anchor
+    without positives gives 0; without negatives 'all' runs over the positives alone, and 'negatives' gives 0.
+
+    Raises ValueError unless temperature > 0 (0.01 to 1 with ``learn``), and for unknown names.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        learn: bool = False,
+        denominator: str = "all",
+        average: str = "anchors",
+        distance: Distance = cosine,
+    ) -> None:
+        super().__init__(distance)
+        self.temperature = above("temperature", temperature, 0)
+        self.log_scale = _log_scale("temperature", temperature, 1 / temperature) if learn else None
+        self.over_all = choice("denominator", denominator, {"all": True, "negatives": False})
+        self.counts_all = choice("average", average, {"anchors": True, "with_positive": False})
+
+    def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        """Sum of L_i over the anchors, and the number that counts."""
+        _keep_in_range(self.log_scale)
+        return super().terms(anchors, references, world)
+
+    def rows(self, rows: Tile) -> RowTerms:
+        """Sum of L_i over the tile's anchors, and the number that counts."""
+        scale = 1 / self.temperature if self.log_scale is None else self.log_scale.detach().exp()
+        positive = rows.positive
+        share_TQ = positive.chosen.to(positive.d.dtype)
+        number_T1 = share_TQ.sum(1, keepdim=True)
+        share_TQ /= number_T1.clamp(min=1)
+        of_tile = self._against_all if self.over_all else self._against_negatives
+        total, slope_TM, band_slope_TQ = of_tile(rows, share_TQ, number_T1 > 0, scale)
+        count = len(rows.y_T) if self.counts_all else (number_T1 > 0).sum()
+        if self.log_scale is None:
+            return RowTerms(total, count, slope_TM, band_slope_TQ)
+        slope_TM[:, rows.band] += band_slope_TQ
+        by_log_scale = (
+            (slope_TM * rows.d_TM).sum().to(self.log_scale.dtype)
+        )  # dL/d ln s = sum_j dL/dd_ij d_ij
+        return RowTerms(total, count, slope_TM, None, (by_log_scale,))
+
+    def _against_all(
+        self, rows: Tile, share_TQ: Tensor, has_positive_T1: Tensor, scale: Tensor | float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum over the tile, and its slopes by the distances; ``share_TQ`` is 1/|pos(i)| at positives."""
+        chosen_TM = rows.negative.chosen
+        chosen_TM[:, rows.band] |= rows.positive.chosen
+        others = log_sum_exp(rows.d_TM * -scale, chosen_TM & has_positive_T1)
+        total = (
+            others.log_T1.masked_fill(~has_positive_T1, 0).sum() + scale * (share_TQ * rows.positive.d).sum()
+        )
+        return total, others.powers.mul_(-scale / others.sum_T1), share_TQ.mul_(scale)
+
+    def _against_negatives(
+        self, rows: Tile, share_TQ: Tensor, has_positive_T1: Tensor, scale: Tensor | float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``_against_all``, each positive in its own logarithm."""
+        negative = rows.negative
+        push = log_sum_exp(negative.d * -scale, negative.chosen)
+        logits_TQ = (rows.positive.d * scale).add_(push.log_T1)
+        total = functional.softplus(logits_TQ, threshold=LINEAR).mul_(share_TQ).sum()
+        pull_TQ = logits_TQ.sigmoid_().mul_(share_TQ).mul_(scale)
+        return total, push.powers.mul_(-pull_TQ.sum(1, keepdim=True) / push.sum_T1), pull_TQ
+
+
+class SigLIP(RowLoss):
+    """Pairwise sigmoid loss on labels: each pair is a yes or a no by itself (Zhai et al. 2023, Eq. 1).
+
+    L_i = sum_{pos(i)} log(1 + e^{-u_ij}) + sum_{neg(i)} log(1 + e^{u_ik}), u = scale S + bias, S = z_i.z_j of
+    unit vectors. It is a sum over references, as in the paper: its value grows with their number.
+
+    With ``learn`` scale (as its logarithm, within 1..100) and bias are parameters.
+
+    The count is the number of anchors; an anchor without positives only pushes. Raises ValueError unless
+    scale > 0 (1 to 100 with ``learn``) and bias is finite.
+    """
+
+    def __init__(self, scale: float = 10.0, bias: float = -10.0, learn: bool = True) -> None:
+        super().__init__(cosine)
+        self.scale = above("scale", scale, 0)
+        if not math.isfinite(bias):
+            raise ValueError(f"bias={bias} must be a finite number; -10 is usual")
+        self.bias = bias
+        self.log_scale = _log_scale("scale", scale, scale) if learn else None
+        self.learned_bias = nn.Parameter(torch.tensor(float(bias))) if learn else None
+
+    def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        """Sum of L_i over the anchors, and their number."""
+        _keep_in_range(self.log_scale)
+        return super().terms(anchors, references, world)
+
+    def rows(self, rows: Tile) -> RowTerms:
+        """Sum of L_i over the tile's anchors, and their number."""
+        scale: Tensor | float = self.scale
+        bias: Tensor | float = self.bias
+        if self.log_scale is not None and self.learned_bias is not None:
+            scale, bias = self.log_scale.detach().exp(), self.learned_bias.detach()
+        positive, negative = rows.positive, rows.negative
+        push_TM = (negative.d * -scale).add_(scale + bias).masked_fill_(~negative.chosen, -math.inf)
+        pull_TQ = (positive.d * scale).sub_(scale + bias).masked_fill_(~positive.chosen, -math.inf)
+        total = functional.softplus(push_TM, threshold=LINEAR).sum()
+        total += functional.softplus(pull_TQ, threshold=LINEAR).sum()
+        push_TM, pull_TQ = push_TM.sigmoid_(), pull_TQ.sigmoid_()
+        by_bias = push_TM.sum() - pull_TQ.sum()
+        slope_TM, band_slope_TQ = push_TM.mul_(-scale), pull_TQ.mul_(scale)
+        if self.log_scale is None:
+            return RowTerms(total, len(rows.y_T), slope_TM, band_slope_TQ)
+        slope_TM[:, rows.band] += band_slope_TQ
+        by_log_scale = (slope_TM * (rows.d_TM - 1)).sum()  # S = 1 - d
+        slopes = [by_log_scale.to(self.log_scale.dtype), by_bias.to(self.log_scale.dtype)]
+        return RowTerms(total, len(rows.y_T), slope_TM, None, slopes)
+
+
+def _log_scale(parameter: str, value: float, scale: float) -> nn.Parameter:
+    """A learned scale as its logarithm; raises ValueError, naming the ``parameter``, unless it lies in 1..100."""
+    if not scale * (1 + 1e-12) >= 1 or scale > LARGEST_SCALE * (1 + 1e-12):
+        low, high = (1 / LARGEST_SCALE, 1) if parameter == "temperature" else (1, LARGEST_SCALE)
+        raise ValueError(f"{parameter}={value} must lie in {low:g}..{high:g} where it is learned")
+    return nn.Parameter(torch.tensor(math.log(scale)))
+
+
+def _keep_in_range(log_scale: nn.Parameter | None) -> None:
+    """Bring a learned scale back into 1..100, in place, as an optimiser's step may have left it."""
+    if log_scale is not None:
+        log_scale.data.clamp_(0, math.log(LARGEST_SCALE))
