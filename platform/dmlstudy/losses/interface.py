@@ -104,6 +104,14 @@ class Loss(nn.Module, ABC):
         total, count = self.terms(anchors, references, world)
         return LossSum(total, count.detach())
 
+    def why_not_cut(self) -> str:
+        """The part of the loss that has no meaning for the first numbers of an embedding, or ''."""
+        if self.layer_weights is not None:
+            return "a loss that weighs the layers of an embedding"
+        if next(iter(self.buffers()), None) is not None:
+            return "a loss that keeps running statistics"
+        return ""
+
     @property
     def layer_weights(self) -> Tensor | None:
         """alpha of the embedding's layers, where the loss moves it; the embedder then weights its layers so."""

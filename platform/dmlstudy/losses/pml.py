@@ -80,6 +80,9 @@ class ForeignLoss(Loss):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         _bare_tensors_to_buffers(library_loss)
 
+    def why_not_cut(self) -> str:
+        return "a loss of another library"
+
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The library's loss of all references times B/M, and B/M."""
         check_classes(references.y_N, self.num_classes)

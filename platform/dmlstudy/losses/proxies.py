@@ -34,9 +34,10 @@ class _ProxyLoss(Loss):
         check_classes(anchors.y_N, self.num_classes)
         if references is not anchors:
             check_classes(references.y_N, self.num_classes)
-        if anchors.z_ND.shape[1] != self.dim:
+        size = next(self.parameters()).shape[-1]
+        if anchors.z_ND.shape[1] != size:
             raise ValueError(
-                f"embeddings have size {anchors.z_ND.shape[1]}, proxies {self.dim}; "
+                f"embeddings have size {anchors.z_ND.shape[1]}, proxies {size}; "
                 "build the loss with dim = the embedder's size"
             )
         tensors = (anchors.z_ND, references.z_ND, *self.parameters())
