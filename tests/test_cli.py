@@ -21,7 +21,8 @@ import dmlstudy
 from dmlstudy import cli
 from dmlstudy.engine import selfcheck
 from dmlstudy.engine.jobs import Job
-from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row
+from dmlstudy.registry.estimates import Estimate
+from dmlstudy.registry.leaderboard import FrontTrial, Leaderboard, Row
 from dmlstudy.spec.study_file import CLAIMS
 from dmlstudy.store import Store
 from dmlstudy.training import exactness

@@ -12,6 +12,7 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 | ``test_separate_map_at_r`` | mean over the folds' models on the test classes |
 | ``test_concatenated_map_at_r`` | the folds' models as one embedding on the test classes |
 | ``test_map_at_r_low``, ``test_map_at_r_high`` | ends of an interval, in a leaderboard's row |
+| ``test_map_at_r_dim64_int8`` | the first 64 numbers of each embedding, of 8 bits each; ``_binary``: of 1 bit |
 | ``retention_map_at_r`` | score on the test classes of the retention data |
 | ``omega_deviation``, ``test_omega_deviation`` | how far structure embeddings are from one and the same for all items |
 | ``omega_saturated`` | share of their weights at a bound |
@@ -24,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from typing import Literal, NamedTuple
 
 TRAIN_LOSS = "train_loss"
 IMAGES_PER_SECOND = "images_per_second"
@@ -41,6 +43,35 @@ _RETENTION = "retention_"
 _COUNT = "num_"
 _SEPARATE, _CONCATENATED = "separate_", "concatenated_"
 _OF_FOLD_MODELS = (_SEPARATE, _CONCATENATED)
+
+
+Bits = Literal[32, 8, 1]
+_BITS: dict[Bits, str] = {32: "", 8: "_int8", 1: "_binary"}
+_SHORT = re.compile(r"(.+?)(?:_dim([0-9]+))?(_int8|_binary)?")
+
+
+class ShortForm(NamedTuple):
+    """A short form of embeddings: their first ``size`` numbers (None: all), of so many bits each."""
+
+    size: int | None
+    bits: Bits
+
+    def of(self, metric: str) -> str:
+        """The name of a metric of embeddings in this form."""
+        return f"{metric}{'' if self.size is None else f'_dim{self.size}'}{_BITS[self.bits]}"
+
+    def num_bytes(self, whole: int) -> int:
+        """Bytes of a vector whose embedding has ``whole`` numbers."""
+        return -(-(self.size or whole) * self.bits // 8)
+
+
+def short_form(name: str) -> tuple[str, ShortForm] | None:
+    """The metric and the form of a name of short embeddings; None of any other name."""
+    found = _SHORT.fullmatch(name)
+    if found is None or found.group(2) is found.group(3) is None:
+        return None
+    bits = next(each for each, word in _BITS.items() if word == (found.group(3) or ""))
+    return found.group(1), ShortForm(None if found.group(2) is None else int(found.group(2)), bits)
 
 
 def on_test(metric: str) -> str:

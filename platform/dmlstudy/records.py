@@ -268,10 +268,17 @@ NUM_FUSED = 3
 """Stages of a backbone whose features are put together by ``embedder.fusion``."""
 
 
+def _in_words(sizes: Any) -> Any:
+    """Sizes as a search space has them, a value with spaces: '32 64' of [32, 64]."""
+    if isinstance(sizes, int) and not isinstance(sizes, bool):
+        return str(sizes)
+    return " ".join(map(str, sizes)) if isinstance(sizes, list | tuple) else sizes
+
+
 class EmbedderConfig(Grown):
     """Backbone and head of the embedder f: image -> unit sphere in R^size, or all of R^size."""
 
-    LATER = ("head", "dim_per", "structure_input", "unit_norm")
+    LATER = ("head", "dim_per", "structure_input", "unit_norm", "matryoshka")
 
     backbone: Annotated[
         str,
@@ -354,10 +361,25 @@ class EmbedderConfig(Grown):
         ),
     ] = "none"
 
+    matryoshka: Annotated[
+        str | None,
+        BeforeValidator(_in_words),
+        Field(
+            pattern=r"^[0-9]{1,5}( [0-9]{1,5}){0,15}$",
+            description="sizes below D, as [32, 64], whose leading parts of the embedding are trained by the same loss;"
+            " the loss is the mean over these and the whole",
+        ),
+    ] = None
+
     @property
     def size(self) -> int:
         """Numbers of an embedding."""
         return embedding_size(self.dim, self.dim_per)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Sizes of the leading parts that are trained as well."""
+        return tuple(map(int, (self.matryoshka or "").split()))
 
 
 def embedding_size(dim: int, dim_per: str) -> int:
@@ -880,6 +902,14 @@ class MetricsConfig(Record):
         bool,
         Field(description="nmi, nmi_geometric and f1 of k-means of the test embeddings, in verdict trials"),
     ] = False
+    short_vectors: Annotated[
+        tuple[Annotated[PositiveInt, Field(le=MANY)], ...],
+        Field(
+            max_length=16,
+            description="sizes of leading parts of the embedding that verdict trials are scored with as well, each of"
+            " 32, 8 and 1 bit a number, and so the whole; default: those that embedder.matryoshka trains",
+        ),
+    ] = ()
     verification: Annotated[
         bool,
         Field(
@@ -955,7 +985,7 @@ class StartConfig(Ancestor):
 class TrialConfig(MetricsConfig, Grown):
     """Everything one trial needs; equal configurations on one machine give equal scores."""
 
-    LATER = ("start", "retention", "verification", "fmr", "thresholds")
+    LATER = ("start", "retention", "verification", "fmr", "thresholds", "short_vectors")
 
     family: str
     phase: Literal["search", "verdict"] = "search"

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "platform"))
 from dmlstudy import online
 from dmlstudy.online import constraints, stream
 from dmlstudy.online.drift import Watch
-from dmlstudy.registry.leaderboard import Estimate
+from dmlstudy.registry.estimates import Estimate
 
 HALF, TRAIN, PAIRS = 6000, 1000, 2000
 

@@ -12,7 +12,8 @@ import pytest
 from dmlstudy.data import Fit, preprocessing
 from dmlstudy.records import DataConfig
 from dmlstudy.registry.card import SHOWN, card, usage
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.registry.estimates import Estimate
+from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.training.lineage import KeptNotes, told
 from dmlstudy.training.tasks import TASKS
 from dmlstudy.verdict.comparison import compare

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard, leaderboard
+from dmlstudy.registry.estimates import Estimate
+from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.runs import PLAN
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError

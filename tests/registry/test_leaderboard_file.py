@@ -14,7 +14,8 @@ import pytest
 from dmlstudy import cli
 from dmlstudy.registry import leaderboard as boards
 from dmlstudy.registry import leaderboard_file
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.registry.estimates import Estimate
+from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.verdict.comparison import compare
 
 SCORES = {

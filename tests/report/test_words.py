@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.made_study import Maker
 
+from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.history import history
-from dmlstudy.registry.leaderboard import Estimate, FrontTrial, Leaderboard, Row, leaderboard
+from dmlstudy.registry.leaderboard import FrontTrial, Leaderboard, Row, leaderboard
 from dmlstudy.registry.runs import Run
 from dmlstudy.report import words
 from dmlstudy.verdict.comparison import compare

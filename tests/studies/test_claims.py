@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.registry.estimates import Estimate
+from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.search_luck import SearchLuck
 from dmlstudy.spec import claims as spec
 from dmlstudy.spec import study_file

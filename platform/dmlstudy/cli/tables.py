@@ -92,6 +92,8 @@ def show_leaderboard(board: Leaderboard) -> None:
         say(line)
     if board.retention:
         _show_retention(board)
+    if board.short:
+        _show_short_vectors(board)
 
 
 def show_tally(boards: Sequence[Leaderboard], family: str, *, as_json: bool) -> None:
@@ -144,6 +146,38 @@ def _show_comparisons(board: Leaderboard) -> None:
     for line in [*remarks(board.comparisons), board.paired, *luck_lines(board)]:
         if line:
             say(line)
+
+
+def _show_short_vectors(board: Leaderboard) -> None:
+    say(
+        f"\nshort vectors: test {board.objective} of the first numbers of embeddings, of 32, 8 and 1 bit each"
+    )
+    show_table(
+        (
+            "family",
+            "numbers x bits",
+            "bytes",
+            "of",
+            for_people(on_test(board.objective)),
+            "less the whole's",
+            "less the winner's",
+        ),
+        [
+            (
+                each.family,
+                each.form,
+                str(each.num_bytes),
+                str(each.whole_bytes),
+                str(each.score),
+                "" if each.beside_whole is None else each.beside_whole.told_effect(),
+                "" if each.beside_winner is None else each.beside_winner.told_effect(),
+            )
+            for each in board.short
+        ],
+    )
+    say(
+        "paired by seed; better, worse: p ≤ 0.05, adjusted for these pairs alone, and [ ] hold for all of them at once"
+    )
 
 
 def _show_retention(board: Leaderboard) -> None:

@@ -5,7 +5,7 @@ Shapes: N rows of a batch, D embedding size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,6 +48,7 @@ def build(
     dim: int | None = None,
     num_layers: int = 1,
     seed: int = 0,
+    matryoshka: Sequence[int] = (),
     regularizer: tuple[str, Mapping[str, Scalar]] | None = None,
     **params: Scalar | Part,
 ) -> BatchLoss:
@@ -56,12 +57,14 @@ def build(
     Losses with proxies need ``num_classes`` and ``dim``, the embedding size, and have parameters of their own to be
     trained. Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
     a ``mining.Miner``, a ``distances.Distance``. A ``regularizer`` is a name and its parameters, ``weight`` among them.
+    ``matryoshka`` are sizes below ``dim``: the loss is the mean over these leading parts and the whole.
 
     Raises ValueError as ``catalogue.build``, for a size that is needed and missing, and for a parameter that the chosen
     weighting, mining or mode does not use.
     """
     sizes = {"num_classes": num_classes, "dim": dim}
-    missing = [key for key in catalogue.sizes_of(name) if sizes[key] is None]
+    needed = [*catalogue.sizes_of(name), *(["dim"] if matryoshka else [])]
+    missing = [key for key in dict.fromkeys(needed) if sizes[key] is None]
     if missing:
         raise ValueError(f"loss {name!r} needs {' and '.join(missing)}; pass {missing[0]}=...")
     check_used("loss", name, params)
@@ -72,6 +75,7 @@ def build(
             name,
             params,
             regularizer=regularizer,
+            leading=matryoshka,
             num_classes=1 if num_classes is None else num_classes,
             dim=1 if dim is None else dim,
             num_layers=num_layers,

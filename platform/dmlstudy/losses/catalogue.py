@@ -7,7 +7,7 @@ where a study file has a name (``losses.build``).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 from dmlstudy.losses import pml
@@ -17,6 +17,7 @@ from dmlstudy.losses.distances import Distance, checked_distance, cosine, euclid
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.infonce import SigLIP, SupCon
 from dmlstudy.losses.interface import Loss
+from dmlstudy.losses.matryoshka import Matryoshka
 from dmlstudy.losses.mining import (
     AllOf,
     DistanceWeighted,
@@ -279,6 +280,7 @@ def build(
     *,
     regularizer: tuple[str, Mapping[str, Scalar]] | None = None,
     memory: bool = False,
+    leading: Sequence[int] = (),
     num_classes: int,
     dim: int,
     num_layers: int = 1,
@@ -289,6 +291,9 @@ def build(
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
     that references will hold rows of earlier batches. ``num_classes``, ``dim``, ``num_layers`` (of the embedder's
     head) and ``seed`` reach the constructors that ask for them.
+
+    With ``leading`` the loss, without its regulariser, is the mean over embeddings' leading parts of these sizes and
+    the whole (``Matryoshka``).
 
     A parameter that names a part (``PARTS``) also accepts an object. A parameter that the chosen parts do not use has
     no effect here, because studies of earlier versions may contain one (``unused`` finds them).
@@ -311,6 +316,8 @@ def build(
             f"loss {name!r} cannot use a cross-batch memory; set batch.memory_size to 0, or choose from "
             f"{', '.join(able)}"
         )
+    if leading:
+        loss = Matryoshka(loss, leading, dim)
     if regularizer is None:
         return loss
     kind, its_params = regularizer

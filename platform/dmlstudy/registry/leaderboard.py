@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from scipy.special import stdtrit
 
 from dmlstudy import metric_names
 from dmlstudy.records import Grown, Record, is_untrained
 from dmlstudy.registry import retention, tracking
+from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRuns
 from dmlstudy.registry.search_luck import SearchLuck, search_luck
+from dmlstudy.registry.short_vectors import ShortVectors, short_vectors
 from dmlstudy.store import Store
 from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
@@ -31,35 +30,6 @@ SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
 
 LEAST_DEVIATION = 0.01
 """Of structure embeddings that do anything: ``omega_deviation`` on the test items, the mean over seeds."""
-
-
-class Estimate(Record):
-    """Mean over n values and the half-width of its 95% t-interval; none for a single value."""
-
-    mean: float
-    half_width: float | None
-    num: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        n = len(values)
-        if n < 2:
-            return cls(mean=values[0], half_width=None, num=n)
-        quantile = float(stdtrit(n - 1, 0.975))
-        half_width = quantile * statistics.stdev(values) / math.sqrt(n)
-        return cls(mean=statistics.fmean(values), half_width=half_width, num=n)
-
-    @property
-    def low(self) -> float | None:
-        return None if self.half_width is None else self.mean - self.half_width
-
-    @property
-    def high(self) -> float | None:
-        return None if self.half_width is None else self.mean + self.half_width
-
-    def __str__(self) -> str:
-        width = "" if self.half_width is None else f" ± {self.half_width:.3f}"
-        return f"{self.mean:.4f}{width}"
 
 
 class Row(Grown):
@@ -120,7 +90,7 @@ class Leaderboard(Grown):
     A row's best configuration is that of the highest validation objective, also where the study has a second one.
     """
 
-    LATER = ("retention", "lost", "luck", "untested", "alike")
+    LATER = ("retention", "lost", "luck", "untested", "alike", "short")
 
     study: str
     objective: str
@@ -136,6 +106,8 @@ class Leaderboard(Grown):
     retention: RetentionSet | None = None
     lost: list[Comparison] = []
     """By the objective on the retention data: each judged family with its untrained embedder."""
+    short: list[ShortVectors] = []
+    """Judged families' embeddings in short forms, where the study scored such."""
     luck: SearchLuck | None = None
     """Of the families whose search was done again; None where none was."""
     alike: dict[str, str] = {}
@@ -178,6 +150,7 @@ def leaderboard(store: Store, study: str) -> Leaderboard:
         lost=retention.lost(
             runs, {row.family: row.untrained for row in rows if row.untrained}, elsewhere, objective
         ),
+        short=short_vectors(runs, [row.family for row in rows if not is_untrained(row.family)]),
         luck=_luck(store, study, runs),
         alike=parent.alike,
         untested=[line for row in rows if (line := row.untested)],

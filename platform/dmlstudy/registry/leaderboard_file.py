@@ -11,7 +11,8 @@ from typing import Any, Literal
 from dmlstudy import data, metric_names
 from dmlstudy.data import Column
 from dmlstudy.files import PARQUET, check_output, written_whole
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard
+from dmlstudy.registry.estimates import Estimate
+from dmlstudy.registry.leaderboard import Leaderboard
 from dmlstudy.verdict.comparison import Comparison
 
 KINDS: dict[str, Literal["string", "int64"]] = {

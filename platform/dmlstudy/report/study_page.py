@@ -13,7 +13,7 @@ from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.registry.curves import pair_counts, verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.report import examples, figures, retention, streams, thresholds, tuning, words
+from dmlstudy.report import examples, figures, retention, short_vectors, streams, thresholds, tuning, words
 from dmlstudy.report.page import (
     Plot,
     Section,
@@ -137,6 +137,7 @@ def _leaderboard(board: Leaderboard) -> list[str | Plot]:
         parts.append(words.front_table(board))
     scores = words.scores_table(board, [*further[:MOST_FURTHER], *of_folds])
     parts += retention.parts(board)
+    parts += short_vectors.parts(board)
     more = [words.search_table(board), *([scores] if scores else [])]
     told = "Validation scores, trials and seeds" + (", other test scores" if scores else "")
     return [*parts, folded(told, *more)]

@@ -10,8 +10,9 @@ from typing import Any
 from dmlstudy import metric_names
 from dmlstudy.html import Html, element, joined
 from dmlstudy.records import UNTRAINED, is_untrained
+from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.history import History
-from dmlstudy.registry.leaderboard import Estimate, Leaderboard, Row
+from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.runs import Run, RunKind
 from dmlstudy.registry.search_luck import luck_lines
 from dmlstudy.report.page import facts, paragraph, table

@@ -217,6 +217,7 @@ class ProtocolConfig(MetricsConfig, Grown):
         "replicate_of",
         "verification",
         "fmr",
+        "short_vectors",
     )
 
     num_folds: Annotated[

@@ -19,7 +19,7 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Loss
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
-from dmlstudy.training import canvases, feature_cache, started
+from dmlstudy.training import canvases, feature_cache, short_vectors, started
 from dmlstudy.training.adaptation import adapt, check_adapter
 from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_heads, check_recipe
 from dmlstudy.training.step import Step
@@ -39,6 +39,7 @@ def check(config: TrialConfig, train: LabelledImages) -> None:
     check_recipe(config.training)
     check_chunk_and_share(config)
     check_heads(config)
+    short_vectors.check(config)
     check_adapter(config)
 
 
@@ -106,6 +107,7 @@ def make_loss(config: TrialConfig, num_classes: int, seed: int, device: torch.de
         config.loss.params,
         regularizer=(regularizer.name, regularizer.params) if regularizer else None,
         memory=config.batch.memory_size > 0,
+        leading=config.embedder.parts,
         num_classes=num_classes,
         dim=config.embedder.size,
         num_layers=config.embedder.head_depth + 1,

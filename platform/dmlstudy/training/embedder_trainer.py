@@ -31,8 +31,9 @@ from dmlstudy.training.gradients import Gradients, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.optimization import Optimization
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
-from dmlstudy.training.scores import Scored
+from dmlstudy.training.scores import Scored, joined
 from dmlstudy.training.shares import shares_of
+from dmlstudy.training.short_vectors import short_vector_scores
 
 EMBEDDED = 256
 """Images that are read and embedded at once where they are not in memory."""
@@ -220,15 +221,15 @@ class EmbedderTrainer(Trainer):
 
     def score(self) -> dict[str, float]:
         """Metrics of retrieval among the held-out images, computed by rank 0 for all."""
-        return self._scored().metrics
+        embedded, (images, query, gallery) = self._embed_held_out()
+        return retrieval_scores(embedded, images.labels_N, query, gallery, self.config).metrics
 
     def judge(self) -> Scored:
         """The same, with sums by class."""
-        return self._scored(by_class=True)
-
-    def _scored(self, *, by_class: bool = False) -> Scored:
         embedded, (images, query, gallery) = self._embed_held_out()
-        return retrieval_scores(embedded, images.labels_N, query, gallery, self.config, by_class=by_class)
+        rest = images.labels_N, query, gallery, self.config
+        short = short_vector_scores(embedded.z_ND, *rest)
+        return joined([retrieval_scores(embedded, *rest, by_class=True), short])
 
     def score_elsewhere(self, dataset: ZeroShotData) -> dict[str, float]:
         """The same among the test images of other data."""

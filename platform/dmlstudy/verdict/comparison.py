@@ -183,6 +183,11 @@ class Comparison(Grown):
             f" {'; '.join(self.populations)}"
         )
 
+    def told_effect(self) -> str:
+        """The difference with its interval and outcome, of the population that the outcome is of."""
+        interval = "" if self.interval is None else f" [{self.interval[0]:+.4f}, {self.interval[1]:+.4f}]"
+        return f"{self.effect:+.4f}{interval} {self.outcome}"
+
     @property
     def where(self) -> str:
         """The population that the outcome holds for, in words; nothing where no difference was found."""

@@ -37,7 +37,10 @@ class Embedding(Task):
     has_fold_models = True
 
     def is_of_untrained(self, param: str) -> bool:
-        return param.startswith("embedder.") and param != "embedder.structure_input"  # no embedding is of it
+        return param.startswith("embedder.") and param not in (
+            "embedder.structure_input",  # no embedding before training is of them
+            "embedder.matryoshka",
+        )
 
     def size(self, params: Mapping[str, Any]) -> int:
         return embedding_size(int(params["embedder.dim"]), str(params.get("embedder.dim_per", "whole")))

@@ -32,7 +32,15 @@ class Online(Task):
     limits = "Scores are of test rows of the classes that its constraints were of; of other classes nothing is known."
     section = "online"
     sections = ("online", "training")
-    unmeasured = ("macro", "clusters", "map_at", "full_map", "retention", "verification")
+    unmeasured = (
+        "macro",
+        "clusters",
+        "map_at",
+        "full_map",
+        "retention",
+        "verification",
+        "short_vectors",
+    )
     second_objectives = MappingProxyType[str, str]({})
     size_param = None
     uses_gpu = False

@@ -1,0 +1,135 @@
+"""Scores of embeddings that are made shorter: by their first numbers, and by 8 bits or 1 bit for each number.
+
+Shapes: N items, D embedding size, E size of the leading part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmlstudy import distributed, retrieval
+from dmlstudy.data.images import Indices, Labels
+from dmlstudy.metric_names import ShortForm
+from dmlstudy.records import TrialConfig
+from dmlstudy.training.scores import Scored, joined, unit_scores
+
+Floats = NDArray[np.float32]
+
+METRICS = ("map_at_r", "recall_at_1")
+"""Metrics of short vectors, beside the objective."""
+
+
+def leading(z_ND: Floats, size: int) -> Floats:
+    """The first ``size`` numbers as unit vectors, (N, E)."""
+    part_NE = z_ND[:, :size].astype(np.float64)
+    return _unit(part_NE)
+
+
+def eight_bits(z_ND: Floats) -> Floats:
+    """Vectors rounded to whole numbers in -127..127, as unit vectors: q = round(127 z / max_d |z_d|).
+
+    Each vector has a scale of its own. Cosines do not see it, so nothing is fitted, and nothing but q is kept.
+    """
+    largest_N1 = np.abs(z_ND).max(axis=1, keepdims=True)
+    return _unit(np.rint(127.0 * z_ND.astype(np.float64) / np.where(largest_N1 > 0, largest_N1, 1)))
+
+
+def one_bit(z_ND: Floats) -> Floats:
+    """Signs as unit vectors, 1 where z > 0: their order by distance is that of Hamming distances."""
+    return _unit(np.where(z_ND > 0, 1.0, -1.0))
+
+
+def forms(z_ND: Floats, sizes: tuple[int, ...]) -> Iterator[tuple[ShortForm, Floats]]:
+    """Each size, and the whole, of 32, 8 and 1 bit a number; but for the whole of 32 bits, which is not short."""
+    for size in (*sizes, z_ND.shape[1]):
+        is_whole = size == z_ND.shape[1]
+        part_NE = z_ND if is_whole else leading(z_ND, size)
+        if not is_whole:
+            yield ShortForm(size, 32), part_NE
+        yield ShortForm(None if is_whole else size, 8), eight_bits(part_NE)
+        yield ShortForm(None if is_whole else size, 1), one_bit(part_NE)
+
+
+def sizes_of(config: TrialConfig) -> tuple[int, ...]:
+    """Sizes below the embedding's that the trial's verdict is scored with, ascending."""
+    wanted = config.short_vectors or config.embedder.parts
+    return tuple(sorted(size for size in set(wanted) if size < config.embedder.size))
+
+
+def short_vector_scores(
+    z_ND: Floats, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
+) -> Scored:
+    """The objective, MAP@R and Recall@1 of each short form, with sums by class; every rank must call this.
+
+    Names are as ``map_at_r_dim64_int8``. Empty in a search, and where neither ``protocol.short_vectors`` nor
+    ``embedder.matryoshka`` asks for them.
+    """
+    if config.phase != "verdict" or not (config.short_vectors or config.embedder.parts):
+        return Scored({})
+    return distributed.computed_once(
+        lambda: joined(
+            [
+                _scored(short_NE, labels_N, query, gallery, config, form)
+                for form, short_NE in forms(z_ND, sizes_of(config))
+            ]
+        )
+    )
+
+
+def check(config: TrialConfig) -> None:
+    """Raise ValueError, beginning with the key, where leading parts of the trial's embedding have no meaning."""
+    embedder, regularizer = config.embedder, config.regularizer
+    key, given = (
+        ("protocol.short_vectors", config.short_vectors)
+        if config.short_vectors
+        else ("embedder.matryoshka", embedder.parts)
+    )
+    if not given:
+        return
+    shown = f"{key}: [{', '.join(map(str, given))}]"
+    wrong = {
+        "embedder.unit_norm": not embedder.unit_norm and "false",
+        "embedder.code": embedder.code != "none" and embedder.code,
+        "embedder.head_depth": embedder.head_depth,
+        "embedder.fusion": embedder.fusion in ("heads", "unit_heads") and embedder.fusion,
+        "regularizer.name": regularizer is not None and regularizer.name == "structure" and regularizer.name,
+    }
+    for other, value in wrong.items():
+        if value:
+            raise ValueError(
+                f"{shown} cuts embeddings, which has no meaning beside {other}: {value}; leave one of them out"
+            )
+    if embedder.parts and (
+        list(embedder.parts) != sorted(set(embedder.parts)) or embedder.parts[-1] >= embedder.size
+    ):
+        raise ValueError(
+            f"embedder.matryoshka: [{', '.join(map(str, embedder.parts))}] must be ascending sizes below the"
+            f" embedding's {embedder.size}; leave the whole out, for it is always trained"
+        )
+
+
+def _scored(
+    short_NE: Floats,
+    labels_N: Labels,
+    query: Indices | None,
+    gallery: Indices | None,
+    config: TrialConfig,
+    form: ShortForm,
+) -> Scored:
+    ranked = retrieval.rank(
+        short_NE, labels_N, {}, 1, config.recall_at, query=query, gallery=gallery, macro=config.macro
+    )
+    scores = ranked.scores["none"]
+    wanted = {config.objective, *METRICS}
+    metrics = {form.of(name): value for name, value in scores.means().items() if name in wanted}
+    unit_U, count_U, sums = scores.sums(labels_N[ranked.query_Q])
+    named = {form.of(name): sum_U.tolist() for name, sum_U in sums.items() if name in wanted}
+    return Scored(metrics, unit_scores(unit_U.tolist(), count_U.tolist(), named))
+
+
+def _unit(values_NE: NDArray[np.float64]) -> Floats:
+    norms_N1 = np.linalg.norm(values_NE, axis=1, keepdims=True)
+    return (values_NE / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
