@@ -50,6 +50,7 @@ from dmlstudy.losses.proxies import (
     ProxyNCAPlusPlus,
     SoftTriple,
 )
+from dmlstudy.losses.ranking import RecallAtK, SmoothAP, SupAP
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.triplets import Hardest, Triplet
@@ -222,6 +223,9 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "ranked_list": RankedList,
     "circle": Circle,
     "angular": Angular,
+    "smooth_ap": SmoothAP,
+    "sup_ap": SupAP,
+    "recall_at_k": RecallAtK,
     "proxy_nca": ProxyNCA,
     "proxy_nca_pp": ProxyNCAPlusPlus,
     "proxy_anchor": ProxyAnchor,
