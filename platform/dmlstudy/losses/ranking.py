@@ -26,9 +26,6 @@ from dmlstudy.text import shown
 TIE = 1e-6
 """Cosines that differ by no more count as equal where a step is not smooth: rounding must not decide on it."""
 
-HELD = 5
-"""The most positives of an anchor whose T x M sigmoids are kept for the slopes; of more they are taken twice."""
-
 
 class SmoothAP(RowLoss):
     """Smooth average precision (Brown et al. 2020, Eq. 4-6).
@@ -111,26 +108,31 @@ class SupAP(RowLoss):
         """Sum of L_i over the tile's anchors, and their number."""
         ranked = Ranked(rows, self.tau)
         share_T1 = 1 / ranked.number_T1.clamp(min=1)
-        total = rows.d_TM.new_zeros(())
+        total, spare_TM = rows.d_TM.new_zeros(()), torch.empty_like(rows.d_TM)
         for place in range(ranked.num_positives):
             nearer = ranked.differences(place)
             r_T1 = (nearer.positive_TP >= -TIE / self.tau).sum(1, keepdim=True).add_(1)
-            n_T1, slope_TM = self._bound(nearer.negative_TM)
+            n_T1 = self._bound(nearer.negative_TM, spare_TM)
             part_T1 = share_T1 * ranked.real_TP[:, place, None] / (r_T1 + n_T1)
-            ranked.push(place, slope_TM, part_T1 * r_T1 / (r_T1 + n_T1))
+            ranked.push(place, nearer.negative_TM, part_T1 * r_T1 / (r_T1 + n_T1))
             total += (part_T1 * n_T1).sum()
         return ranked.terms(total)
 
-    def _bound(self, x_TM: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of H over each row and its slopes, by x in units of tau, whose memory is reused."""
+    def _bound(self, x_TM: Tensor, spare_TM: Tensor) -> Tensor:
+        """The sum of H over each row; x, which is in units of tau, becomes H's slopes.
+
+        Arithmetic alone, of arrays that exist: masks and fresh memory take most of the time on a CPU.
+        """
         delta, rho = self.delta / self.tau, self.rho * self.tau
-        beyond_TM = x_TM > delta
-        n_T1 = (x_TM > TIE / self.tau).sum(1, keepdim=True).to(x_TM.dtype).mul_(self.start)
-        n_T1 += beyond_TM.sum(1, keepdim=True).to(x_TM.dtype).mul_(self.jump)
-        n_T1 += (x_TM - delta).clamp_(min=0).sum(1, keepdim=True).mul_(rho)
+        n_T1 = excess_over(x_TM, TIE / self.tau, spare_TM).sign_().sum(1, keepdim=True).mul_(self.start)
+        n_T1 += excess_over(x_TM, delta, spare_TM).sum(1, keepdim=True).mul_(rho)
+        beyond_TM = spare_TM.sign_()
+        n_T1 += beyond_TM.sum(1, keepdim=True).mul_(self.jump)
         g_TM = x_TM.clamp_(max=delta).sigmoid_()
         n_T1 += g_TM.sum(1, keepdim=True)
-        return n_T1, slopes_of(g_TM).masked_fill_(beyond_TM, rho)
+        slope_TM = slopes_of(g_TM)
+        slope_TM.addcmul_(slope_TM, beyond_TM, value=-1).add_(beyond_TM, alpha=rho)
+        return n_T1
 
 
 class RecallAtK(RowLoss):
@@ -179,15 +181,12 @@ class RecallAtK(RowLoss):
         """Sum of L_i over the tile's anchors, and their number."""
         ranked = Ranked(rows, self.tau)
         r_TP = torch.zeros_like(ranked.d_TP)
-        steps = []
         for place in range(ranked.num_positives):
             g = ranked.smooth_steps(place)
             r_TP[:, place] = g.negative_TM.sum(1).add_(g.positive_TP.sum(1)).add_(1)
-            if ranked.num_positives <= HELD:
-                steps.append(g)
         value_T1, by_rank_TP = self._recall(r_TP, ranked)
         for place in range(ranked.num_positives):
-            g = steps[place] if steps else ranked.smooth_steps(place)
+            g = ranked.smooth_steps(place)  # again, for of all positives they would take P T x M
             factor_T1 = by_rank_TP[:, place, None]
             ranked.push(place, slopes_of(g.negative_TM), factor_T1)
             ranked.pull(place, slopes_of(g.positive_TP), factor_T1)
@@ -221,11 +220,12 @@ class Ranked:
     """A tile's references as ranked by its anchors, and the slopes by their distances that gather here.
 
     ``d_TP`` are the distances of the positives side by side, in units of tau as all here; ``real_TP`` says which of
-    them are no padding.
+    them are no padding. The differences from one positive lie where those from the last one lay: on a CPU fresh memory
+    costs more than the sigmoid.
     """
 
     def __init__(self, rows: Tile, tau: float) -> None:
-        positive, negative = rows.positive, rows.negative
+        positive = rows.positive
         self.tau = tau
         self.num_anchors, self.num_references = rows.d_TM.shape
         self.num_band = positive.d.shape[1]
@@ -234,17 +234,18 @@ class Ranked:
         self.d_TP = positive.d.gather(1, self.place_TP).div_(tau)
         self.number_T1 = self.real_TP.sum(1, keepdim=True).to(self.d_TP.dtype)
         self.slope_TM, self.slope_TP = torch.zeros_like(rows.d_TM), torch.zeros_like(self.d_TP)
-        self._negative_TM = torch.where(negative.chosen, negative.d, math.inf).div_(tau)
         self._positive_TP = self.d_TP.masked_fill(~self.real_TP, math.inf)
+        self._negative_TM = rows.d_TM / tau
+        self._negative_TM[:, rows.band].masked_fill_(rows.y_T[:, None] == rows.y_Q, math.inf)
+        self._room_TM = torch.empty_like(rows.d_TM)
 
     def differences(self, place: int | None) -> Differences:
         """(S_ij - S_ip) / tau of each j, p the positive at this place, or the anchor itself at similarity 1."""
-        if place is None:
-            return Differences(-self._negative_TM, -self._positive_TP)
-        own_T1 = self.d_TP[:, place, None]
-        before = Differences(own_T1 - self._negative_TM, own_T1 - self._positive_TP)
-        before.positive_TP[:, place] = -math.inf
-        return before
+        own_T1 = self.number_T1.new_zeros(self.num_anchors, 1) if place is None else self.d_TP[:, place, None]
+        positive_TP = own_T1 - self._positive_TP
+        if place is not None:
+            positive_TP[:, place] = -math.inf
+        return Differences(torch.sub(own_T1, self._negative_TM, out=self._room_TM), positive_TP)
 
     def smooth_steps(self, place: int | None) -> Differences:
         """The sigmoids of the differences."""
@@ -285,13 +286,18 @@ def slopes_of(g: Tensor) -> Tensor:
     return g.addcmul_(g, g, value=-1)
 
 
+def excess_over(x_TM: Tensor, low: float, out_TM: Tensor) -> Tensor:
+    """max(0, x - low), in the memory of ``out_TM``."""
+    return torch.sub(x_TM, low, out=out_TM).clamp_(min=0)
+
+
 def integers(parameter: str, value: str) -> tuple[int, ...]:
     """The integers of a text such as '1 2 4', in order; raises ValueError unless they are positive and differ."""
     words = value.split()
     found = sorted({int(word) for word in words if word.isascii() and word.isdecimal()})
     if not found or len(found) < len(words) or found[0] < 1 or found[-1] > LARGEST:
         raise ValueError(
-            f"{parameter}={shown(value)} must be different integers from 1 to {LARGEST} with spaces between, like '1 2 4'"
+            f"{parameter}={shown(value)} must be different integers of 1 to {LARGEST}, like '1 2 4'"
         )
     return tuple(found)
 
