@@ -55,6 +55,9 @@ def _cases() -> dict[str, Case]:
         "cosface": {"scale": 4.0},
         "circle": {"gamma": 8.0},
         "proxy_anchor": {"alpha": 8.0},
+        "smooth_ap": {"tau": 0.1},
+        "sup_ap": {"tau": 0.1},
+        "recall_at_k": {"tau": 0.1},
     }
     variants: list[tuple[str, dict[str, Scalar]]] = [
         ("pair_weighting", {"negative_margin": 1.5, "weighting": "power", "detach_weights": False}),
@@ -65,6 +68,8 @@ def _cases() -> dict[str, Case]:
         ("multi_similarity_distance", {"version": "v2"}),
         ("n_pair", {"positive": "all"}),
         ("n_pair", {"positive": "one_per_class"}),
+        ("smooth_ap", {"tau": 0.1, "count_self": True}),
+        ("recall_at_k", {"tau": 0.1, "simix": True}),
     ]
     regularizers: list[tuple[str, dict[str, Scalar]]] = [
         ("graph_consistency", {"weight": 1.0}),
@@ -84,6 +89,7 @@ def _cases() -> dict[str, Case]:
     cases += [
         Case("proxy_nca_pp + graph_consistency", "proxy_nca_pp", {}, regularizers[0]),
         Case("contrastive, memory", "contrastive", base, memory_size=30),
+        Case("recall_at_k simix=True, memory", "recall_at_k", {"tau": 0.1, "simix": True}, memory_size=30),
         Case("contrastive + structure, memory", "contrastive", base, regularizers[2], memory_size=30),
     ]
     return {case.name: case for case in cases}
