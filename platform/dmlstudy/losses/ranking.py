@@ -28,7 +28,7 @@ TIE = 1e-6
 
 
 class SmoothAP(RowLoss):
-    """Smooth average precision (Brown et al. 2020, Eq. 4-6).
+    """Smooth average precision (Brown et al. 2020).
 
     L_i = 1 - mean_{p in pos(i)} r_p / R_p, with r_p = 1 + sum_{j in pos(i), j != p} G(S_ij - S_ip), R_p = r_p +
     sum_{k in neg(i)} G(S_ik - S_ip), G(x) = 1 / (1 + e^{-x/tau}) and S = z_i.z_j of unit vectors.
@@ -46,7 +46,7 @@ class SmoothAP(RowLoss):
 
     def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
-        ranked = Ranked(rows, self.tau)
+        ranked = RankedTile(rows, self.tau)
         number_T1 = ranked.number_T1 + 1 if self.count_self else ranked.number_T1.clamp(min=1)
         share_T1 = (ranked.number_T1 > 0) / number_T1
         total = rows.d_TM.new_zeros(())
@@ -56,7 +56,7 @@ class SmoothAP(RowLoss):
             total += self._term(ranked, None, share_T1)
         return ranked.terms(total)
 
-    def _term(self, ranked: Ranked, place: int | None, share_T1: Tensor) -> Tensor:
+    def _term(self, ranked: RankedTile, place: int | None, share_T1: Tensor) -> Tensor:
         """1 - r/R = n/R of one positive of each anchor, n = R - r: slopes r/R^2 by n and -n/R^2 by r."""
         g = ranked.smooth_steps(place)
         n_T1, r_T1 = g.negative_TM.sum(1, keepdim=True), g.positive_TP.sum(1, keepdim=True).add_(1)
@@ -72,7 +72,7 @@ class SmoothAP(RowLoss):
 
 
 class SupAP(RowLoss):
-    """An upper bound of 1 - average precision, smooth in the negatives (Ramzi et al. 2021, Eq. 5-7).
+    """An upper bound of 1 - average precision, smooth in the negatives (Ramzi et al. 2021).
 
     L_i = 1 - mean_{p in pos(i)} r_p / (r_p + n_p), with r_p = 1 + |{j in pos(i), j != p : S_ij >= S_ip}|, through which
     no gradient flows, n_p = sum_{k in neg(i)} H(S_ik - S_ip), S = z_i.z_j of unit vectors and
@@ -106,7 +106,7 @@ class SupAP(RowLoss):
 
     def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
-        ranked = Ranked(rows, self.tau)
+        ranked = RankedTile(rows, self.tau)
         share_T1 = 1 / ranked.number_T1.clamp(min=1)
         total, spare_TM = rows.d_TM.new_zeros(()), torch.empty_like(rows.d_TM)
         for place in range(ranked.num_positives):
@@ -136,7 +136,7 @@ class SupAP(RowLoss):
 
 
 class RecallAtK(RowLoss):
-    """Recall at several k, made smooth twice: in the ranks and in the step at k (Patel et al. 2022, Eq. 5-8).
+    """Recall at several k, made smooth twice: in the ranks and in the step at k (Patel et al. 2022).
 
     L_i = 1 - mean_{k in ks} min(k, sum_{p in pos(i)} q_kp) / min(k, |pos(i)|), with q_kp = G_k(k - r_p), r_p = 1 +
     sum_{j != p} G(S_ij - S_ip) over the positives and negatives of i, G(x) = 1 / (1 + e^{-x/tau}), G_k the same with
@@ -146,8 +146,10 @@ class RecallAtK(RowLoss):
     the temperature ``k_temperature`` for every k, 'k' has k itself.
 
     ``simix`` adds virtual rows a z_i + (1 - a) z_j, not normalised, for all pairs of images of one class in the global
-    batch (Sec. 3.3). They are of that class, anchors and references alike, dealt to the ranks and counted. The weight a
-    is a function of the batch's images and the pair. Rows of a memory are not mixed, nor does it keep virtual ones.
+    batch. They are of that class, anchors and references alike, dealt to the ranks and counted.
+
+    The weight a is a hash of the batch's images and the pair. Rows of a memory are not mixed, nor does it keep virtual
+    ones.
 
     The count is the number of anchors; an anchor without positives gives 0. Raises ValueError unless tau, k_temperature
     > 0, for ``ks`` that are no different positive integers, and for an unknown ``k_temperature_mode``.
@@ -179,7 +181,7 @@ class RecallAtK(RowLoss):
 
     def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
-        ranked = Ranked(rows, self.tau)
+        ranked = RankedTile(rows, self.tau)
         r_TP = torch.zeros_like(ranked.d_TP)
         for place in range(ranked.num_positives):
             g = ranked.smooth_steps(place)
@@ -192,7 +194,7 @@ class RecallAtK(RowLoss):
             ranked.pull(place, slopes_of(g.positive_TP), factor_T1)
         return ranked.terms((ranked.number_T1.clamp(max=1) - value_T1).sum())
 
-    def _recall(self, r_TP: Tensor, ranked: Ranked) -> tuple[Tensor, Tensor]:
+    def _recall(self, r_TP: Tensor, ranked: RankedTile) -> tuple[Tensor, Tensor]:
         """The mean recall over ks of each anchor, and the slopes of its loss by the ranks."""
         value_T1, by_rank_TP = torch.zeros_like(ranked.number_T1), torch.zeros_like(r_TP)
         for k in self.ks:
@@ -216,7 +218,7 @@ class Differences(NamedTuple):
     positive_TP: Tensor
 
 
-class Ranked:
+class RankedTile:
     """A tile's references as ranked by its anchors, and the slopes by their distances that gather here.
 
     ``d_TP`` are the distances of the positives side by side, in units of tau as all here; ``real_TP`` says which of
