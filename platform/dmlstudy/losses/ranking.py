@@ -5,7 +5,7 @@ stands for the step that counts, so that a slope exists. References are compared
 time.
 
 Shapes: B anchors on this rank, M references, T anchors in a tile, Q references in the tile's band, P most positives of
-any anchor, V virtual rows, R those of this rank's share, D embedding size.
+any anchor, V virtual rows, D embedding size.
 """
 
 from __future__ import annotations
