@@ -88,6 +88,10 @@ CONTESTS: dict[str, Contest] = {
     "ranked list": Contest("ranked_list", {}, plain(pml.RankedListLoss(0.4, Tn=10, alpha=1.2))),
     "circle": Contest("circle", {}, plain(pml.CircleLoss(0.4, 80)), True),
     "angular": Contest("angular", {}, plain(pml.AngularLoss(40))),
+    "smooth AP": Contest("smooth_ap", {"count_self": True}, plain(pml.SmoothAPLoss(0.01))),
+    "SupAP": Contest("sup_ap", {}, None),
+    "recall at k": Contest("recall_at_k", {}, None),
+    "recall at k, SiMix": Contest("recall_at_k", {"simix": True}, None),
     "n-pair, one pair per class": Contest(
         "n_pair", {"positive": "one_per_class", "l2": 0.0}, plain(pml.NPairsLoss())
     ),

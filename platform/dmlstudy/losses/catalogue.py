@@ -52,6 +52,7 @@ from dmlstudy.losses.proxies import (
     ProxyNCAPlusPlus,
     SoftTriple,
 )
+from dmlstudy.losses.ranking import RecallAtK, SmoothAP, SupAP
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure
@@ -244,6 +245,9 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "supcon": supcon,
     "siglip": SigLIP,
     "tcm": ThresholdConsistentMargin,
+    "smooth_ap": SmoothAP,
+    "sup_ap": SupAP,
+    "recall_at_k": RecallAtK,
     "proxy_nca": ProxyNCA,
     "proxy_nca_pp": ProxyNCAPlusPlus,
     "proxy_anchor": ProxyAnchor,

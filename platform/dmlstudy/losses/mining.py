@@ -236,8 +236,12 @@ def uniforms(rows: Tile, seed: int, id_TP: Tensor) -> Tensor:
     the order of the batch or the tile. Batches of other images draw other numbers.
     """
     x_TP = scrambled(rows.id_T + scrambled(rows.salt + seed))[:, None] + id_TP
-    x_TP = scrambled(scrambled(x_TP))
-    return ((x_TP >> 11) & (2**53 - 1)).double() / 2.0**53
+    return unit_interval(scrambled(scrambled(x_TP)))
+
+
+def unit_interval(x: Tensor) -> Tensor:
+    """The numbers in [0, 1), float64, that hashes stand for, of their first 53 bits."""
+    return ((x >> 11) & (2**53 - 1)).double() / 2.0**53
 
 
 def scrambled(x: Tensor) -> Tensor:

@@ -39,6 +39,12 @@ SWITCHES: dict[str, dict[str, Switch]] = {
             },
         ),
     },
+    "sup_ap": {
+        "offset_mode": Switch("continuous", {"continuous": (), "fixed": ("offset",)}),
+    },
+    "recall_at_k": {
+        "k_temperature_mode": Switch("fixed", {"fixed": ("k_temperature",), "k": ()}),
+    },
     "graph_consistency": {
         "sigma_mode": Switch("fixed", {"fixed": ("sigma",), "median": ()}),
     },

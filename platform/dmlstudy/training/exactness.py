@@ -58,6 +58,9 @@ def _cases() -> dict[str, Case]:
         "supcon": {"learn": True},
         "siglip": {"bias": -2.0},
         "tcm": {"negative_margin": 0.1},
+        "smooth_ap": {"tau": 0.1},
+        "sup_ap": {"tau": 0.1},
+        "recall_at_k": {"tau": 0.1},
     }
     variants: list[tuple[str, dict[str, Scalar]]] = [
         ("pair_weighting", {"negative_margin": 1.5, "weighting": "power", "detach_weights": False}),
@@ -69,6 +72,8 @@ def _cases() -> dict[str, Case]:
         ("n_pair", {"positive": "all"}),
         ("n_pair", {"positive": "one_per_class"}),
         ("supcon", {"denominator": "negatives", "average": "with_positive"}),
+        ("smooth_ap", {"tau": 0.1, "count_self": True}),
+        ("recall_at_k", {"tau": 0.1, "simix": True}),
     ]
     regularizers: list[tuple[str, dict[str, Scalar]]] = [
         ("graph_consistency", {"weight": 1.0}),
@@ -91,6 +96,7 @@ def _cases() -> dict[str, Case]:
     cases += [
         Case("proxy_nca_pp + graph_consistency", "proxy_nca_pp", {}, regularizers[0]),
         Case("contrastive, memory", "contrastive", base, memory_size=30),
+        Case("recall_at_k simix=True, memory", "recall_at_k", {"tau": 0.1, "simix": True}, memory_size=30),
         Case("contrastive + structure, memory", "contrastive", base, regularizers[2], memory_size=30),
     ]
     return {case.name: case for case in cases}
