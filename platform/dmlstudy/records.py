@@ -480,6 +480,7 @@ class TrainingConfig(Grown):
         "checkpointing",
         "ema_decay",
         "wise_ft",
+        "l2_sp",
         "feature_cache",
         "cached_views",
         "adapter",
@@ -616,6 +617,15 @@ class TrainingConfig(Grown):
             " weights that came from a file; 1: the trained ones; [0.3, 0.5, 1.0]: the best of these on the folds"
         ),
     ] = 1.0
+    l2_sp: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=100,
+            description="decay towards the weights that training began with, of what came from a file, instead of"
+            " weight_decay there; 0: none",
+        ),
+    ] = 0.0
     feature_cache: Annotated[
         Literal["off", "auto"],
         Field(

@@ -90,7 +90,14 @@ class Optimization:
             step_factor=training.step_factor,
         )
         groups = list(_groups(training, embedder, loss, self.unfrozen.names))
-        self.optimizer = _optimizer(training, groups, device)
+        begun = _begun(embedder) if training.l2_sp else {}
+        self.optimizer = _optimizer(training, groups, set(begun.values()), device)
+        if begun:
+            is_decoupled = training.optimizer == "adamw"
+            self.optimizer.register_step_pre_hook(
+                DecayToStart(begun.values(), training.l2_sp, is_decoupled=is_decoupled)
+            )
+        self._has_decay_to_start = bool(begun)
         self._lrs: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self._clipped = [
             ("embedder", list(embedder.parameters()), training.clip_norm),
@@ -109,13 +116,47 @@ class Optimization:
         fp16's scaler leaves out a step whose gradients overflow. Raises TrialFailed, on every rank alike, for a norm
         to be clipped that is not finite otherwise.
         """
-        if any(most is not None for _, _, most in self._clipped):
+        if self._has_decay_to_start or any(most is not None for _, _, most in self._clipped):
             scaler.unscale_(self.optimizer)
             for part, parameters, most in self._clipped:
                 if most is not None:
                     _clip(part, parameters, most, is_scaled=scaler.is_enabled())
         scaler.step(self.optimizer)
         scaler.update()
+
+
+class DecayToStart:
+    """Weight decay towards the weights w0 that training began with (L2-SP, Li et al. 2018), before each step.
+
+    As the optimiser's own decay with w - w0 in the place of w: w <- w - lr c (w - w0) where it is decoupled (AdamW),
+    and else g <- g + c (w - w0). Make it before training. A weight without a gradient stays as it is.
+    """
+
+    def __init__(self, weights: Iterable[nn.Parameter], coefficient: float, *, is_decoupled: bool) -> None:
+        self.starts = {weight: weight.detach().clone() for weight in weights}
+        self.coefficient = coefficient
+        self.is_decoupled = is_decoupled
+
+    @torch.no_grad()
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """The hook of the optimiser's step."""
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                start = self.starts.get(weight)
+                if start is None or weight.grad is None:
+                    continue
+                if self.is_decoupled:
+                    weight.lerp_(start, group["lr"] * self.coefficient)
+                else:
+                    weight.grad.add_(weight - start, alpha=self.coefficient)
+
+
+def _begun(embedder: embedders.Embedder) -> dict[str, nn.Parameter]:
+    """The parameters of the parts whose weights came from a file."""
+    parts = {part: embedder.get_submodule(part) for part in embedder.begun_parts}
+    return {
+        f"{part}.{name}": weight for part, own in parts.items() for name, weight in own.named_parameters()
+    }
 
 
 def _clip(part: str, parameters: Iterable[nn.Parameter], most: float, *, is_scaled: bool) -> None:
@@ -176,14 +217,16 @@ def _of_adapters(
 
 
 def _optimizer(
-    training: TrainingConfig, groups: Iterable[Group], device: torch.device
+    training: TrainingConfig, groups: Iterable[Group], begun: set[nn.Parameter], device: torch.device
 ) -> torch.optim.Optimizer:
+    """The optimiser of these groups; what ``begun`` holds decays elsewhere."""
     options: list[dict[str, Any]] = []
     for group in groups:
-        decayed = [value for name, value in group.named.items() if name not in group.undecayed]
+        undecayed = group.undecayed | {name for name, value in group.named.items() if value in begun}
+        decayed = [value for name, value in group.named.items() if name not in undecayed]
         own = {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
         options.append({"params": decayed, "lr": group.lr, **own})
-        others = [value for name, value in group.named.items() if name in group.undecayed]
+        others = [value for name, value in group.named.items() if name in undecayed]
         options.append({"params": others, "lr": group.lr, "weight_decay": 0.0})
     options = [each for each in options if each["params"]]
     fused = True if training.fused and device.type == "cuda" else None

@@ -105,6 +105,13 @@ def check_chunk_and_share(config: TrialConfig) -> None:
             f"training.wise_ft: {shown} would give a structure head features of other weights than the running mean of"
             f" embedder.structure_input: {embedder.structure_input} is of; leave one of them out"
         )
+    if config.training.l2_sp and (embedder.weights is None or config.training.adapter != "none"):
+        why = "these are random" if embedder.weights is None else "adapters leave them as they are"
+        fix = "set embedder.weights" if embedder.weights is None else "set training.adapter: none"
+        raise ValueError(
+            f"training.l2_sp: {config.training.l2_sp:g} draws weights to those they began as, and {why}; {fix}, or"
+            " leave training.l2_sp out"
+        )
     if least < 1 and embedder.weights is None:
         raise ValueError(
             f"training.wise_ft: {shown} mixes the trained weights with those they began as, and these are random; set"
