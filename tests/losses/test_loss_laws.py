@@ -241,7 +241,7 @@ def test_autocast_computes_in_full_precision(name: str, dtype: torch.dtype) -> N
 def test_malformed_input_is_refused(name: str) -> None:
     loss = build(name)
     good = embeddings(LABELS, dtype=torch.float32)
-    z_ND, y_N, id_N, _ = good
+    z_ND, y_N, id_N = good.z_ND, good.y_N, good.id_N
     bad = {
         "labels must be int64": Embeddings(z_ND, y_N.int(), id_N),
         "sample ids must be int64": Embeddings(z_ND, y_N, id_N.float()),

@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
+from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.distances import Distance, checked_distance, euclidean, squared_euclidean
 from dmlstudy.losses.graph import GraphConsistency
@@ -42,14 +43,7 @@ from dmlstudy.losses.pairs import (
     RankedList,
 )
 from dmlstudy.losses.parameters import at_least, choice, constructed, hyperparameters
-from dmlstudy.losses.proxies import (
-    ArcFace,
-    CosFace,
-    ProxyAnchor,
-    ProxyNCA,
-    ProxyNCAPlusPlus,
-    SoftTriple,
-)
+from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.triplets import Hardest, Triplet
@@ -226,6 +220,7 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "proxy_nca_pp": ProxyNCAPlusPlus,
     "proxy_anchor": ProxyAnchor,
     "soft_triple": SoftTriple,
+    "norm_softmax": NormSoftmax,
     "arcface": ArcFace,
     "cosface": CosFace,
     "adaptive_bound": AdaptiveBound,
