@@ -7,11 +7,12 @@ where a study file has a name (``losses.build``).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
+from dmlstudy.losses.class_margins import AdaFace, CurricularFace, MagFace, SubCenterArcFace
 from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.distances import Distance, checked_distance, euclidean, squared_euclidean
@@ -223,6 +224,10 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "norm_softmax": NormSoftmax,
     "arcface": ArcFace,
     "cosface": CosFace,
+    "subcenter_arcface": SubCenterArcFace,
+    "curricularface": CurricularFace,
+    "adaface": AdaFace,
+    "magface": MagFace,
     "adaptive_bound": AdaptiveBound,
 }
 """Losses that train an embedder by themselves; ``pml:ClassName`` names any other of that library."""
@@ -237,7 +242,7 @@ REGULARIZERS: dict[str, type[Loss]] = {
 WEIGHT = "weight"
 """The regulariser's parameter that the sum needs, not the regulariser itself."""
 
-_GIVEN = ("num_classes", "dim", "num_layers", "seed")
+_GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed")
 """Arguments the trial supplies; they are not hyperparameters."""
 
 PARTS = ("weighting", "mining", "distance")
@@ -252,14 +257,16 @@ def build(
     memory: bool = False,
     num_classes: int,
     dim: int,
+    class_sizes: Sequence[int] | None = None,
     num_layers: int = 1,
     seed: int = 0,
 ) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
-    that references will hold rows of earlier batches. ``num_classes``, ``dim``, ``num_layers`` (of the embedder's
-    head) and ``seed`` reach the constructors that ask for them.
+    that references will hold rows of earlier batches. ``num_classes``, ``class_sizes`` (the number of training images
+    of each class), ``dim``, ``num_layers`` (of the embedder's head) and ``seed`` reach the constructors that ask for
+    them.
 
     A parameter that names a part (``PARTS``) also accepts an object. A parameter that the chosen parts do not use has
     no effect here, because studies of earlier versions may contain one (``unused`` finds them).
@@ -267,7 +274,13 @@ def build(
     Raises ValueError for an unknown entry or parameter (with the nearest name and the list), for a value of the wrong
     type, for a loss that cannot use a memory, and whatever the loss itself refuses.
     """
-    given = {"num_classes": num_classes, "dim": dim, "num_layers": num_layers, "seed": seed}
+    given = {
+        "num_classes": num_classes,
+        "class_sizes": class_sizes,
+        "dim": dim,
+        "num_layers": num_layers,
+        "seed": seed,
+    }
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
     named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})
     if name.startswith(pml.PREFIX):

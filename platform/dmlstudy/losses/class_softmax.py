@@ -38,8 +38,8 @@ Others: TypeAlias = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 class Transforms(NamedTuple):
     """A loss's T for each anchor and its N, in which the state of this very batch is a constant.
 
-    ``term_B`` is added to each anchor's loss. ``norm_slope_B`` is dT/dv and ``term_norm_slope_B`` that of ``term_B``, by
-    the norm v before normalising, where they depend on it. Without ``others`` N(S) = S.
+    Without ``others`` N(S) = S. Where T depends on the norm before normalising, ``norm_slope_B`` is its slope by it;
+    ``term_B``, of slope ``term_norm_slope_B``, is then added to each anchor's loss.
     """
 
     own_B: Tensor
@@ -59,22 +59,31 @@ class ClassSoftmax(ProxyLoss):
     def __init__(self, num_classes: int, dim: int, scale: float) -> None:
         super().__init__(num_classes, dim)
         self.scale = scale
+        self._has_seen_norms = False
+
+    def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:  # noqa: B027  # most have no state
+        """Take a training batch into the loss's state, before it is used; alike on every rank, without gradient."""
 
     @abstractmethod
-    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings, world: World) -> Transforms:
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T and N for anchors with these cosines o to their own classes; no gradient is recorded."""
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        if self.uses_norms:
+            self._check_norms(references)
         anchors = anchors.rows(in_order(anchors))  # the own classes of a tile are then those of adjacent rows
         (vectors,) = self.parameters()
         w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
+        is_training = self.training and torch.is_grad_enabled()
         with torch.no_grad():
             own_BKD, _ = _unit(w_CKD[y_B].to(z_BD.dtype))
             own_B = (own_BKD @ z_BD[:, :, None])[:, :, 0].amax(1)
-            transforms = self.transforms(own_B, anchors, references, world)
+            if is_training:
+                self.observe(own_B, references, world)
+            transforms = self.transforms(own_B, anchors, references)
         leaves = [z_BD, w_CKD]
-        if norm_B is not None and (transforms.norm_slope_B is not None or transforms.term_B is not None):
+        if transforms.norm_slope_B is not None and norm_B is not None:
             leaves.append(norm_B)
         batch = _Batch(y_B, self.scale, transforms)
         num_vectors = w_CKD.shape[0] * w_CKD.shape[1]
@@ -86,6 +95,19 @@ class ClassSoftmax(ProxyLoss):
         else:
             total = _ByClasses.apply(batch, *leaves)
         return per_anchor(total, anchors)
+
+    def _check_norms(self, references: Embeddings) -> None:
+        """Raises ValueError without norms, and for a first batch whose norms are all the same: they say nothing."""
+        norm_M = references.norm_N
+        if norm_M is None:
+            raise ValueError("this loss needs norms: give embeddings as they are before they are normalised")
+        if not self._has_seen_norms and len(norm_M) > 1:
+            if norm_M.max() - norm_M.min() <= 1e-4 * norm_M.max():
+                raise ValueError(
+                    f"all embeddings have the norm {float(norm_M[0]):.4g}, and this loss looks at norms; give it"
+                    " embeddings as they are before they are normalised, and no codes or heads of unit norm"
+                )
+            self._has_seen_norms = True
 
 
 class _Batch(NamedTuple):
@@ -105,11 +127,12 @@ class _Batch(NamedTuple):
         n_TC, slope_TC = others(s_TC, rows)
         return n_TC * self.scale, slope_TC, nearest_TC
 
-    def leaf_slopes(self, share_B: Tensor) -> list[Tensor]:
-        """dL/dv of each anchor, where it has a norm, from the ``share`` 1 - p_iy of the other classes."""
-        transforms, slope_B = self.transforms, torch.zeros_like(share_B)
-        if transforms.norm_slope_B is not None:
-            slope_B = -self.scale * share_B * transforms.norm_slope_B
+    def norm_slopes(self, share_B: Tensor) -> list[Tensor]:
+        """The slope by each anchor's norm, if T has one, from the ``share`` 1 - p_iy of the other classes."""
+        transforms = self.transforms
+        if transforms.norm_slope_B is None:
+            return []
+        slope_B = -self.scale * share_B * transforms.norm_slope_B
         if transforms.term_norm_slope_B is not None:
             slope_B = slope_B + transforms.term_norm_slope_B
         return [slope_B]
@@ -148,7 +171,7 @@ def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
             z_gradient_BD[rows].addmm_(slope_k_TC, unit_CKD[:, k])
             unit_gradient_CKD[:, k].addmm_(slope_k_TC.T, z_TD)
     w_gradient_CKD = _through_unit(unit_gradient_CKD, unit_CKD, size_CK1).to(w_CKD.dtype)
-    gradients = [z_gradient_BD, w_gradient_CKD, *(batch.leaf_slopes(share_B) if len(leaves) > 2 else [])]
+    gradients = [z_gradient_BD, w_gradient_CKD, *batch.norm_slopes(share_B)]
     return batch.total(loss_B), z_BD.new_tensor(float(len(z_BD))), gradients
 
 
@@ -171,7 +194,6 @@ class _ByClasses(torch.autograd.Function):
                 highest_B = higher_B
             loss_B, share_B, sum_B = _cross_entropy(own_B, highest_B, others_B)
             ctx.save_for_backward(z_BD, w_CKD, highest_B + sum_B.log(), share_B)
-            ctx.has_norms = bool(norms)
             return batch.total(loss_B)
 
     @staticmethod
@@ -193,10 +215,10 @@ class _ByClasses(torch.autograd.Function):
                 unit_gradient_TKD = torch.empty_like(unit_TKD)
                 for k, slope_k_BT in _of_each_vector(p_BT, nearest_BT, unit_TKD.shape[1]):
                     z_gradient_BD.addmm_(slope_k_BT, unit_TKD[:, k])
-                    unit_gradient_TKD[:, k] = slope_k_BT.T @ scaled_BD
+                    torch.mm(slope_k_BT.T, scaled_BD, out=unit_gradient_TKD[:, k])
                 w_gradient_CKD[tile.classes] = _through_unit(unit_gradient_TKD, unit_TKD, size_TK1)
             z_gradient_BD.mul_(batch.scale * factor)
-            norms = [factor * slope_B for slope_B in batch.leaf_slopes(share_B)] if ctx.has_norms else []
+            norms = [factor * slope_B for slope_B in batch.norm_slopes(share_B)]
         return None, z_gradient_BD, w_gradient_CKD, *norms
 
 
@@ -286,11 +308,10 @@ def cos_of_sum(cos_B: Tensor, margin_B: Tensor) -> tuple[Tensor, Tensor]:
     return cos_B * cos_m_B - sin_B * sin_m_B, cos_m_B + slope_B * sin_m_B
 
 
-def checked_angle(margin: float) -> float:
-    """The margin in degrees, in radians; raises ValueError unless it lies in 0..90."""
-    at_least("margin", margin, 0)
-    if margin > 90:
-        raise ValueError(f"margin={margin} must be an angle of at most 90 degrees; 28.6 is usual")
+def checked_angle(parameter: str, margin: float) -> float:
+    """A margin in degrees, in radians; raises ValueError unless it lies in 0..90."""
+    if at_least(parameter, margin, 0) > 90:
+        raise ValueError(f"{parameter}={margin} must be an angle of at most 90 degrees; 28.6 is usual")
     return math.radians(margin)
 
 
@@ -307,7 +328,7 @@ class NormSoftmax(ClassSoftmax):
         self.temperature = temperature
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
-    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings, world: World) -> Transforms:
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o."""
         return Transforms(own_B, torch.ones_like(own_B))
 
@@ -327,7 +348,7 @@ class ProxyNCAPlusPlus(ClassSoftmax):
         self.temperature = temperature
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
-    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings, world: World) -> Transforms:
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o."""
         return Transforms(own_B, torch.ones_like(own_B))
 
@@ -353,10 +374,10 @@ class ArcFace(ClassSoftmax):
     ) -> None:
         super().__init__(num_classes, dim, above("scale", scale, 0))
         self.margin = margin
-        self.angle = checked_angle(margin)
+        self.angle = checked_angle("margin", margin)
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
-    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings, world: World) -> Transforms:
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta + m)."""
         return Transforms(*widened(own_B, own_B.new_tensor(self.angle)))
 
@@ -378,6 +399,6 @@ class CosFace(ClassSoftmax):
         self.margin = at_least("margin", margin, 0)
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
-    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings, world: World) -> Transforms:
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o - m."""
         return Transforms(own_B - self.margin, torch.ones_like(own_B))

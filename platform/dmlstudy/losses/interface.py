@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 
 class Embeddings(NamedTuple):
@@ -32,6 +33,12 @@ class Embeddings(NamedTuple):
         structure_ND = None if self.structure_ND is None else self.structure_ND[selected]
         norm_N = None if self.norm_N is None else self.norm_N[selected]
         return Embeddings(self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND, norm_N)
+
+
+    def with_norms(self) -> Embeddings:
+        """Embeddings that are not normalised yet as unit vectors, with their norms beside them; float32 at least."""
+        z_ND = self.z_ND.to(torch.promote_types(self.z_ND.dtype, torch.float32))
+        return self._replace(z_ND=normalize(z_ND, dim=1, eps=1e-12), norm_N=z_ND.norm(dim=1))
 
 
 class LossSum(NamedTuple):

@@ -43,8 +43,8 @@ class ProxyLoss(Loss):
         dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
         with torch.autocast(anchors.z_ND.device.type, enabled=False):
             return self._terms(
-                anchors._replace(z_ND=anchors.z_ND.to(dtype)),
-                references._replace(z_ND=references.z_ND.to(dtype)),
+                _in(dtype, anchors),
+                _in(dtype, references),
                 world,
             )
 
@@ -197,6 +197,11 @@ def unit_vectors(seed: int, *shape: int) -> nn.Parameter:
 def _normalized(proxies: Tensor, embeddings: Embeddings) -> Tensor:
     """The proxies as unit vectors, in the embeddings' dtype."""
     return functional.normalize(proxies.to(embeddings.z_ND.dtype), dim=-1)
+
+
+def _in(dtype: torch.dtype, embeddings: Embeddings) -> Embeddings:
+    norm_N = None if embeddings.norm_N is None else embeddings.norm_N.to(dtype)
+    return embeddings._replace(z_ND=embeddings.z_ND.to(dtype), norm_N=norm_N)
 
 
 def _own(embeddings: Embeddings, num_classes: int) -> Tensor:

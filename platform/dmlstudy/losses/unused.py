@@ -39,6 +39,12 @@ SWITCHES: dict[str, dict[str, Switch]] = {
             },
         ),
     },
+    "subcenter_arcface": {
+        "margin_by": Switch(
+            "fixed",
+            {"fixed": ("margin",), "class_size": ("lowest_margin", "highest_margin", "exponent")},
+        ),
+    },
     "graph_consistency": {
         "sigma_mode": Switch("fixed", {"fixed": ("sigma",), "median": ()}),
     },
