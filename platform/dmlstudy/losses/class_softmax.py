@@ -98,9 +98,9 @@ class ClassSoftmax(ProxyLoss):
 
     def _check_norms(self, references: Embeddings) -> None:
         """Raises ValueError without norms, and for a first batch whose norms are all the same: they say nothing."""
-        norm_M = references.norm_N
-        if norm_M is None:
+        if references.norm_N is None:
             raise ValueError("this loss needs norms: give embeddings as they are before they are normalised")
+        norm_M = references.norm_N.detach()
         if not self._has_seen_norms and len(norm_M) > 1:
             if norm_M.max() - norm_M.min() <= 1e-4 * norm_M.max():
                 raise ValueError(
