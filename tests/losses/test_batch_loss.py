@@ -141,13 +141,14 @@ def test_what_does_not_fit_is_named_in_one_line(name: str, params: dict[str, Any
 def test_switches_are_those_of_the_catalogue(name: str) -> None:
     """Defaults and parameters as in the catalogue; each option can be built with what it uses."""
     defaults = catalogue.parameters_of(name)
+    sizes: dict[str, Any] = dict.fromkeys(catalogue.sizes_of(name), 3) if name in catalogue.CATALOGUE else {}
     for switch, (default, uses) in SWITCHES[name].items():
         assert defaults[switch] == default
         for option, own in uses.items():
             params = {switch: option} | {parameter: defaults[parameter] for parameter in own}
             assert list(unused(name, params)) == []
             if name in catalogue.CATALOGUE:
-                losses.build(name, **params)
+                losses.build(name, class_sizes=[1, 2, 3], **sizes, **params)
             else:
                 losses.build("contrastive", regularizer=(name, params))
 

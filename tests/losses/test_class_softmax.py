@@ -6,17 +6,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import losses as pml
+from support.ranks import config
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dmlstudy import losses
+from dmlstudy import data, losses
 from dmlstudy.losses import catalogue, tiles
 from dmlstudy.losses.class_margins import AdaFace, CurricularFace, MagFace, SubCenterArcFace
 from dmlstudy.losses.class_softmax import ArcFace, ClassSoftmax, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.interface import Embeddings, Loss
+from dmlstudy.records import TrialConfig
+from dmlstudy.training.embedder_trainer import EmbedderTrainer
 
 NUM_CLASSES, DIM = 7, 4
 SIZES = [5, 3, 9, 1, 2, 4, 6]
@@ -446,3 +450,16 @@ def test_impossible_parameters_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         kind(num_classes=3, dim=DIM, **params)
+
+
+def test_a_trial_counts_the_images_of_each_class_that_it_trains_on() -> None:
+    images = data.load("digits").development
+    loss_of = {"name": "subcenter_arcface", "params": {"margin_by": "class_size"}}
+    trial = TrialConfig.model_validate(config(loss=loss_of))
+    rows = np.arange(len(images))[: len(images) // 2]
+    share = images.select(rows)
+    one = EmbedderTrainer(trial, share, torch.device("cpu"), stream=0)
+    _, sizes = np.unique(images.labels_N[rows], return_counts=True)
+    wanted = SubCenterArcFace(len(sizes), 8, margin_by="class_size", class_sizes=sizes.tolist())
+    assert one.module.loss.get_buffer("angle_C").tolist() == pytest.approx(wanted.angle_C.tolist())
+    assert len(set(wanted.angle_C.tolist())) > 1

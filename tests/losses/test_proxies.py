@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy.losses.interface import ALONE, Embeddings, Loss, World
-from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
+from dmlstudy.losses.class_softmax import ArcFace, CosFace, ProxyNCAPlusPlus
 from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
 
 NUM_CLASSES, DIM = 5, 4

@@ -16,7 +16,7 @@ from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.losses.pair_weighting import Contrastive
-from dmlstudy.losses.proxies import ProxyNCAPlusPlus
+from dmlstudy.losses.class_softmax import ProxyNCAPlusPlus
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.structure import Structure
 

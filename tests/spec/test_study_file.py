@@ -104,6 +104,7 @@ def test_every_family_is_in_the_catalogue_and_builds_at_its_edges(name: str) -> 
             regularizer=config.regularizer and (config.regularizer.name, config.regularizer.params),
             memory=config.batch.memory_size > 0,
             num_classes=3,
+            class_sizes=[2, 3, 5],
             dim=8,
         )
         assert set(config.loss.params) <= set(catalogue.parameters_of(config.loss.name))
