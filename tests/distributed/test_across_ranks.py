@@ -54,7 +54,9 @@ def on_a_rank(name: str, split: tuple[int, ...]) -> Outcome:
 
 
 @pytest.mark.parametrize("split", [(6, 6), (7, 4, 1), (8, 4, 0)], ids=lambda split: "-".join(map(str, split)))
-@pytest.mark.parametrize("name", ["multi_similarity", "triplet", "proxy_anchor", "margin", "curricularface", "adaface", "magface"])
+@pytest.mark.parametrize(
+    "name", ["multi_similarity", "triplet", "proxy_anchor", "margin", "curricularface", "adaface", "magface"]
+)
 def test_value_and_gradient_equal_one_process(pool: GlooPool, name: str, split: tuple[int, ...]) -> None:
     model, loss = encoder(), loss_of(name)
     x, labels = batch(slice(None))

@@ -111,7 +111,11 @@ def transformed(
     o, theta = cosines[y], torch.acos(cosines[y])
 
     def arc(m: Tensor | float) -> Tensor:
-        return torch.cos(theta + m) if theta + m <= math.pi else o - m * torch.sin(torch.as_tensor(m, dtype=torch.float64))
+        return (
+            torch.cos(theta + m)
+            if theta + m <= math.pi
+            else o - m * torch.sin(torch.as_tensor(m, dtype=torch.float64))
+        )
 
     match loss:
         case CosFace():

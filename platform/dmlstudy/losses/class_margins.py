@@ -185,7 +185,9 @@ class AdaFace(ClassSoftmax):
         self.margin = at_least("margin", margin, 0)
         self.concentration = at_least("concentration", concentration, 0)
         if at_least("t_alpha", t_alpha, 0) > 1:
-            raise ValueError(f"t_alpha={t_alpha} must be at most 1: it is the share of a batch in the running mean")
+            raise ValueError(
+                f"t_alpha={t_alpha} must be at most 1: it is the share of a batch in the running mean"
+            )
         self.t_alpha = t_alpha
         self.register_buffer("mean", torch.tensor(20.0, dtype=torch.float64))
         self.register_buffer("deviation", torch.tensor(100.0, dtype=torch.float64))

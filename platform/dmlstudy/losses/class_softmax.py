@@ -117,7 +117,9 @@ class _Batch(NamedTuple):
     scale: float
     transforms: Transforms
 
-    def logits(self, z_TD: Tensor, unit_CKD: Tensor, rows: slice) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def logits(
+        self, z_TD: Tensor, unit_CKD: Tensor, rows: slice
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """s N(S_TC), N'(S_TC) (None: 1), and the number of the nearest of each class's vectors (None: of the one)."""
         others = self.transforms.others
         if others is None:

@@ -34,7 +34,6 @@ class Embeddings(NamedTuple):
         norm_N = None if self.norm_N is None else self.norm_N[selected]
         return Embeddings(self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND, norm_N)
 
-
     def with_norms(self) -> Embeddings:
         """Embeddings that are not normalised yet as unit vectors, with their norms beside them; float32 at least."""
         z_ND = self.z_ND.to(torch.promote_types(self.z_ND.dtype, torch.float32))
