@@ -417,7 +417,7 @@ def test_in_a_loop_of_one_s_own_the_loss_takes_norms_itself(name: str) -> None:
     torch.testing.assert_close(value, total / count, rtol=1e-12, atol=0)
     torch.testing.assert_close(*(torch.autograd.grad(x, h_ND)[0] for x in (value, total / count)))
     fresh = losses.build(name, num_classes=NUM_CLASSES, dim=DIM).double()
-    with pytest.raises(ValueError, match="all embeddings have the norm 1, .* before they are normalised"):
+    with pytest.raises(ValueError, match=r"all embeddings have the norm 1, .* before they are normalised"):
         fresh(given.z_ND, given.y_N)
     with pytest.raises(ValueError, match="this loss needs norms"):
         other(given._replace(norm_N=None))

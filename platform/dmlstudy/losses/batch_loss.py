@@ -21,10 +21,13 @@ from dmlstudy.records import Scalar
 class BatchLoss(nn.Module):
     """The mean of a loss over a batch: total / max(1, count).
 
-    Rows with equal ids are one image and no positive pair; without ids each row is an image of its own. A loss that looks
-    at norms (``loss.uses_norms``) takes embeddings as they are before they are normalised, and normalises them itself.
+    Rows with equal ids are one image and no positive pair; without ids each row is an image of its own.
 
-    Under data parallel training wrap it with ``distributed.across_ranks``, which compares with the batches of all ranks.
+    A loss that looks at norms (``loss.uses_norms``) takes embeddings as they are before they are normalised, and
+    normalises them itself.
+
+    Under data parallel training wrap it with ``distributed.across_ranks``, which compares with the batches of all
+    ranks.
     """
 
     def __init__(self, loss: Loss) -> None:
@@ -65,7 +68,9 @@ def build(
     """The loss ``name`` of the catalogue, with these parameters and the others at their defaults.
 
     Losses with proxies need ``num_classes`` and ``dim``, the embedding size, and have parameters of their own to be
-    trained, and some ``class_sizes``, the number of training images of each class. Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
+    trained, and some ``class_sizes``, the number of training images of each class.
+
+    Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
     a ``mining.Miner``, a ``distances.Distance``. A ``regularizer`` is a name and its parameters, ``weight`` among them.
 
     Raises ValueError as ``catalogue.build``, for a size that is needed and missing, and for a parameter that the chosen

@@ -41,9 +41,10 @@ class SubCenterArcFace(ClassSoftmax):
     and S'_iy = cos(theta_iy + m), beyond the seam as in ``ArcFace``. The gradient goes to the first nearest vector.
 
     ``margin_by`` 'fixed': m = ``margin`` in degrees. 'class_size': the smaller a class the larger its margin,
-    m_c = lo + (hi - lo) (n_c^-e - a) / (b - a), n_c its number of training images, e = ``exponent``, a and b the least
-    and largest n^-e of all classes, lo = ``lowest_margin`` and hi = ``highest_margin`` in degrees; hi for all where
-    they are equally large (Ha et al. 2020, Google Landmarks 2020, third place).
+    m_c = lo + (hi - lo) (n_c^-e - a) / (b - a), n_c its number of training images, e = ``exponent``.
+
+    a and b are the least and largest n^-e of all classes, lo = ``lowest_margin`` and hi = ``highest_margin`` in
+    degrees. Where all classes are equally large m = hi (Ha et al. 2020, Google Landmarks 2020, third place).
 
     With one class L_i = 0. References are ignored. The count is the number of anchors. Raises ValueError unless margins
     lie in 0..90, lo <= hi, e >= 0, scale > 0, K >= 1, ``class_sizes`` are C positive numbers where they are needed,
@@ -111,8 +112,8 @@ def _angles_by_size(size_C: Tensor, lowest: float, highest: float, exponent: flo
 class CurricularFace(ClassSoftmax):
     """CurricularFace: ArcFace that weighs hard other classes the more the further training is (Huang et al. 2020).
 
-    The own logit is ArcFace's, s cos(theta_y + m) with its seam, m = ``margin`` in radians. Another class's is s S where
-    S <= cos(theta_y + m), and s S (t + S) where it is harder than that.
+    The own logit is ArcFace's, s cos(theta_y + m) with its seam, m = ``margin`` in radians. Another class's is s S
+    where S <= cos(theta_y + m), and s S (t + S) where it is harder than that.
 
     t <- 0.99 t + 0.01 mean(o), o the own cosines of all ranks' anchors, before it is used; it starts at 0 and is a
     constant in the gradient. It moves in training alone, and is saved with it.
@@ -159,9 +160,9 @@ class AdaFace(ClassSoftmax):
     S'_iy = cos(clip(theta_iy - m q, e, pi - e)) - m (1 + q), m = ``margin``; all cosines are clipped to +-(1 - e).
     L_i = -log softmax_c(scale S'_ic) at c = y_i.
 
-    Mean and sd (unbiased) are running ones of all ranks' norms, as they start at 20 and 100, those of face networks:
-    x <- (1 - a) x + a x_batch with a = ``t_alpha``, before they are used. A batch of one leaves sd as it is. They move in
-    training alone, and are saved with it.
+    Mean and sd (unbiased) are running ones of all ranks' norms; they start at 20 and 100, those of face networks.
+    x <- (1 - a) x + a x_batch with a = ``t_alpha``, before they are used. A batch of one leaves sd as it is. They move
+    in training alone, and are saved with it.
 
     With one class L_i = 0. The count is the number of anchors. Raises ValueError unless m, h >= 0, 0 <= a <= 1,
     scale > 0, labels lie in 0..C-1 and z has size ``dim``; and for embeddings without norms.

@@ -61,7 +61,7 @@ class ClassSoftmax(ProxyLoss):
         self.scale = scale
         self._has_seen_norms = False
 
-    def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:  # noqa: B027  # most have no state
+    def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:  # most have no state
         """Take a training batch into the loss's state, before it is used; alike on every rank, without gradient."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class ClassSoftmax(ProxyLoss):
 
 
 class _Batch(NamedTuple):
-    """What a sweep needs of a batch, whose anchors are in the order of their labels, beside embeddings and vectors."""
+    """A batch as a sweep needs it, whose anchors are in the order of their labels, beside embeddings and vectors."""
 
     y_B: Tensor
     scale: float
@@ -244,9 +244,10 @@ def _tiles(batch: _Batch, z_BD: Tensor, w_CKD: Tensor) -> Iterator[_ClassTile]:
 
 
 def _cross_entropy(own_B: Tensor, highest_B: Tensor, others_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L_i, 1 - p_iy, and the sum of exponentials relative to the highest logit, to all digits also where p_iy is near 1.
+    """L_i, 1 - p_iy, and the sum of exponentials relative to the highest logit.
 
-    ``own`` is the own logit, and ``others`` the other classes' sum of exponentials relative to the highest.
+    They keep their digits where p_iy is near 1. ``own`` is the own logit, and ``others`` the other classes' sum of
+    exponentials relative to the highest.
     """
     relative_B = (own_B - highest_B).exp()
     sum_B = relative_B + others_B

@@ -18,8 +18,9 @@ class Embeddings(NamedTuple):
 
     ``id_N`` names the image: two rows of one class with an equal id are one image (the row itself, or a
     duplicate drawn with replacement) and are no positive pair (``losses/README.md``). ``structure_ND`` holds the
-    structure embeddings omega where the embedder has such a head; references need none. ``norm_N`` holds the norms
-    before normalising where the loss ``uses_norms``; those of references have no gradient.
+    structure embeddings omega where the embedder has such a head; references need none.
+
+    ``norm_N`` holds the norms before normalising where the loss ``uses_norms``; those of references have no gradient.
     """
 
     z_ND: Tensor
