@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from dmlstudy.losses.batch_loss import BatchLoss
+from dmlstudy.losses.batch_loss import BatchLoss, of_batch
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, check_embeddings
 
 Result = TypeVar("Result")
@@ -40,7 +40,7 @@ def world_size() -> int:
 
 
 def gather(local: Embeddings) -> Embeddings:
-    """All ranks' rows in rank order: (N, D) of each rank -> (M, D), labels and ids exactly as int64.
+    """All ranks' rows in rank order: (N, D) of each rank -> (M, D), labels and ids exactly as int64, norms if given.
 
     The gradient flows through z alone: backward sums what all ranks' losses say about a row and hands it
     to the row's owner (reduce-scatter SUM). Every rank must call this, and backward through it. Where a rank's
@@ -49,10 +49,12 @@ def gather(local: Embeddings) -> Embeddings:
     """
     sizes = _sizes_if_sound(local)
     if world_size() == 1:
-        return Embeddings(local.z_ND, local.y_N, local.id_N)
+        norm_N = None if local.norm_N is None else local.norm_N.detach()
+        return Embeddings(local.z_ND, local.y_N, local.id_N, norm_N=norm_N)
     z_MD: Tensor = _Gather.apply(local.z_ND, sizes)
     labels_M2 = _gather_padded(torch.stack([local.y_N, local.id_N], dim=1), sizes)
-    return Embeddings(z_MD, labels_M2[:, 0], labels_M2[:, 1])
+    norm_M = None if local.norm_N is None else _gather_padded(local.norm_N.detach(), sizes)
+    return Embeddings(z_MD, labels_M2[:, 0], labels_M2[:, 1], norm_N=norm_M)
 
 
 def gather_rows(x: Tensor) -> Tensor:
@@ -196,7 +198,7 @@ class _GlobalMean(nn.Module):
         if ids_N is None:
             before = sum(_sizes(len(z_ND))[: rank()])
             ids_N = torch.arange(before, before + len(z_ND), device=z_ND.device)
-        anchors = Embeddings(z_ND, labels_N, ids_N)
+        anchors = of_batch(self.loss, z_ND, labels_N, ids_N)
         objective, mean = scaled_for_mean(LossSum(*self.loss(anchors, gather(anchors), world())))
         return objective - objective.detach() + mean
 
@@ -300,6 +302,8 @@ def _problem(local: Embeddings) -> str | None:
     except ValueError as error:
         return str(error)
     finite_N = local.z_ND.detach().isfinite().all(dim=1)
+    if local.norm_N is not None:
+        finite_N = finite_N & local.norm_N.detach().isfinite()
     if finite_N.all():
         return None
     row = int((~finite_N).nonzero()[0])

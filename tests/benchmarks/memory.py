@@ -24,9 +24,10 @@ from torch.nn import functional
 
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss
+from dmlstudy.losses.proxies import ProxyLoss
 
 DIM, PER_CLASS = 128, 4
-PROXIES = ("proxy_nca", "proxy_nca_pp", "proxy_anchor", "soft_triple", "arcface", "cosface")
+PROXIES = {name for name in catalogue.CATALOGUE if issubclass(catalogue.kind_of(name), ProxyLoss)}
 NAMES = [name for name in catalogue.CATALOGUE | catalogue.REGULARIZERS if name not in PROXIES]
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy import distributed, losses
+from dmlstudy.losses import catalogue
 
 NUM_ROWS, DIM, NUM_CLASSES = 12, 5, 4
 Outcome = tuple[float, dict[str, list[float]]]
@@ -29,6 +30,12 @@ def loss_of(name: str) -> losses.batch_loss.BatchLoss:
     return losses.build(name, num_classes=NUM_CLASSES, dim=DIM).double()
 
 
+def embedded(name: str, model: nn.Module, x: Tensor) -> Tensor:
+    """Unit vectors, or embeddings with their norms for losses that look at them."""
+    h: Tensor = model(x)
+    return h if catalogue.kind_of(name).uses_norms else functional.normalize(h)
+
+
 def gradients(*modules: nn.Module) -> dict[str, list[float]]:
     named = [each for module in modules for each in module.named_parameters()]
     return {
@@ -41,17 +48,19 @@ def on_a_rank(name: str, split: tuple[int, ...]) -> Outcome:
     x, labels = batch(slice(start, start + split[distributed.rank()]))
     model = DistributedDataParallel(encoder())
     loss = distributed.across_ranks(loss_of(name))
-    value = loss(functional.normalize(model(x)), labels)
+    value = loss(embedded(name, model, x), labels)
     value.backward()
     return value.item(), gradients(model, loss)
 
 
 @pytest.mark.parametrize("split", [(6, 6), (7, 4, 1), (8, 4, 0)], ids=lambda split: "-".join(map(str, split)))
-@pytest.mark.parametrize("name", ["multi_similarity", "triplet", "proxy_anchor", "margin"])
+@pytest.mark.parametrize(
+    "name", ["multi_similarity", "triplet", "proxy_anchor", "margin", "curricularface", "adaface", "magface"]
+)
 def test_value_and_gradient_equal_one_process(pool: GlooPool, name: str, split: tuple[int, ...]) -> None:
     model, loss = encoder(), loss_of(name)
     x, labels = batch(slice(None))
-    value = loss(functional.normalize(model(x)), labels)
+    value = loss(embedded(name, model, x), labels)
     value.backward()
     truth = gradients(model, loss)
     for rank_value, found in pool.run(len(split), on_a_rank, name, split):

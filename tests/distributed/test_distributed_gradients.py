@@ -19,6 +19,7 @@ from torch import Tensor
 from dmlstudy import distributed
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum
+from dmlstudy.losses.proxies import ProxyLoss
 from dmlstudy.training import exactness
 from dmlstudy.training.gradients import gradients_of
 from dmlstudy.training.step import Step
@@ -40,7 +41,7 @@ CHUNKED = [
     ((5, 0, 1, 6), 2),
 ]
 """Rows of each rank, and rows of a chunk: one, so many that they divide the shares or do not, all, and more."""
-SEES_NO_REFERENCES = {"proxy_nca", "proxy_nca_pp", "proxy_anchor", "soft_triple", "arcface", "cosface"}
+SEES_NO_REFERENCES = {name for name in catalogue.CATALOGUE if issubclass(catalogue.kind_of(name), ProxyLoss)}
 
 
 def global_batch(number: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ class Raw(exactness.SmallEncoder):
     def __init__(self) -> None:
         super().__init__(has_structure=True)
 
-    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_features(self, features_NF: Tensor, *, is_unit: bool = True) -> tuple[Tensor, Tensor | None]:
         _, omega_ND = super().embed_features(features_NF)
         return 7 * self.head(features_NF), omega_ND
 

@@ -33,7 +33,7 @@ class Structured(exactness.SmallEncoder):
             torch.manual_seed(0)
             self.structure = StructureHead(8, exactness.DIM, "official", input)
 
-    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_features(self, features_NF: Tensor, *, is_unit: bool = True) -> tuple[Tensor, Tensor | None]:
         assert self.structure is not None
         return normalize(self.head(features_NF)), self.structure(features_NF + 5)
 

@@ -142,13 +142,14 @@ def test_switches_are_those_of_the_catalogue(name: str) -> None:
     """Defaults and parameters as in the catalogue; each option can be built with what it uses."""
     is_loss = name in catalogue.CATALOGUE
     defaults = (catalogue.parameters_of if is_loss else catalogue.parameters_of_regularizer)(name)
+    sizes: dict[str, Any] = dict.fromkeys(catalogue.sizes_of(name), 3) if is_loss else {}
     for switch, (default, uses) in SWITCHES[name].items():
         assert defaults[switch] == default
         for option, own in uses.items():
             params = {switch: option} | {parameter: defaults[parameter] for parameter in own}
             assert list(unused(name, params)) == []
             if is_loss:
-                losses.build(name, **params)
+                losses.build(name, class_sizes=[1, 2, 3], **sizes, **params)
             else:
                 losses.build("contrastive", regularizer=(name, params))
 

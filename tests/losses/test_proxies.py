@@ -16,8 +16,9 @@ from pytorch_metric_learning.regularizers import SparseCentersRegularizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dmlstudy.losses.class_softmax import ArcFace, CosFace, ProxyNCAPlusPlus
 from dmlstudy.losses.interface import ALONE, Embeddings, Loss, World
-from dmlstudy.losses.proxies import ArcFace, CosFace, ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, SoftTriple
+from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
 
 NUM_CLASSES, DIM = 5, 4
 LOSSES: list[type[Loss]] = [ProxyNCA, ProxyNCAPlusPlus, ProxyAnchor, SoftTriple, ArcFace, CosFace]

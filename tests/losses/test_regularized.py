@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy.losses import tiles
+from dmlstudy.losses.class_softmax import ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.losses.pair_weighting import Contrastive
-from dmlstudy.losses.proxies import ProxyNCAPlusPlus
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure

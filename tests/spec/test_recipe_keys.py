@@ -83,6 +83,21 @@ def test_defaults_leave_no_trace() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"head_depth": 2}, r"embedder\.head_depth: 2 gives all embeddings one norm, .*loss\.name: adaface"),
+        ({"code": "tanh"}, r"embedder\.code: tanh gives all embeddings one norm"),
+        ({"fusion": "unit_heads"}, r"embedder\.fusion: unit_heads gives all embeddings one norm"),
+    ],
+)
+def test_a_loss_of_norms_needs_norms_that_differ(own: dict[str, Any], said: str) -> None:
+    families = {"x": {"space": "adaface"}}
+    checked(study(families=families))
+    with pytest.raises(SpecError, match=said):
+        checked(study(families=families, embedder={"dim": 8, "width": 4} | own))
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         (

@@ -104,6 +104,7 @@ def test_every_family_is_in_the_catalogue_and_builds_at_its_edges(name: str) -> 
             regularizer=config.regularizer and (config.regularizer.name, config.regularizer.params),
             memory=config.batch.memory_size > 0,
             num_classes=3,
+            class_sizes=[2, 3, 5],
             dim=8,
         )
         assert set(config.loss.params) <= set(catalogue.parameters_of(config.loss.name))
@@ -185,6 +186,13 @@ PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
     ("soft_triple", "loss.centers", 10, [1, 10]),
     ("arcface", "loss.margin", 28.6, [math.degrees(0.5)]),
     ("cosface", "loss.margin", 0.35, [0.35]),
+    ("norm_softmax", "loss.temperature", 0.05, [0.05]),
+    ("subcenter_arcface", "loss.centers", 3, [3]),
+    ("subcenter_arcface", "loss.margin_by/fixed/margin", 28.6, [math.degrees(0.5)]),
+    ("subcenter_arcface", "loss.margin_by/class_size/exponent", 0.25, [0.25]),
+    ("curricularface", "loss.margin", 0.5, [0.5]),
+    ("adaface", "loss.margin", 0.4, [0.4]),
+    ("magface", "loss.norm_weight", 35.0, [35]),
     ("graph_consistency", "loss.name", "binomial_deviance", ["triplet_weighting", "n_pair"]),
     ("graph_consistency", "loss.name/triplet_weighting/margin", 0.1, [0.1]),
     ("graph_consistency", "loss.name/n_pair/scale", 100.0, [10, 100]),

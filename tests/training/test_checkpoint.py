@@ -50,6 +50,9 @@ TRIALS: dict[str, dict[str, Any]] = {
     "adaptive depth": longer(
         loss={"name": "adaptive_bound", "params": {"beta": 0.9}}, embedder__head_depth=2
     ),
+    "curricularface": longer(loss={"name": "curricularface"}),
+    "adaface": longer(loss={"name": "adaface", "params": {"t_alpha": 0.1}}),
+    "magface": longer(loss={"name": "magface"}),
     "structure": longer(regularizer={"name": "structure", "params": {"weight": 0.5}}),
     "distance_levels": longer(regularizer={"name": "distance_levels", "params": {"weight": 0.5}}),
     "batch_statistics": longer(
@@ -144,6 +147,7 @@ def test_a_broken_trial_ends_with_the_digits_of_an_unbroken_one(name: str, tmp_p
     [
         ("adam", "report"),
         ("memory", "epoch"),
+        ("adaface", "epoch"),
         ("distance_levels", "epoch"),
         ("batch_statistics", "epoch"),
         ("random_triplets", "epoch"),

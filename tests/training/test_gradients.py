@@ -54,6 +54,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "layers": {"embedder": {"dim": 9, "width": 4, "head_depth": 2}, "loss": {"name": "adaptive_bound"}},
     "fused heads": {"embedder": {"dim": 9, "width": 4, "fusion": "heads", "head_norm": True}},
     "no head": {"embedder": {"dim": 256, "width": 4, "head": "none"}},
+    "norms": {"loss": {"name": "adaface", "params": {"t_alpha": 0.1}}},
+    "norms that are trained": {"loss": {"name": "magface"}},
     "proxies": {"loss": {"name": "proxy_anchor"}, "training__loss_lr_mult": 10.0},
     "frozen first": {"training__freeze_backbone_epochs": 2},
     "channels last": {"training__channels_last": True},

@@ -303,8 +303,10 @@ def test_a_search_leaves_no_embedder(tmp_path: Path) -> None:
         {"loss": {"name": "margin"}, "batch__images_per_class": 5, "training__optimizer": "sgd"},
         {"loss": {"name": "proxy_nca"}, "batch__classes": 2, "training__lr": 1e-3},
         {"phase": "verdict", "loss": {"name": "multi_similarity"}},
+        {"loss": {"name": "subcenter_arcface", "params": {"margin_by": "class_size"}}},
+        {"loss": {"name": "magface"}},
     ],
-    ids=["pair_weighting", "margin-ragged", "proxy_nca", "verdict"],
+    ids=["pair_weighting", "margin-ragged", "proxy_nca", "verdict", "class sizes", "norms"],
 )
 def test_two_processes_find_what_one_finds(changes: dict[str, Any], pool: GlooPool) -> None:
     raw = config(**changes)

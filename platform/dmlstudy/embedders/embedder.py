@@ -102,17 +102,19 @@ class Embedder(nn.Module):
     def forward(self, images_NHWC: Tensor) -> Tensor:
         return self._embedded(self.features(images_NHWC))
 
-    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_with_structure(
+        self, images_NHWC: Tensor, *, is_unit: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """z_ND as from ``forward``, and the structure embeddings omega_ND of the same features.
 
-        omega is None without a structure head.
+        omega is None without a structure head. Without ``is_unit`` z is as it is before it is normalised.
         """
-        return self.embed_features(self.features(images_NHWC))
+        return self.embed_features(self.features(images_NHWC), is_unit=is_unit)
 
-    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_features(self, features_NF: Tensor, *, is_unit: bool = True) -> tuple[Tensor, Tensor | None]:
         """z_ND and omega_ND, as from ``embed_with_structure``, of images with these ``features``."""
         omega_ND = None if self.structure_head is None else self.structure_head(features_NF)
-        return self._embedded(features_NF), omega_ND
+        return self._embedded(features_NF, is_unit=is_unit), omega_ND
 
     @property
     def layers(self) -> tuple[list[int], NDArray[np.float64]] | None:
@@ -163,10 +165,10 @@ class Embedder(nn.Module):
                     return torch.channels_last if is_last else torch.contiguous_format
         return torch.contiguous_format
 
-    def _embedded(self, features_NF: Tensor) -> Tensor:
+    def _embedded(self, features_NF: Tensor, *, is_unit: bool = True) -> Tensor:
         z_ND: Tensor = self.head(features_NF)
         z_ND = encode(z_ND.float(), self.architecture.code, training=self.training)
-        return F.normalize(z_ND, dim=1, eps=1e-12) if self.architecture.unit_norm else z_ND
+        return F.normalize(z_ND, dim=1, eps=1e-12) if is_unit and self.architecture.unit_norm else z_ND
 
     def train(self, mode: bool = True) -> Embedder:
         """Set the mode; with ``freeze_bn`` batch norm keeps its running statistics in either mode."""

@@ -21,8 +21,13 @@ from dmlstudy.records import Scalar
 class BatchLoss(nn.Module):
     """The mean of a loss over a batch: total / max(1, count).
 
-    Rows with equal ids are one image and no positive pair; without ids each row is an image of its own. Under data
-    parallel training wrap it with ``distributed.across_ranks``, which compares with the batches of all ranks.
+    Rows with equal ids are one image and no positive pair; without ids each row is an image of its own.
+
+    A loss that looks at norms (``loss.uses_norms``) takes embeddings as they are before they are normalised, and
+    normalises them itself.
+
+    Under data parallel training wrap it with ``distributed.across_ranks``, which compares with the batches of all
+    ranks.
     """
 
     def __init__(self, loss: Loss) -> None:
@@ -30,10 +35,11 @@ class BatchLoss(nn.Module):
         self.loss = loss
 
     def forward(self, z_ND: Tensor, labels_N: Tensor, ids_N: Tensor | None = None) -> Tensor:
-        """The mean, a scalar. Raises ValueError for wrong shapes, and for labels or ids that are not int64."""
+        """The mean, a scalar. Raises ValueError for wrong shapes, for labels or ids that are not int64, and for a
+        first batch of unit vectors where the loss looks at norms."""
         if ids_N is None:
             ids_N = torch.arange(len(z_ND), device=z_ND.device)
-        total, count = self.loss(Embeddings(z_ND, labels_N, ids_N))
+        total, count = self.loss(of_batch(self.loss, z_ND, labels_N, ids_N))
         return total / count.clamp(min=1)
 
     if TYPE_CHECKING:
@@ -41,10 +47,18 @@ class BatchLoss(nn.Module):
         def __call__(self, z_ND: Tensor, labels_N: Tensor, ids_N: Tensor | None = None) -> Tensor: ...
 
 
+def of_batch(loss: Loss, z_ND: Tensor, labels_N: Tensor, ids_N: Tensor) -> Embeddings:
+    """A batch for this loss: as it is, or normalised with its norms where the loss looks at them."""
+    batch = Embeddings(z_ND, labels_N, ids_N)
+    can_be = z_ND.ndim == 2 and z_ND.is_floating_point()  # the loss says what is wrong with others
+    return batch.with_norms() if loss.uses_norms and can_be else batch
+
+
 def build(
     name: str,
     *,
     num_classes: int | None = None,
+    class_sizes: Sequence[int] | None = None,
     dim: int | None = None,
     num_layers: int = 1,
     seed: int = 0,
@@ -55,7 +69,9 @@ def build(
     """The loss ``name`` of the catalogue, with these parameters and the others at their defaults.
 
     Losses with proxies need ``num_classes`` and ``dim``, the embedding size, and have parameters of their own to be
-    trained. Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
+    trained, and some ``class_sizes``, the number of training images of each class.
+
+    Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
     a ``mining.Miner``, a ``distances.Distance``. A ``regularizer`` is a name and its parameters, ``weight`` among them.
     ``matryoshka`` are sizes below ``dim``: the loss is the mean over these leading parts and the whole.
 
@@ -77,6 +93,7 @@ def build(
             regularizer=regularizer,
             leading=matryoshka,
             num_classes=1 if num_classes is None else num_classes,
+            class_sizes=class_sizes,
             dim=1 if dim is None else dim,
             num_layers=num_layers,
             seed=seed,

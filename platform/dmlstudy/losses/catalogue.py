@@ -12,6 +12,8 @@ from typing import TypeAlias, cast
 
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
+from dmlstudy.losses.class_margins import AdaFace, CurricularFace, MagFace, SubCenterArcFace
+from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.distances import Distance, checked_distance, cosine, euclidean, squared_euclidean
 from dmlstudy.losses.graph import GraphConsistency
@@ -44,14 +46,7 @@ from dmlstudy.losses.pairs import (
     RankedList,
 )
 from dmlstudy.losses.parameters import at_least, choice, constructed, hyperparameters
-from dmlstudy.losses.proxies import (
-    ArcFace,
-    CosFace,
-    ProxyAnchor,
-    ProxyNCA,
-    ProxyNCAPlusPlus,
-    SoftTriple,
-)
+from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
 from dmlstudy.losses.ranking import RecallAtK, SmoothAP, SupAP
 from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
@@ -252,8 +247,13 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "proxy_nca_pp": ProxyNCAPlusPlus,
     "proxy_anchor": ProxyAnchor,
     "soft_triple": SoftTriple,
+    "norm_softmax": NormSoftmax,
     "arcface": ArcFace,
     "cosface": CosFace,
+    "subcenter_arcface": SubCenterArcFace,
+    "curricularface": CurricularFace,
+    "adaface": AdaFace,
+    "magface": MagFace,
     "adaptive_bound": AdaptiveBound,
 }
 """Losses that train an embedder by themselves; ``pml:ClassName`` names any other of that library."""
@@ -271,7 +271,7 @@ REGULARIZERS: dict[str, type[Loss]] = {
 WEIGHT = "weight"
 """The regulariser's parameter that the sum needs, not the regulariser itself."""
 
-_GIVEN = ("num_classes", "dim", "num_layers", "seed")
+_GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed")
 """Arguments the trial supplies; they are not hyperparameters."""
 
 PARTS = ("weighting", "mining", "distance")
@@ -287,14 +287,16 @@ def build(
     leading: Sequence[int] = (),
     num_classes: int,
     dim: int,
+    class_sizes: Sequence[int] | None = None,
     num_layers: int = 1,
     seed: int = 0,
 ) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
-    that references will hold rows of earlier batches. ``num_classes``, ``dim``, ``num_layers`` (of the embedder's
-    head) and ``seed`` reach the constructors that ask for them.
+    that references will hold rows of earlier batches. ``num_classes``, ``class_sizes`` (the number of training images
+    of each class), ``dim``, ``num_layers`` (of the embedder's head) and ``seed`` reach the constructors that ask for
+    them.
 
     With ``leading`` the loss, without its regulariser, is the mean over embeddings' leading parts of these sizes and
     the whole (``Matryoshka``).
@@ -305,7 +307,13 @@ def build(
     Raises ValueError for an unknown entry or parameter (with the nearest name and the list), for a value of the wrong
     type, for a loss that cannot use a memory, and whatever the loss itself refuses.
     """
-    given = {"num_classes": num_classes, "dim": dim, "num_layers": num_layers, "seed": seed}
+    given = {
+        "num_classes": num_classes,
+        "class_sizes": class_sizes,
+        "dim": dim,
+        "num_layers": num_layers,
+        "seed": seed,
+    }
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
     named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})
     if name.startswith(pml.PREFIX):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 
 class Embeddings(NamedTuple):
@@ -18,17 +19,26 @@ class Embeddings(NamedTuple):
     ``id_N`` names the image: two rows of one class with an equal id are one image (the row itself, or a
     duplicate drawn with replacement) and are no positive pair (``losses/README.md``). ``structure_ND`` holds the
     structure embeddings omega where the embedder has such a head; references need none.
+
+    ``norm_N`` holds the norms before normalising where the loss ``uses_norms``; those of references have no gradient.
     """
 
     z_ND: Tensor
     y_N: Tensor
     id_N: Tensor
     structure_ND: Tensor | None = None
+    norm_N: Tensor | None = None
 
     def rows(self, selected: slice | Tensor) -> Embeddings:
         """The selected rows of every part."""
         structure_ND = None if self.structure_ND is None else self.structure_ND[selected]
-        return Embeddings(self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND)
+        norm_N = None if self.norm_N is None else self.norm_N[selected]
+        return Embeddings(self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND, norm_N)
+
+    def with_norms(self) -> Embeddings:
+        """Embeddings that are not normalised yet as unit vectors, with their norms beside them; float32 at least."""
+        z_ND = self.z_ND.to(torch.promote_types(self.z_ND.dtype, torch.float32))
+        return self._replace(z_ND=normalize(z_ND, dim=1, eps=1e-12), norm_N=z_ND.norm(dim=1))
 
 
 class LossSum(NamedTuple):
@@ -83,6 +93,9 @@ class Loss(nn.Module, ABC):
     accepts_memory: ClassVar[bool] = False
     """True if references may hold rows of earlier batches (a cross-batch memory) after the gathered ones."""
 
+    uses_norms: ClassVar[bool] = False
+    """True if the loss looks at the norms that embeddings had before they were normalised."""
+
     def forward(
         self, anchors: Embeddings, references: Embeddings | None = None, world: World = ALONE
     ) -> LossSum:
@@ -108,6 +121,8 @@ class Loss(nn.Module, ABC):
         """The part of the loss that has no meaning for the first numbers of an embedding, or ''."""
         if self.layer_weights is not None:
             return "a loss that weighs the layers of an embedding"
+        if self.uses_norms:
+            return "a loss that looks at norms"
         if next(iter(self.buffers()), None) is not None:
             return "a loss that keeps running statistics"
         return ""
@@ -144,7 +159,7 @@ def check_classes(y_B: Tensor, num_classes: int) -> None:
 
 def check_embeddings(role: str, embeddings: Embeddings) -> None:
     """Raises ValueError for embeddings, labels or ids of a wrong type or shape, naming their ``role``."""
-    z_ND, y_N, id_N, structure_ND = embeddings
+    z_ND, y_N, id_N, structure_ND, norm_N = embeddings
     if z_ND.ndim != 2 or not z_ND.is_floating_point():
         raise ValueError(
             f"{role}: embeddings must be a floating (N, D) tensor, not {z_ND.dtype} {tuple(z_ND.shape)}"
@@ -161,4 +176,9 @@ def check_embeddings(role: str, embeddings: Embeddings) -> None:
         raise ValueError(
             f"{role}: structure embeddings must have the embeddings' shape {tuple(z_ND.shape)}, "
             f"not {tuple(structure_ND.shape)}"
+        )
+    if norm_N is not None and (norm_N.shape != y_N.shape or not norm_N.is_floating_point()):
+        raise ValueError(
+            f"{role}: norms must be a floating tensor with one entry per embedding: shape ({z_ND.shape[0]},), not "
+            f"{norm_N.dtype} {tuple(norm_N.shape)}"
         )

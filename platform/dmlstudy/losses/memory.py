@@ -49,7 +49,7 @@ class CrossBatchMemory(nn.Module):
         out; of a larger batch its last rows stay. With memory rows there are no structure embeddings.
         Raises ValueError for rows of another size than ``dim``.
         """
-        z_MD, y_M, id_M, _ = gathered
+        z_MD, y_M, id_M = gathered.z_ND, gathered.y_N, gathered.id_N
         if z_MD.shape[1] != self.dim:
             raise ValueError(f"embeddings have size {z_MD.shape[1]}, the memory's dim is {self.dim}")
         self.z, self.y, self.id = self.z.to(z_MD), self.y.to(y_M), self.id.to(id_M)

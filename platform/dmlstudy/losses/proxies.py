@@ -1,4 +1,4 @@
-"""Losses against learned proxies: ProxyNCA, ProxyNCA++, Proxy-Anchor, SoftTriple, ArcFace and CosFace.
+"""Losses against learned proxies: ProxyNCA, Proxy-Anchor and SoftTriple; ``class_softmax`` has the others.
 
 Shapes: B anchors on this rank, M references (the global batch), D embedding size, C classes, K centres of
 one class. Embeddings z are unit vectors; proxies are learned, start uniform on the sphere from ``seed``
@@ -21,7 +21,7 @@ from dmlstudy.losses.parameters import above, at_least
 from dmlstudy.losses.tiles import Swept, in_one_sweep, tile_height
 
 
-class _ProxyLoss(Loss):
+class ProxyLoss(Loss):
     """A loss with learned vectors for each class; a subclass says what ``_terms`` are in full precision."""
 
     def __init__(self, num_classes: int, dim: int) -> None:
@@ -44,8 +44,8 @@ class _ProxyLoss(Loss):
         dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
         with torch.autocast(anchors.z_ND.device.type, enabled=False):
             return self._terms(
-                anchors._replace(z_ND=anchors.z_ND.to(dtype)),
-                references._replace(z_ND=references.z_ND.to(dtype)),
+                _in(dtype, anchors),
+                _in(dtype, references),
                 world,
             )
 
@@ -54,7 +54,7 @@ class _ProxyLoss(Loss):
         """The loss's ``terms`` for embeddings of one dtype, the dtype to compute in."""
 
 
-class ProxyNCA(_ProxyLoss):
+class ProxyNCA(ProxyLoss):
     """ProxyNCA: own proxy against the sum over all others (Movshovitz-Attias et al. 2017, Eq. 4).
 
     L_i = -log( e^{-d(z_i,p_y)/T} / sum_{c != y} e^{-d(z_i,p_c)/T} ), d = ||z - p||^2, T = ``temperature``.
@@ -69,7 +69,7 @@ class ProxyNCA(_ProxyLoss):
     def __init__(self, num_classes: int, dim: int, temperature: float = 1.0, seed: int = 0) -> None:
         super().__init__(num_classes, dim)
         self.temperature = above("temperature", temperature, 0)
-        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         d_BC = squared_euclidean(anchors.z_ND, _normalized(self.proxies_CD, anchors)) / self.temperature
@@ -80,27 +80,7 @@ class ProxyNCA(_ProxyLoss):
         return per_anchor(d_BC[own_BC].sum() + others_B.sum(), anchors)
 
 
-class ProxyNCAPlusPlus(_ProxyLoss):
-    """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6).
-
-    L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``. With one class L_i = 0.
-    References are ignored.
-
-    The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size
-    ``dim``.
-    """
-
-    def __init__(self, num_classes: int, dim: int, temperature: float = 1 / 9, seed: int = 0) -> None:
-        super().__init__(num_classes, dim)
-        self.temperature = above("temperature", temperature, 0)
-        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
-
-    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
-        d_BC = squared_euclidean(anchors.z_ND, _normalized(self.proxies_CD, anchors))
-        return _cross_entropy(-d_BC / self.temperature, anchors)
-
-
-class ProxyAnchor(_ProxyLoss):
+class ProxyAnchor(ProxyLoss):
     """Proxy-Anchor: each proxy pulls its images and pushes all others (Kim et al. 2020, Eq. 4).
 
     L = (1/|C+|) sum_{c in C+} log(1 + sum_{y_j = c} e^{-alpha (S_cj - delta)})
@@ -119,7 +99,7 @@ class ProxyAnchor(_ProxyLoss):
         super().__init__(num_classes, dim)
         self.alpha = above("alpha", alpha, 0)
         self.delta = at_least("delta", delta, -1)
-        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         share = world.share(self.num_classes)
@@ -134,7 +114,7 @@ class ProxyAnchor(_ProxyLoss):
         return LossSum(total + on_the_graph, total.new_tensor(len(classes_C) / self.num_classes))
 
 
-class SoftTriple(_ProxyLoss):
+class SoftTriple(ProxyLoss):
     """SoftTriple: classification with several centres per class (Qian et al. 2019, Eq. 7-9).
 
     S_ic = sum_k softmax_k(z_i.w_ck / gamma) z_i.w_ck, K = ``centers``;
@@ -166,7 +146,7 @@ class SoftTriple(_ProxyLoss):
         self.tau = at_least("tau", tau, 0)
         self.margin = at_least("margin", margin, 0)
         centers = int(at_least("centers", centers, 1))
-        self.centers_CKD = _unit_vectors(seed, self.num_classes, centers, self.dim)
+        self.centers_CKD = unit_vectors(seed, self.num_classes, centers, self.dim)
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         w_CKD = _normalized(self.centers_CKD, anchors)
@@ -209,69 +189,7 @@ class SoftTriple(_ProxyLoss):
         return d_CKK.triu(1).sum() / max(1, num_classes * num_centers * (num_centers - 1))
 
 
-class ArcFace(_ProxyLoss):
-    """ArcFace: cross-entropy of scaled cosines, the own angle widened by a margin (Deng et al. 2019, Eq. 3).
-
-    L_i = -log softmax_c(scale S'_ic) at c = y_i; S'_ic = cos(theta_ic) = z_i.p_c for c != y_i and
-    S'_iy = cos(theta_iy + m) = S cos m - sqrt(1 - S^2) sin m, m = ``margin`` in degrees.
-
-    Where theta_iy + m > 180 degrees, cos would rise again; there S'_iy = S - m sin m (m in radians), the usual
-    continuation: it keeps falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12; below, its
-    gradient is zero, not infinite.
-
-    With one class L_i = 0. References are ignored.
-
-    The count is the number of anchors. Raises ValueError unless 0 <= m <= 90 (beyond 133 the step would go up),
-    scale > 0, labels lie in 0..C-1 and z has size ``dim``.
-    """
-
-    def __init__(
-        self, num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.0, seed: int = 0
-    ) -> None:
-        super().__init__(num_classes, dim)
-        self.margin = at_least("margin", margin, 0)
-        if margin > 90:
-            raise ValueError(f"margin={margin} must be an angle of at most 90 degrees; 28.6 is usual")
-        self.scale = above("scale", scale, 0)
-        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
-
-    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
-        m = math.radians(self.margin)
-        own_B1 = anchors.y_N[:, None]
-        logits_BC = anchors.z_ND @ (self.scale * _normalized(self.proxies_CD, anchors)).T
-        cos_B1 = logits_BC.gather(1, own_B1) / self.scale
-        sin_B1 = ((1 - cos_B1) * (1 + cos_B1)).clamp(min=SQUARED_FLOOR).sqrt()
-        widened_B1 = cos_B1 * math.cos(m) - sin_B1 * math.sin(m)
-        widened_B1 = torch.where(cos_B1 >= -math.cos(m), widened_B1, cos_B1 - m * math.sin(m))
-        return _cross_entropy(logits_BC.scatter(1, own_B1, self.scale * widened_B1), anchors)
-
-
-class CosFace(_ProxyLoss):
-    """CosFace: cross-entropy of scaled cosines, the own one lowered by a margin (Wang et al. 2018, Eq. 4).
-
-    L_i = -log softmax_c(scale (z_i.p_c - margin [c = y_i])) at c = y_i. With one class L_i = 0. References are
-    ignored.
-
-    The count is the number of anchors. Raises ValueError unless margin >= 0, scale > 0, labels lie in 0..C-1
-    and z has size ``dim``.
-    """
-
-    def __init__(
-        self, num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.0, seed: int = 0
-    ) -> None:
-        super().__init__(num_classes, dim)
-        self.margin = at_least("margin", margin, 0)
-        self.scale = above("scale", scale, 0)
-        self.proxies_CD = _unit_vectors(seed, self.num_classes, self.dim)
-
-    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
-        logits_BC = anchors.z_ND @ (self.scale * _normalized(self.proxies_CD, anchors)).T
-        own_B1 = anchors.y_N[:, None]
-        lowered_B1 = logits_BC.gather(1, own_B1) - self.scale * self.margin
-        return _cross_entropy(logits_BC.scatter(1, own_B1, lowered_B1), anchors)
-
-
-def _unit_vectors(seed: int, *shape: int) -> nn.Parameter:
+def unit_vectors(seed: int, *shape: int) -> nn.Parameter:
     """A parameter of vectors drawn uniformly on the unit sphere, from the seed alone."""
     vectors = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return nn.Parameter(functional.normalize(vectors, dim=-1))
@@ -282,14 +200,14 @@ def _normalized(proxies: Tensor, embeddings: Embeddings) -> Tensor:
     return functional.normalize(proxies.to(embeddings.z_ND.dtype), dim=-1)
 
 
+def _in(dtype: torch.dtype, embeddings: Embeddings) -> Embeddings:
+    norm_N = None if embeddings.norm_N is None else embeddings.norm_N.to(dtype)
+    return embeddings._replace(z_ND=embeddings.z_ND.to(dtype), norm_N=norm_N)
+
+
 def _own(embeddings: Embeddings, num_classes: int) -> Tensor:
     """True at each row's own class, (N, C)."""
     return functional.one_hot(embeddings.y_N, num_classes).bool()
-
-
-def _cross_entropy(logits_BC: Tensor, anchors: Embeddings) -> LossSum:
-    """Sum over the anchors of -log softmax_c at the own class, and their number."""
-    return per_anchor(functional.cross_entropy(logits_BC, anchors.y_N, reduction="sum"), anchors)
 
 
 def _log_one_plus_sum_exp(logits_CM: Tensor, chosen_CM: Tensor) -> Tensor:

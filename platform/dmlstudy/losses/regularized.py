@@ -31,6 +31,11 @@ class Regularized(Loss):
         return self.base.accepts_memory
 
     @property
+    def uses_norms(self) -> bool:  # type: ignore[override]  # as above
+        """True if one of the two looks at norms."""
+        return self.base.uses_norms or self.regularizer.uses_norms
+
+    @property
     def layer_weights(self) -> Tensor | None:
         return self.base.layer_weights
 

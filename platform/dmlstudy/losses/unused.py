@@ -45,6 +45,12 @@ SWITCHES: dict[str, dict[str, Switch]] = {
     "recall_at_k": {
         "k_temperature_mode": Switch("fixed", {"fixed": ("k_temperature",), "k": ()}),
     },
+    "subcenter_arcface": {
+        "margin_by": Switch(
+            "fixed",
+            {"fixed": ("margin",), "class_size": ("lowest_margin", "highest_margin", "exponent")},
+        ),
+    },
     "graph_consistency": {
         "sigma_mode": Switch("fixed", {"fixed": ("sigma",), "median": ()}),
     },

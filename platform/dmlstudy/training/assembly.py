@@ -6,6 +6,7 @@ this order, and of several mistakes the first in it is told.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -96,8 +97,8 @@ def make_loader(
     return feature_cache.loader(config, sides, train, replace(augmentation, fill=fill), seed, empty=empty)
 
 
-def make_loss(config: TrialConfig, num_classes: int, seed: int, device: torch.device) -> Loss:
-    """The loss, with its regulariser.
+def make_loss(config: TrialConfig, class_sizes: Sequence[int], seed: int, device: torch.device) -> Loss:
+    """The loss, with its regulariser, for training images of which each class has so many.
 
     Raises ValueError where batches of one image per class would leave it without a pair.
     """
@@ -108,7 +109,8 @@ def make_loss(config: TrialConfig, num_classes: int, seed: int, device: torch.de
         regularizer=(regularizer.name, regularizer.params) if regularizer else None,
         memory=config.batch.memory_size > 0,
         leading=config.embedder.parts,
-        num_classes=num_classes,
+        num_classes=len(class_sizes),
+        class_sizes=class_sizes,
         dim=config.embedder.size,
         num_layers=config.embedder.head_depth + 1,
         seed=seed,

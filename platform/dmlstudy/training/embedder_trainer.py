@@ -63,13 +63,13 @@ class EmbedderTrainer(Trainer):
         self.config, self.device, self.held_out = config, device, held_out
         self.images = train
         self.seed = derived_seed(config.seed, stream)
-        present, labels_N = np.unique(train.labels_N, return_inverse=True)
+        present, labels_N, sizes = np.unique(train.labels_N, return_inverse=True, return_counts=True)
         self.labels_N = labels_N.astype(np.int64)
         training = config.training
         assembly.check(config, train)
         self.embedder = assembly.make_embedder(config, train.image_shape, self.seed, device)
         self.loader = assembly.make_loader(config, self.embedder, train, sides, self.seed, device)
-        loss = assembly.make_loss(config, len(present), self.seed, device)
+        loss = assembly.make_loss(config, sizes.tolist(), self.seed, device)
         self.batches = assembly.make_batches(config.batch, self.labels_N, len(present), self.seed)
         memory = assembly.make_memory(config, device)
         self.features = feature_cache.of_trainer(config, self.embedder, device, sides)

@@ -53,6 +53,11 @@ def _cases() -> dict[str, Case]:
         "contrastive": {"negative_margin": 1.5},
         "arcface": {"scale": 4.0},
         "cosface": {"scale": 4.0},
+        "norm_softmax": {"temperature": 0.25},
+        "subcenter_arcface": {"scale": 4.0, "centers": 2},
+        "curricularface": {"scale": 4.0},
+        "adaface": {"scale": 4.0, "t_alpha": 1.0},
+        "magface": {"scale": 4.0},
         "circle": {"gamma": 8.0},
         "proxy_anchor": {"alpha": 8.0},
         "supcon": {"learn": True},
@@ -74,6 +79,8 @@ def _cases() -> dict[str, Case]:
         ("supcon", {"denominator": "negatives", "average": "with_positive"}),
         ("smooth_ap", {"tau": 0.1, "count_self": True}),
         ("recall_at_k", {"tau": 0.1, "simix": True}),
+        ("subcenter_arcface", {"scale": 4.0, "margin_by": "class_size"}),
+        ("magface", {"scale": 4.0, "easy": False}),
     ]
     regularizers: list[tuple[str, dict[str, Scalar]]] = [
         ("graph_consistency", {"weight": 1.0}),
@@ -148,16 +155,19 @@ class SmallEncoder(nn.Module):
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
-    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.embed_features(self.features(images_NHWC))
+    def embed_with_structure(
+        self, images_NHWC: Tensor, *, is_unit: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.embed_features(self.features(images_NHWC), is_unit=is_unit)
 
     def features(self, images_NHWC: Tensor) -> Tensor:
         features_NF: Tensor = self.backbone(images_NHWC)
         return features_NF
 
-    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_features(self, features_NF: Tensor, *, is_unit: bool = True) -> tuple[Tensor, Tensor | None]:
         omega_ND = None if self.structure is None else 0.5 + torch.sigmoid(self.structure(features_NF))
-        return functional.normalize(self.head(features_NF)), omega_ND
+        z_ND = self.head(features_NF)
+        return functional.normalize(z_ND) if is_unit else z_ND, omega_ND
 
     def weigh_layers(self, alpha_L: Tensor) -> None:
         raise AssertionError("it has no layers to weigh")
@@ -175,6 +185,7 @@ def step_of(
         regularizer=case.regularizer,
         memory=case.memory_size > 0,
         num_classes=NUM_CLASSES,
+        class_sizes=range(1, NUM_CLASSES + 1),
         dim=DIM,
         num_layers=NUM_LAYERS,
     )

@@ -160,11 +160,13 @@ class HeadOnly(nn.Module):
     def features(self, features_BF: Tensor) -> Tensor:
         return features_BF
 
-    def embed_features(self, features_BF: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.embedder.embed_features(features_BF)
+    def embed_features(self, features_BF: Tensor, *, is_unit: bool = True) -> tuple[Tensor, Tensor | None]:
+        return self.embedder.embed_features(features_BF, is_unit=is_unit)
 
-    def embed_with_structure(self, features_BF: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.embedder.embed_features(features_BF)
+    def embed_with_structure(
+        self, features_BF: Tensor, *, is_unit: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.embedder.embed_features(features_BF, is_unit=is_unit)
 
 
 def of_trainer(

@@ -13,6 +13,9 @@ USERS = {
 }
 """The schedules that use a key."""
 
+BY_NORM = ("adaface", "magface")
+"""Losses that look at the norms of embeddings before they are normalised."""
+
 EUCLIDEAN = ("triplet", "triplet_weighting", "pair_weighting")
 """Losses by a Euclidean distance, which needs no unit vectors."""
 
@@ -129,6 +132,7 @@ def check_heads(config: TrialConfig) -> None:
         )
     if not embedder.unit_norm:
         _check_off_the_sphere(config)
+    _check_norms(config)
     multiple = config.training.structure_lr_mult
     of_structure = [] if multiple is None else [f"training.structure_lr_mult: {multiple:g}"]
     if embedder.structure_input != "none":
@@ -138,6 +142,22 @@ def check_heads(config: TrialConfig) -> None:
             f"{of_structure[0]} is of a structure head, which the regularizer structure trains; set regularizer.name:"
             " structure, or leave it out"
         )
+
+
+def _check_norms(config: TrialConfig) -> None:
+    """Raise ValueError where a loss looks at norms, and those of all embeddings would be the same."""
+    embedder = config.embedder
+    alike = {
+        "head_depth": embedder.head_depth,
+        "code": embedder.code != "none" and embedder.code,
+        "fusion": embedder.fusion == "unit_heads" and embedder.fusion,
+    }
+    for key, value in alike.items():
+        if value and config.loss.name in BY_NORM:
+            raise ValueError(
+                f"embedder.{key}: {value} gives all embeddings one norm, which loss.name: {config.loss.name} learns"
+                " from; leave it out, or choose a loss that does not (arcface)"
+            )
 
 
 def _check_off_the_sphere(config: TrialConfig) -> None:

@@ -6,6 +6,7 @@ Shapes: N images, H height, W width, C channels, L layers of the head, F feature
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -30,11 +31,15 @@ class Encoder(Protocol):
     @property
     def has_layers(self) -> bool: ...
 
-    def embed_with_structure(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]: ...
+    def embed_with_structure(
+        self, images_NHWC: Tensor, *, is_unit: bool = True
+    ) -> tuple[Tensor, Tensor | None]: ...
 
     def features(self, images_NHWC: Tensor) -> Tensor: ...
 
-    def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]: ...
+    def embed_features(
+        self, features_NF: Tensor, *, is_unit: bool = True
+    ) -> tuple[Tensor, Tensor | None]: ...
 
     def weigh_layers(self, alpha_L: Tensor) -> None: ...
 
@@ -45,6 +50,9 @@ class Step(nn.Module):
     The embedder, a module, runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
     With ``is_rescaled`` the loss is given embeddings over the mean distance of two different rows of the global batch,
     with gradient through that mean: embeddings off the sphere have no scale of their own.
+
+    Where the loss looks at norms, embeddings are normalised in ``compare`` and not before: one tensor then carries
+    direction and norm through the step, and through its chunks.
 
     ``gather`` and ``world`` are those of the process group, unless given.
     """
@@ -68,6 +76,8 @@ class Step(nn.Module):
         self.loss = loss
         self.dtype = PRECISIONS[precision]
         self.embed: Embed = embedder.embed_with_structure
+        if loss.uses_norms:
+            self.embed = partial(embedder.embed_with_structure, is_unit=False)
         self.find_features: Callable[[Tensor], Tensor] = embedder.features
         if is_compiled:
             self.embed, self.find_features = _compiled(self.embed, self.find_features)
@@ -96,10 +106,12 @@ class Step(nn.Module):
     def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output of ``encode``, from the backbone's features."""
         with self._precision(features_NF):
-            return self.embedder.embed_features(features_NF)
+            return self.embedder.embed_features(features_NF, is_unit=not self.loss.uses_norms)
 
     def compare(self, anchors: Embeddings) -> LossSum:
         """The loss of this rank's embeddings beside those of all ranks, and of the memory, which takes them in."""
+        if self.loss.uses_norms:
+            anchors = anchors.with_norms()
         references = (self.gather or distributed.gather)(anchors)
         if self.is_rescaled:
             scale = mean_distance(references.z_ND, self.world or distributed.world())

@@ -52,6 +52,7 @@ def _check_loss(config: TrialConfig, key: str) -> None:
             regularizer=(regularizer.name, regularizer.params) if regularizer else None,
             memory=config.batch.memory_size > 0,
             num_classes=2,
+            class_sizes=(1, 2),
             dim=config.embedder.size,
         )
     except (ValueError, *TOO_LARGE) as error:

@@ -1,0 +1,407 @@
+"""Softmax over classes: one engine for losses that tell an image's own class from all others by one vector of each.
+
+The logit of anchor i is s T(o_i) at its own class and s N(S_ic) at any other: S_ic = z_i.w_c, o_i = S_iy, s a scale.
+A loss is its T and N. With several vectors of a class, S_ic is that of the nearest.
+
+    L_i = log( e^{s T(o_i)} + sum_{c != y} e^{s N(S_ic)} ) - s T(o_i)
+
+Its slopes are s (p_iy - 1) T'(o_i) by o_i and s p_ic N'(S_ic) by S_ic, p the softmax.
+
+No matrix of all anchors and all classes exists. Where there are more classes than anchors a tile holds some classes:
+a first pass finds each anchor's sum of exponentials, and backward forms each tile again and writes its classes'
+gradient once. So what is added to the vectors and their gradient is O((B + T) D + B T).
+
+Shapes: B anchors on this rank, D embedding size, C classes, K vectors of one class, T classes or anchors of a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dmlstudy.losses.distances import SQUARED_FLOOR
+from dmlstudy.losses.interface import Embeddings, LossSum, World, per_anchor
+from dmlstudy.losses.parameters import above, at_least
+from dmlstudy.losses.proxies import ProxyLoss, unit_vectors
+from dmlstudy.losses.tiles import Swept, in_one_sweep, in_order, tile_height
+
+Others: TypeAlias = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+"""(S of some anchors and classes, these anchors) -> N(S), whose memory may be S's, and N'(S)."""
+
+
+class Transforms(NamedTuple):
+    """A loss's T for each anchor and its N, in which the state of this very batch is a constant.
+
+    Without ``others`` N(S) = S. Where T depends on the norm before normalising, ``norm_slope_B`` is its slope by it;
+    ``term_B``, of slope ``term_norm_slope_B``, is then added to each anchor's loss.
+    """
+
+    own_B: Tensor
+    own_slope_B: Tensor
+    others: Others | None = None
+    norm_slope_B: Tensor | None = None
+    term_B: Tensor | None = None
+    term_norm_slope_B: Tensor | None = None
+
+
+class ClassSoftmax(ProxyLoss):
+    """The mean over anchors of L_i; a subclass has one parameter, its vectors, and says what T and N are.
+
+    With one class L_i = 0. References are no part of it, so there is no memory.
+    """
+
+    def __init__(self, num_classes: int, dim: int, scale: float) -> None:
+        super().__init__(num_classes, dim)
+        self.scale = scale
+        self._has_seen_norms = False
+
+    def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:  # most have no state
+        """Take a training batch into the loss's state, before it is used; alike on every rank, without gradient."""
+
+    @abstractmethod
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
+        """T and N for anchors with these cosines o to their own classes; no gradient is recorded."""
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        if self.uses_norms:
+            self._check_norms(references)
+        anchors = anchors.rows(in_order(anchors))  # the own classes of a tile are then those of adjacent rows
+        (vectors,) = self.parameters()
+        w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
+        z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
+        is_training = self.training and torch.is_grad_enabled()
+        with torch.no_grad():
+            own_BKD, _ = _unit(w_CKD[y_B].to(z_BD.dtype))
+            own_B = (own_BKD @ z_BD[:, :, None])[:, :, 0].amax(1)
+            if is_training:
+                self.observe(own_B, references, world)
+            transforms = self.transforms(own_B, anchors, references)
+        leaves = [z_BD, w_CKD]
+        if transforms.norm_slope_B is not None and norm_B is not None:
+            leaves.append(norm_B)
+        batch = _Batch(y_B, self.scale, transforms)
+        num_vectors = w_CKD.shape[0] * w_CKD.shape[1]
+        fits = tile_height(num_vectors, z_BD.element_size(), z_BD.device) >= len(z_BD)
+        if fits or num_vectors <= len(z_BD):
+            total, _ = in_one_sweep(
+                lambda wanted: _by_anchors(batch, [leaf.detach() for leaf in leaves], wanted), leaves
+            )
+        else:
+            total = _ByClasses.apply(batch, *leaves)
+        return per_anchor(total, anchors)
+
+    def _check_norms(self, references: Embeddings) -> None:
+        """Raises ValueError without norms, and for a first batch whose norms are all the same: they say nothing."""
+        if references.norm_N is None:
+            raise ValueError("this loss needs norms: give embeddings as they are before they are normalised")
+        norm_M = references.norm_N.detach()
+        if not self._has_seen_norms and len(norm_M) > 1:
+            if norm_M.max() - norm_M.min() <= 1e-4 * norm_M.max():
+                raise ValueError(
+                    f"all embeddings have the norm {float(norm_M[0]):.4g}, and this loss looks at norms; give it"
+                    " embeddings as they are before they are normalised, and no codes or heads of unit norm"
+                )
+            self._has_seen_norms = True
+
+
+class _Batch(NamedTuple):
+    """A batch as a sweep needs it, whose anchors are in the order of their labels, beside embeddings and vectors."""
+
+    y_B: Tensor
+    scale: float
+    transforms: Transforms
+
+    def logits(
+        self, z_TD: Tensor, unit_CKD: Tensor, rows: slice
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """s N(S_TC), N'(S_TC) (None: 1), and the number of the nearest of each class's vectors (None: of the one)."""
+        others = self.transforms.others
+        if others is None:
+            s_TC, nearest_TC = _similarities(self.scale * z_TD, unit_CKD)
+            return s_TC, None, nearest_TC
+        s_TC, nearest_TC = _similarities(z_TD, unit_CKD)
+        n_TC, slope_TC = others(s_TC, rows)
+        return n_TC * self.scale, slope_TC, nearest_TC
+
+    def norm_slopes(self, share_B: Tensor) -> list[Tensor]:
+        """The slope by each anchor's norm, if T has one, from the ``share`` 1 - p_iy of the other classes."""
+        transforms = self.transforms
+        if transforms.norm_slope_B is None:
+            return []
+        slope_B = -self.scale * share_B * transforms.norm_slope_B
+        if transforms.term_norm_slope_B is not None:
+            slope_B = slope_B + transforms.term_norm_slope_B
+        return [slope_B]
+
+    def total(self, loss_B: Tensor) -> Tensor:
+        term_B = self.transforms.term_B
+        return loss_B.sum() if term_B is None else (loss_B + term_B).sum()
+
+
+def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
+    """Some anchors at a time, each against all classes; value and gradient in one pass."""
+    z_BD, w_CKD = leaves[:2]
+    unit_CKD, size_CK1 = _unit(w_CKD.to(z_BD.dtype))
+    z_gradient_BD, unit_gradient_CKD = torch.zeros_like(z_BD), torch.zeros_like(unit_CKD)
+    share_B, loss_B = z_BD.new_zeros(len(z_BD)), z_BD.new_zeros(len(z_BD))
+    # Each tile adds to all of the vectors' gradient, so a very low one would do little else.
+    height = max(128, tile_height(unit_CKD[:, :, 0].numel(), z_BD.element_size(), z_BD.device))
+    for start in range(0, len(z_BD), height):
+        rows = slice(start, min(start + height, len(z_BD)))
+        z_TD, own_T1 = z_BD[rows], batch.y_B[rows, None]
+        logits_TC, slope_TC, nearest_TC = batch.logits(z_TD, unit_CKD, rows)
+        logits_TC.scatter_(1, own_T1, -math.inf)
+        own_T = batch.scale * batch.transforms.own_B[rows]
+        highest_T = torch.maximum(own_T, logits_TC.amax(1))
+        p_TC = logits_TC.sub_(highest_T[:, None]).exp_()
+        others_T = p_TC.sum(1)
+        loss_B[rows], share_B[rows], sum_T = _cross_entropy(own_T, highest_T, others_T)
+        if not wanted:
+            continue
+        p_TC.div_(sum_T[:, None])
+        if slope_TC is not None:
+            p_TC.mul_(slope_TC)
+        p_TC.scatter_(1, own_T1, -(share_B[rows] * batch.transforms.own_slope_B[rows])[:, None])
+        p_TC.mul_(batch.scale)
+        for k, slope_k_TC in _of_each_vector(p_TC, nearest_TC, unit_CKD.shape[1]):
+            z_gradient_BD[rows].addmm_(slope_k_TC, unit_CKD[:, k])
+            unit_gradient_CKD[:, k].addmm_(slope_k_TC.T, z_TD)
+    w_gradient_CKD = _through_unit(unit_gradient_CKD, unit_CKD, size_CK1).to(w_CKD.dtype)
+    gradients = [z_gradient_BD, w_gradient_CKD, *batch.norm_slopes(share_B)]
+    return batch.total(loss_B), z_BD.new_tensor(float(len(z_BD))), gradients
+
+
+class _ByClasses(torch.autograd.Function):
+    """Some classes at a time, each against all anchors; backward forms each tile again."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: _Batch, z_BD: Tensor, w_CKD: Tensor, *norms: Tensor) -> Tensor:
+        ctx.batch = batch
+        with torch.autocast(z_BD.device.type, enabled=False):
+            own_B = batch.scale * batch.transforms.own_B
+            highest_B, others_B = own_B, torch.zeros_like(own_B)
+            for tile in _tiles(batch, z_BD, w_CKD):
+                unit_TKD, _ = _unit(w_CKD[tile.classes].to(z_BD.dtype))
+                logits_BT, _, _ = batch.logits(z_BD, unit_TKD, slice(None))
+                logits_BT[tile.rows].scatter_(1, tile.column_R1, -math.inf)
+                higher_B = torch.maximum(highest_B, logits_BT.amax(1))
+                of_tile_B = logits_BT.sub_(higher_B[:, None]).exp_().sum(1)
+                others_B = others_B * (highest_B - higher_B).exp_() + of_tile_B
+                highest_B = higher_B
+            loss_B, share_B, sum_B = _cross_entropy(own_B, highest_B, others_B)
+            ctx.save_for_backward(z_BD, w_CKD, highest_B + sum_B.log(), share_B)
+            return batch.total(loss_B)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        batch: _Batch = ctx.batch
+        z_BD, w_CKD, log_sum_B, share_B = ctx.saved_tensors
+        own_slope_B1 = -(share_B * batch.transforms.own_slope_B)[:, None]
+        z_gradient_BD, w_gradient_CKD = torch.zeros_like(z_BD), torch.empty_like(w_CKD)
+        with torch.autocast(z_BD.device.type, enabled=False):
+            scaled_BD = batch.scale * factor * z_BD
+            for tile in _tiles(batch, z_BD, w_CKD):
+                unit_TKD, size_TK1 = _unit(w_CKD[tile.classes].to(z_BD.dtype))
+                logits_BT, slope_BT, nearest_BT = batch.logits(z_BD, unit_TKD, slice(None))
+                p_BT = logits_BT.sub_(log_sum_B[:, None]).exp_()
+                if slope_BT is not None:
+                    p_BT.mul_(slope_BT)
+                p_BT[tile.rows].scatter_(1, tile.column_R1, own_slope_B1[tile.rows])
+                unit_gradient_TKD = torch.empty_like(unit_TKD)
+                for k, slope_k_BT in _of_each_vector(p_BT, nearest_BT, unit_TKD.shape[1]):
+                    z_gradient_BD.addmm_(slope_k_BT, unit_TKD[:, k])
+                    torch.mm(slope_k_BT.T, scaled_BD, out=unit_gradient_TKD[:, k])
+                w_gradient_CKD[tile.classes] = _through_unit(unit_gradient_TKD, unit_TKD, size_TK1)
+            z_gradient_BD.mul_(batch.scale * factor)
+            norms = [factor * slope_B for slope_B in batch.norm_slopes(share_B)]
+        return None, z_gradient_BD, w_gradient_CKD, *norms
+
+
+class _ClassTile(NamedTuple):
+    """Some classes, the R anchors whose own class is among them, and the place of that class."""
+
+    classes: slice
+    rows: slice
+    column_R1: Tensor
+
+
+def _tiles(batch: _Batch, z_BD: Tensor, w_CKD: Tensor) -> Iterator[_ClassTile]:
+    num_classes, num_vectors, dim = w_CKD.shape
+    width = tile_height(num_vectors * (len(z_BD) + dim), z_BD.element_size(), z_BD.device)
+    starts = torch.arange(0, num_classes + width, width, device=z_BD.device)
+    bounds = torch.searchsorted(batch.y_B, starts).tolist()
+    for number, start in enumerate(range(0, num_classes, width)):
+        rows = slice(bounds[number], bounds[number + 1])
+        classes = slice(start, min(start + width, num_classes))
+        yield _ClassTile(classes, rows, batch.y_B[rows, None] - start)
+
+
+def _cross_entropy(own_B: Tensor, highest_B: Tensor, others_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L_i, 1 - p_iy, and the sum of exponentials relative to the highest logit.
+
+    They keep their digits where p_iy is near 1. ``own`` is the own logit, and ``others`` the other classes' sum of
+    exponentials relative to the highest.
+    """
+    relative_B = (own_B - highest_B).exp()
+    sum_B = relative_B + others_B
+    return (highest_B - own_B) + torch.log1p(relative_B - 1 + others_B), others_B / sum_B, sum_B
+
+
+def _unit(w_TKD: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors on the sphere, and their norms."""
+    size_TK1 = w_TKD.norm(dim=-1, keepdim=True).clamp_(min=SQUARED_FLOOR)
+    return w_TKD / size_TK1, size_TK1
+
+
+def _through_unit(gradient_TKD: Tensor, unit_TKD: Tensor, size_TK1: Tensor) -> Tensor:
+    """The gradient by vectors from that by their directions, whose memory is reused."""
+    along_TK1 = (gradient_TKD * unit_TKD).sum(-1, keepdim=True)
+    return gradient_TKD.addcmul_(unit_TKD, along_TK1, value=-1).div_(size_TK1)
+
+
+def _similarities(z_BD: Tensor, unit_TKD: Tensor) -> tuple[Tensor, Tensor | None]:
+    """max_k z_i.w_ck of each anchor and class, and the first k that has it (None where there is but one)."""
+    s_BT = z_BD @ unit_TKD[:, 0].T
+    if unit_TKD.shape[1] == 1:
+        return s_BT, None
+    nearest_BT = torch.zeros(s_BT.shape, dtype=torch.int16, device=s_BT.device)
+    for k in range(1, unit_TKD.shape[1]):
+        s_k_BT = z_BD @ unit_TKD[:, k].T
+        nearest_BT.masked_fill_(s_k_BT > s_BT, k)
+        torch.maximum(s_BT, s_k_BT, out=s_BT)
+    return s_BT, nearest_BT
+
+
+def _of_each_vector(
+    slope_BT: Tensor, nearest_BT: Tensor | None, num_vectors: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The slopes by the products with the k-th vector of each class, for each k."""
+    if nearest_BT is None:
+        yield 0, slope_BT
+        return
+    for k in range(num_vectors):
+        yield k, slope_BT * (nearest_BT == k)
+
+
+def widened(cos_B: Tensor, margin_B: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(theta + m) and its slope sin(theta + m) / sin(theta) by cos(theta), m in radians, with ArcFace's seam.
+
+    Where theta + m > pi, cos would rise again; there it is cos(theta) - m sin(m), with slope 1. 1 - cos^2 is kept >=
+    1e-12, with gradient zero below.
+    """
+    value_B, slope_B = cos_of_sum(cos_B, margin_B)
+    is_before_B = cos_B >= -margin_B.cos()
+    beyond_B = cos_B - margin_B * margin_B.sin()
+    return torch.where(is_before_B, value_B, beyond_B), torch.where(is_before_B, slope_B, 1.0)
+
+
+def cos_of_sum(cos_B: Tensor, margin_B: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(theta + m) and its slope by cos(theta), without a seam."""
+    square_B = (1 - cos_B) * (1 + cos_B)
+    sin_B = square_B.clamp(min=SQUARED_FLOOR).sqrt()
+    slope_B = torch.where(square_B >= SQUARED_FLOOR, cos_B / sin_B, 0)
+    cos_m_B, sin_m_B = margin_B.cos(), margin_B.sin()
+    return cos_B * cos_m_B - sin_B * sin_m_B, cos_m_B + slope_B * sin_m_B
+
+
+def checked_angle(parameter: str, margin: float) -> float:
+    """A margin in degrees, in radians; raises ValueError unless it lies in 0..90."""
+    if at_least(parameter, margin, 0) > 90:
+        raise ValueError(f"{parameter}={margin} must be an angle of at most 90 degrees; 28.6 is usual")
+    return math.radians(margin)
+
+
+class NormSoftmax(ClassSoftmax):
+    """Normalised softmax: cross-entropy of cosines over a temperature (Zhai and Wu 2019).
+
+    L_i = -log softmax_c(z_i.w_c / T) at c = y_i, T = ``temperature``. With one class L_i = 0. References are ignored.
+
+    The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(self, num_classes: int, dim: int, temperature: float = 0.05, seed: int = 0) -> None:
+        super().__init__(num_classes, dim, 1 / above("temperature", temperature, 0))
+        self.temperature = temperature
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
+        """T(o) = o."""
+        return Transforms(own_B, torch.ones_like(own_B))
+
+
+class ProxyNCAPlusPlus(ClassSoftmax):
+    """ProxyNCA++: classification by the nearest proxy (Teh et al. 2020, Eq. 6).
+
+    L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``, which is the softmax of 2 z_i.p_c / T,
+    also for z off the sphere: ||z_i||^2 is the same for all classes. With one class L_i = 0. References are ignored.
+
+    The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size
+    ``dim``.
+    """
+
+    def __init__(self, num_classes: int, dim: int, temperature: float = 1 / 9, seed: int = 0) -> None:
+        super().__init__(num_classes, dim, 2 / above("temperature", temperature, 0))
+        self.temperature = temperature
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
+        """T(o) = o."""
+        return Transforms(own_B, torch.ones_like(own_B))
+
+
+class ArcFace(ClassSoftmax):
+    """ArcFace: cross-entropy of scaled cosines, the own angle widened by a margin (Deng et al. 2019, Eq. 3).
+
+    L_i = -log softmax_c(scale S'_ic) at c = y_i; S'_ic = cos(theta_ic) = z_i.p_c for c != y_i and
+    S'_iy = cos(theta_iy + m) = S cos m - sqrt(1 - S^2) sin m, m = ``margin`` in degrees.
+
+    Where theta_iy + m > 180 degrees, cos would rise again; there S'_iy = S - m sin m (m in radians), the usual
+    continuation: it keeps falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12; below, its
+    gradient is zero, not infinite.
+
+    With one class L_i = 0. References are ignored.
+
+    The count is the number of anchors. Raises ValueError unless 0 <= m <= 90 (beyond 133 the step would go up),
+    scale > 0, labels lie in 0..C-1 and z has size ``dim``.
+    """
+
+    def __init__(
+        self, num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.0, seed: int = 0
+    ) -> None:
+        super().__init__(num_classes, dim, above("scale", scale, 0))
+        self.margin = margin
+        self.angle = checked_angle("margin", margin)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
+        """T(o) = cos(theta + m)."""
+        return Transforms(*widened(own_B, own_B.new_tensor(self.angle)))
+
+
+class CosFace(ClassSoftmax):
+    """CosFace: cross-entropy of scaled cosines, the own one lowered by a margin (Wang et al. 2018, Eq. 4).
+
+    L_i = -log softmax_c(scale (z_i.p_c - margin [c = y_i])) at c = y_i. With one class L_i = 0. References are
+    ignored.
+
+    The count is the number of anchors. Raises ValueError unless margin >= 0, scale > 0, labels lie in 0..C-1
+    and z has size ``dim``.
+    """
+
+    def __init__(
+        self, num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.0, seed: int = 0
+    ) -> None:
+        super().__init__(num_classes, dim, above("scale", scale, 0))
+        self.margin = at_least("margin", margin, 0)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+
+    def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
+        """T(o) = o - m."""
+        return Transforms(own_B - self.margin, torch.ones_like(own_B))
