@@ -16,10 +16,18 @@ from dmlstudy.records import Scalar
 pytestmark = pytest.mark.filterwarnings("ignore:a batch holds no two images of one class")
 
 NUM_CLASSES, DIM = 6, 8
-PROXIES = {"proxy_nca", "proxy_nca_pp", "proxy_anchor", "soft_triple", "arcface", "cosface"}
-"""Entries that look at anchors and their own proxies only."""
+PROXIES = {
+    "potential_field",
+    "proxy_nca",
+    "proxy_nca_pp",
+    "proxy_anchor",
+    "soft_triple",
+    "arcface",
+    "cosface",
+}
+"""Entries with proxies: an image of a class is enough for them."""
 
-MEANS = {"binomial_deviance", "proxy_anchor"}
+MEANS = {"binomial_deviance", "potential_field", "proxy_anchor"}
 """Entries that are a sum over anchors only with what all ranks know; tests/distributed holds their law."""
 
 EXTREME: dict[str, list[dict[str, Scalar]]] = {
@@ -60,6 +68,7 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
     "proxy_nca_pp": [{"temperature": 0.001}],
     "proxy_anchor": [{"alpha": 640.0}],
     "soft_triple": [{"scale": 400.0, "gamma": 0.001}, {"centers": 1}],
+    "potential_field": [{"alpha": 6.0, "delta": 0.1}, {"delta": 2.0}, {"proxies": 0}],
     "arcface": [{"scale": 640.0, "margin": 90.0}],
     "cosface": [{"scale": 640.0}],
     "graph_consistency": [
@@ -201,7 +210,10 @@ def test_nothing_selected_still_backpropagates(name: str, num_anchors: int) -> N
         assert (gradient == 0).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(ENTRIES) - {"proxy_anchor"}))  # which is a sum over proxies
+@pytest.mark.parametrize(
+    "name",
+    sorted(set(ENTRIES) - {"potential_field", "proxy_anchor"}),  # which sum over proxies
+)
 def test_no_local_anchor_still_reaches_the_references(name: str) -> None:
     """A rank without rows takes part in the gather's backward, with zero gradients."""
     loss = build(name)

@@ -42,6 +42,7 @@ from dmlstudy.losses.pairs import (
     RankedList,
 )
 from dmlstudy.losses.parameters import at_least, choice, constructed, hyperparameters
+from dmlstudy.losses.potential_field import PotentialField
 from dmlstudy.losses.proxies import (
     ArcFace,
     CosFace,
@@ -226,6 +227,7 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "proxy_nca_pp": ProxyNCAPlusPlus,
     "proxy_anchor": ProxyAnchor,
     "soft_triple": SoftTriple,
+    "potential_field": PotentialField,
     "arcface": ArcFace,
     "cosface": CosFace,
     "adaptive_bound": AdaptiveBound,

@@ -55,6 +55,7 @@ def _cases() -> dict[str, Case]:
         "cosface": {"scale": 4.0},
         "circle": {"gamma": 8.0},
         "proxy_anchor": {"alpha": 8.0},
+        "potential_field": {"alpha": 2.0, "delta": 0.9, "proxies": 2},
     }
     variants: list[tuple[str, dict[str, Scalar]]] = [
         ("pair_weighting", {"negative_margin": 1.5, "weighting": "power", "detach_weights": False}),
@@ -63,6 +64,7 @@ def _cases() -> dict[str, Case]:
         ("triplet", {"margin": 0.5, "mining": "distance_weighted"}),
         ("margin", {"mining": "distance_weighted", "nu": 0.01}),
         ("multi_similarity_distance", {"version": "v2"}),
+        ("potential_field", {"alpha": 2.0, "delta": 0.9, "proxies": 0}),
         ("n_pair", {"positive": "all"}),
         ("n_pair", {"positive": "one_per_class"}),
     ]
