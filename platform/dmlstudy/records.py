@@ -264,14 +264,23 @@ class AugmentationConfig(Grown):
     ] = 0.0
 
 
+HYPERBOLIC = "hyperbolic"
+"""The distance of points of a ball, by its name in a loss."""
+
+CURVATURE = 0.1
+"""The curvature c of the ball of hyperbolic embeddings unless another is said: its radius is 1 / sqrt(c)."""
+
+CLIP_RADIUS = 2.3
+"""The length to which features are cut before they are mapped into the ball."""
+
 NUM_FUSED = 3
 """Stages of a backbone whose features are put together by ``embedder.fusion``."""
 
 
 class EmbedderConfig(Grown):
-    """Backbone and head of the embedder f: image -> unit sphere in R^size, or all of R^size."""
+    """Backbone and head of the embedder f: image -> unit sphere in R^size, all of R^size, or a ball in it."""
 
-    LATER = ("head", "dim_per", "structure_input", "unit_norm")
+    LATER = ("head", "dim_per", "structure_input", "unit_norm", "space", "curvature", "clip_radius")
 
     backbone: Annotated[
         str,
@@ -346,6 +355,19 @@ class EmbedderConfig(Grown):
             " a batch's over their mean distance; for triplet, triplet_weighting, pair_weighting by Euclidean distances"
         ),
     ] = True
+    space: Annotated[
+        Literal["sphere", "ball"],
+        Field(
+            description="ball: embeddings are points of a ball, compared by hyperbolic distance; for loss.distance:"
+            " hyperbolic; sphere: unit vectors"
+        ),
+    ] = "sphere"
+    curvature: Annotated[
+        float, Field(gt=0, le=100, description="of the ball, c: its radius is 1 / sqrt(c)")
+    ] = CURVATURE
+    clip_radius: Annotated[
+        float, Field(gt=0, le=100, description="length to which features are cut before they enter the ball")
+    ] = CLIP_RADIUS
     structure_input: Annotated[
         Literal["none", "center", "standardize"],
         Field(
@@ -358,6 +380,11 @@ class EmbedderConfig(Grown):
     def size(self) -> int:
         """Numbers of an embedding."""
         return embedding_size(self.dim, self.dim_per)
+
+    @property
+    def ball_curvature(self) -> float | None:
+        """The curvature of the ball that embeddings are points of; None of vectors by Euclidean distance."""
+        return self.curvature if self.space == "ball" else None
 
 
 def embedding_size(dim: int, dim_per: str) -> int:

@@ -15,7 +15,7 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.catalogue import Part
 from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.unused import check_used
-from dmlstudy.records import Scalar
+from dmlstudy.records import CURVATURE, Scalar
 
 
 class BatchLoss(nn.Module):
@@ -48,6 +48,7 @@ def build(
     dim: int | None = None,
     num_layers: int = 1,
     seed: int = 0,
+    curvature: float = CURVATURE,
     regularizer: tuple[str, Mapping[str, Scalar]] | None = None,
     **params: Scalar | Part,
 ) -> BatchLoss:
@@ -56,6 +57,8 @@ def build(
     Losses with proxies need ``num_classes`` and ``dim``, the embedding size, and have parameters of their own to be
     trained. Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
     a ``mining.Miner``, a ``distances.Distance``. A ``regularizer`` is a name and its parameters, ``weight`` among them.
+
+    ``distance='hyperbolic'`` is of points of a ball of this ``curvature``, as ``embedders.on_ball`` gives them.
 
     Raises ValueError as ``catalogue.build``, for a size that is needed and missing, and for a parameter that the chosen
     weighting, mining or mode does not use.
@@ -76,5 +79,6 @@ def build(
             dim=1 if dim is None else dim,
             num_layers=num_layers,
             seed=seed,
+            curvature=curvature,
         )
     )

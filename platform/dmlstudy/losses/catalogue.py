@@ -13,7 +13,13 @@ from typing import TypeAlias, cast
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.distance_levels import DistanceLevels
-from dmlstudy.losses.distances import Distance, checked_distance, euclidean, squared_euclidean
+from dmlstudy.losses.distances import (
+    Distance,
+    Hyperbolic,
+    checked_distance,
+    euclidean,
+    squared_euclidean,
+)
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.interface import Loss
 from dmlstudy.losses.mining import (
@@ -55,14 +61,11 @@ from dmlstudy.losses.regularized import Regularized
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.triplets import Hardest, Triplet
 from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
-from dmlstudy.records import Scalar
+from dmlstudy.records import CURVATURE, HYPERBOLIC, Scalar
 from dmlstudy.text import shown
 
 Part: TypeAlias = Weighting | Miner | NegativeDraw | Distance
 """A part that a loss is built from."""
-
-DISTANCES: dict[str, Distance] = {"euclidean": euclidean, "squared_euclidean": squared_euclidean}
-"""The distances of pair losses by name."""
 
 
 def weighting_of(named: str | Weighting, exponent: float, rate: float) -> Weighting:
@@ -84,9 +87,19 @@ def miner_of(named: str | Miner, miners: Mapping[str, Miner]) -> Miner:
     return AllOf(tuple(choice("mining", name, miners) for name in named.split("+")))
 
 
-def distance_of(named: str | Distance) -> Distance:
-    """The distance of that name, or the object; raises ValueError for an unknown name."""
-    return choice("distance", named, DISTANCES) if isinstance(named, str) else checked_distance(named)
+def distance_of(named: str | Distance, curvature: float) -> Distance:
+    """The distance of that name, or the object; raises ValueError for an unknown name.
+
+    ``curvature`` is that of the ball of 'hyperbolic'.
+    """
+    if not isinstance(named, str):
+        return checked_distance(named)
+    kinds: dict[str, Distance] = {
+        "euclidean": euclidean,
+        "squared_euclidean": squared_euclidean,
+        HYPERBOLIC: Hyperbolic(curvature),
+    }
+    return choice("distance", named, kinds)
 
 
 def pair_weighting(
@@ -102,6 +115,7 @@ def pair_weighting(
     epsilon: float = 0.1,
     distance: str | Distance = "euclidean",
     detach_weights: bool = True,
+    curvature: float = CURVATURE,
 ) -> PairWeighting:
     """The pair form with its parts by name, or an object, the same weighting for both signs then.
 
@@ -121,7 +135,7 @@ def pair_weighting(
         weighting_of(weighting, q, beta),
         normalize,
         miner_of(mining, miners),
-        distance_of(distance),
+        distance_of(distance, curvature),
         detach_weights,
     )
 
@@ -138,6 +152,7 @@ def triplet_weighting(
     negative_margin: float = 2.0,
     distance: str | Distance = "euclidean",
     detach_weights: bool = True,
+    curvature: float = CURVATURE,
 ) -> TripletWeighting:
     """The triplet form with its parts by name, or an object; 'semi_hard' restricts triplets, not pairs.
 
@@ -159,7 +174,7 @@ def triplet_weighting(
         normalize,
         miner_of(mining, miners),
         isinstance(mining, str) and "semi_hard" in mining.split("+"),
-        distance_of(distance),
+        distance_of(distance, curvature),
         detach_weights,
     )
 
@@ -169,6 +184,7 @@ def triplet(
     mining: str | Miner | NegativeDraw = "all",
     distance: str | Distance = "euclidean",
     seed: int = 0,
+    curvature: float = CURVATURE,
 ) -> Triplet:
     """The triplet loss with its parts by name, or an object.
 
@@ -185,7 +201,7 @@ def triplet(
         miner = choice("mining", mining, miners)
     else:
         miner = mining if isinstance(mining, NegativeDraw) else checked_miner(mining)
-    return Triplet(margin, miner, mining == "semi_hard", distance_of(distance))
+    return Triplet(margin, miner, mining == "semi_hard", distance_of(distance, curvature))
 
 
 def margin(
@@ -244,7 +260,7 @@ REGULARIZERS: dict[str, type[Loss]] = {
 WEIGHT = "weight"
 """The regulariser's parameter that the sum needs, not the regulariser itself."""
 
-_GIVEN = ("num_classes", "dim", "num_layers", "seed")
+_GIVEN = ("num_classes", "dim", "num_layers", "seed", "curvature")
 """Arguments the trial supplies; they are not hyperparameters."""
 
 PARTS = ("weighting", "mining", "distance")
@@ -261,12 +277,14 @@ def build(
     dim: int,
     num_layers: int = 1,
     seed: int = 0,
+    curvature: float = CURVATURE,
 ) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
     that references will hold rows of earlier batches. ``num_classes``, ``dim``, ``num_layers`` (of the embedder's
-    head) and ``seed`` reach the constructors that ask for them.
+    head), ``seed`` and ``curvature`` (of the ball that 'hyperbolic' is the distance of) reach the constructors that ask
+    for them.
 
     A parameter that names a part (``PARTS``) also accepts an object. A parameter that the chosen parts do not use has
     no effect here, because studies of earlier versions may contain one (``unused`` finds them).
@@ -274,7 +292,13 @@ def build(
     Raises ValueError for an unknown entry or parameter (with the nearest name and the list), for a value of the wrong
     type, for a loss that cannot use a memory, and whatever the loss itself refuses.
     """
-    given = {"num_classes": num_classes, "dim": dim, "num_layers": num_layers, "seed": seed}
+    given = {
+        "num_classes": num_classes,
+        "dim": dim,
+        "num_layers": num_layers,
+        "seed": seed,
+        "curvature": curvature,
+    }
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
     named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})
     if name.startswith(pml.PREFIX):
