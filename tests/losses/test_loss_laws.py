@@ -39,6 +39,7 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
         {"weighting": "power", "p": 0.5, "q": 0.5, "negative_margin": 2.0, "detach_weights": False},
         {"alpha": 60.0, "beta": 60.0, "detach_weights": False, "mining": "margin+batch_hard"},
         {"alpha": 60.0, "beta": 60.0, "detach_weights": False, "normalize": "none"},
+        {"distance": "hyperbolic", "negative_margin": 9.0},
     ],
     "triplet_weighting": [
         {"alpha": 60.0},
@@ -48,12 +49,14 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
         {"weighting": "power", "p": 0.5, "detach_weights": False},
         {"alpha": 60.0, "detach_weights": False, "mining": "semi_hard"},
         {"alpha": 60.0, "mining": "margin+batch_hard"},
+        {"distance": "hyperbolic"},
     ],
     "triplet": [
         {"mining": "semi_hard"},
         {"mining": "batch_hard"},
         {"mining": "distance_weighted"},
         {"distance": "squared_euclidean", "margin": 2.0},
+        {"distance": "hyperbolic"},
     ],
     "multi_similarity": [{"alpha": 60.0, "beta": 80.0}],
     "lifted_structure_gpw": [{"margin": 60.0}],

@@ -26,4 +26,5 @@ def on_ball(v_ND: Tensor, curvature: float, clip_radius: float) -> Tensor:
     root = math.sqrt(curvature)
     length_N1 = v_ND.norm(dim=1, keepdim=True).clamp(min=1e-12)
     radius_N1 = (root * length_N1.clamp(max=clip_radius)).tanh() / root
-    return v_ND * (radius_N1.clamp(max=(1 - RIM) / root) / length_N1)
+    x_ND: Tensor = v_ND * (radius_N1.clamp(max=(1 - RIM) / root) / length_N1)
+    return x_ND
