@@ -11,7 +11,6 @@ from dmlstudy.embedders import on_ball
 from dmlstudy.losses import batch_loss, catalogue, distances
 from dmlstudy.losses.interface import Embeddings
 
-
 ALL = [distances.euclidean, distances.squared_euclidean, distances.cosine, distances.Hyperbolic(0.5)]
 
 

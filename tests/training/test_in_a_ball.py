@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from support.ranks import config, saving_trial, trial
 
 from dmlstudy import data, embedders
@@ -61,6 +62,14 @@ def study(override: dict[str, Any], space: str = "triplet", **protocol: Any) -> 
     }
 
 
+def test_the_example_of_the_search_spaces_is_a_study() -> None:
+    readme = (Path(__file__).parents[2] / "search_spaces" / "README.md").read_text(encoding="utf-8")
+    (block,) = (each for each in readme.split("```yaml\n") if each.startswith("families:\n  hyperbolic:"))
+    family = yaml.safe_load(block.split("```")[0])["families"]["hyperbolic"]
+    raw = study(family["override"], family["space"])
+    checks.check_parts(study_file.parse(raw))
+
+
 BALL = {"embedder.space": "ball", "loss.distance": "hyperbolic", "loss.mining": "all"}
 
 
@@ -96,11 +105,11 @@ def test_what_has_no_meaning_is_refused_in_one_line(raw: dict[str, Any], said: s
     assert "\n" not in str(caught.value)
 
 
-def test_the_override_of_the_search_spaces_is_a_study() -> None:
+@pytest.mark.parametrize("space", ["triplet_weighting", "pair_weighting"])
+def test_each_loss_that_names_a_distance_may_be_searched_in_a_ball(space: str) -> None:
     override = {
+        "embedder.space": "ball",
+        "loss.distance": "hyperbolic",
         "embedder.curvature": {"float": [0.01, 1.0], "log": True, "default": 0.1},
-        "embedder.clip_radius": {"float": [1.0, 4.0], "default": 2.3},
     }
-    for space in ("triplet", "triplet_weighting", "pair_weighting"):
-        own = {key: value for key, value in BALL.items() if key != "loss.mining" or space == "triplet"}
-        checks.check_parts(study_file.parse(study(own | override, space)))
+    checks.check_parts(study_file.parse(study(override, space)))

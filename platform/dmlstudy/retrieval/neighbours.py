@@ -480,8 +480,10 @@ class _InBall:
 
     For one query its order is that of a(y) = lambda_y |x - y|^2, an inner product of D + 2 numbers. A product in double
     precision finds the items that may be among the nearest; these are measured by the direct kernel, times lambda_y in
-    double precision, and ranked by (a, index). The direct kernel is off by (D + 3) u |x - y|^2 at most, u = 2^-24, and
-    the product by (2 D + 16) 2^-52 lambda_y (|x|^2 + |y|^2).
+    double precision, and ranked by (a, index).
+
+    The direct kernel is off by (D + 3) u |x - y|^2 at most, u = 2^-24, and the product by (2 D + 16) 2^-52 lambda_y
+    (|x|^2 + |y|^2).
     """
 
     def __init__(self, query_QD: Floats, gallery_MD: Floats, k: int, self_Q: Ints, curvature: float) -> None:
