@@ -136,7 +136,7 @@ def test_the_curvature_is_given_from_python_and_checked() -> None:
     named = batch_loss.build("triplet", distance="hyperbolic", curvature=2.0)(x_ND, y_N)
     assert named == batch_loss.build("triplet", distance=distances.Hyperbolic(2.0))(x_ND, y_N)
     assert named != batch_loss.build("triplet", distance="hyperbolic")(x_ND, y_N)
-    with pytest.raises(ValueError, match="curvature=0.0 must be a finite number > 0"):
+    with pytest.raises(ValueError, match=r"curvature=0\.0 must be a finite number > 0"):
         batch_loss.build("triplet", distance="hyperbolic", curvature=0.0)
     with pytest.raises(ValueError, match="draws by Euclidean distances"):
         batch_loss.build("triplet", distance="hyperbolic", mining="distance_weighted")

@@ -115,7 +115,7 @@ def test_points_outside_the_ball_are_refused() -> None:
     z_ND = points(10, 3, 1.0)
     z_ND[4] = 1.0
     with pytest.raises(
-        ValueError, match="gallery embedding 4 has the norm 1.73.* outside the ball of curvature 1"
+        ValueError, match=r"gallery embedding 4 has the norm 1\.73.* outside the ball of curvature 1"
     ):
         retrieval.retrieve(z_ND[:3], z_ND, 2, curvature=1.0)
     with pytest.raises(ValueError, match="query embedding 4 "):

@@ -93,7 +93,9 @@ def test_points_of_a_ball_have_no_other_index_and_no_other_distance(
     ball: Path, pictures: Path, tmp_path: Path
 ) -> None:
     z = embedded(ball, pictures, tmp_path)
-    with pytest.raises(ValueError, match="hnsw is by Euclidean distance, .* points of a ball.*; choose flat"):
+    with pytest.raises(
+        ValueError, match=r"hnsw is by Euclidean distance, .* points of a ball.*; choose flat"
+    ):
         build(z, tmp_path / "gallery", "hnsw")
     gallery = build(z, tmp_path / "gallery")
     flat = dataclasses.replace(gallery, curvature=None)

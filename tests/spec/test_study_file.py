@@ -379,7 +379,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "key in embedder",
         study(embedder__size=3),
-        "embedder.size: unknown key; known: backbone, code, dim, dim_per, freeze_bn",
+        "embedder.size: unknown key; known: backbone, clip_radius, code, curvature, dim, dim_per, freeze_bn",
     ),
     (
         "key in a family",
