@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dmlstudy.model_folder import MOST_SIDE, read_json
+from dmlstudy.records import CLIP_RADIUS, CURVATURE
 from dmlstudy.text import reason
 
 FORMAT_VERSION = 1
@@ -60,6 +61,9 @@ class ArchitectureFields(_Strict):
     head: Text = "linear"
     structure_input: Text = "none"
     unit_norm: bool = True
+    space: Literal["sphere", "ball"] = "sphere"
+    curvature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = CURVATURE
+    clip_radius: Annotated[float, Field(gt=0, allow_inf_nan=False)] = CLIP_RADIUS
 
 
 class EmbedderDescription(_Part):

@@ -264,6 +264,15 @@ class AugmentationConfig(Grown):
     ] = 0.0
 
 
+HYPERBOLIC = "hyperbolic"
+"""The distance of points of a ball, by its name in a loss."""
+
+CURVATURE = 0.1
+"""The curvature c of the ball of hyperbolic embeddings unless another is said: its radius is 1 / sqrt(c)."""
+
+CLIP_RADIUS = 2.3
+"""The length to which features are cut before they are mapped into the ball."""
+
 NUM_FUSED = 3
 """Stages of a backbone whose features are put together by ``embedder.fusion``."""
 
@@ -276,9 +285,18 @@ def _in_words(sizes: Any) -> Any:
 
 
 class EmbedderConfig(Grown):
-    """Backbone and head of the embedder f: image -> unit sphere in R^size, or all of R^size."""
+    """Backbone and head of the embedder f: image -> unit sphere in R^size, all of R^size, or a ball in it."""
 
-    LATER = ("head", "dim_per", "structure_input", "unit_norm", "matryoshka")
+    LATER = (
+        "head",
+        "dim_per",
+        "structure_input",
+        "unit_norm",
+        "matryoshka",
+        "space",
+        "curvature",
+        "clip_radius",
+    )
 
     backbone: Annotated[
         str,
@@ -353,6 +371,19 @@ class EmbedderConfig(Grown):
             " a batch's over their mean distance; for triplet, triplet_weighting, pair_weighting by Euclidean distances"
         ),
     ] = True
+    space: Annotated[
+        Literal["sphere", "ball"],
+        Field(
+            description="ball: embeddings are points of a ball, compared by hyperbolic distance; for loss.distance:"
+            " hyperbolic; sphere: unit vectors"
+        ),
+    ] = "sphere"
+    curvature: Annotated[
+        float, Field(gt=0, le=100, description="of the ball, c: its radius is 1 / sqrt(c)")
+    ] = CURVATURE
+    clip_radius: Annotated[
+        float, Field(gt=0, le=100, description="length to which features are cut before they enter the ball")
+    ] = CLIP_RADIUS
     structure_input: Annotated[
         Literal["none", "center", "standardize"],
         Field(
@@ -380,6 +411,11 @@ class EmbedderConfig(Grown):
     def parts(self) -> tuple[int, ...]:
         """Sizes of the leading parts that are trained as well."""
         return tuple(map(int, (self.matryoshka or "").split()))
+
+    @property
+    def ball_curvature(self) -> float | None:
+        """The curvature of the ball that embeddings are points of; None of vectors by Euclidean distance."""
+        return self.curvature if self.space == "ball" else None
 
 
 def embedding_size(dim: int, dim_per: str) -> int:
@@ -913,13 +949,13 @@ class MetricsConfig(Record):
         Field(description="nmi, nmi_geometric and f1 of k-means of the test embeddings, in verdict trials"),
     ] = False
     short_vectors: Annotated[
-        tuple[Annotated[PositiveInt, Field(le=MANY)], ...],
+        tuple[Annotated[PositiveInt, Field(le=MANY)], ...] | None,
         Field(
             max_length=16,
             description="sizes of leading parts of the embedding that verdict trials are scored with as well, each of"
             " 32, 8 and 1 bit a number, and so the whole; default: those that embedder.matryoshka trains",
         ),
-    ] = ()
+    ] = None
     verification: Annotated[
         bool,
         Field(

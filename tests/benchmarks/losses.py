@@ -99,6 +99,7 @@ CONTESTS: dict[str, Contest] = {
     "proxy-NCA++": Contest("proxy_nca_pp", {}, proxied(pml.ProxyNCALoss, softmax_scale=9)),
     "proxy-anchor": Contest("proxy_anchor", {}, proxied(pml.ProxyAnchorLoss)),
     "soft-triple": Contest("soft_triple", {}, proxied(pml.SoftTripleLoss)),
+    "potential field": Contest("potential_field", {"proxies": 2}, None),
     "arcface": Contest("arcface", {}, proxied(pml.ArcFaceLoss)),
     "cosface": Contest("cosface", {}, proxied(pml.CosFaceLoss)),
     "pair weighting, exponential": Contest("pair_weighting", {"beta": 10.0}, None),

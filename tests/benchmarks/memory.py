@@ -25,9 +25,12 @@ from torch.nn import functional
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.proxies import ProxyLoss
+from dmlstudy.records import Scalar
 
 DIM, PER_CLASS = 128, 4
 PROXIES = {name for name in catalogue.CATALOGUE if issubclass(catalogue.kind_of(name), ProxyLoss)}
+PARAMS: dict[str, dict[str, Scalar]] = {"potential_field": {"proxies": 2}}
+"""Parameters that are not the defaults: proxies are pairs beside those of the batch."""
 NAMES = [name for name in catalogue.CATALOGUE | catalogue.REGULARIZERS if name not in PROXIES]
 
 
@@ -74,7 +77,7 @@ def step(name: str, n: int, num_ranks: int) -> Callable[[], None]:
 def build(name: str, num_classes: int) -> Loss:
     if name in catalogue.REGULARIZERS:
         return catalogue.build("contrastive", {}, regularizer=(name, {}), num_classes=num_classes, dim=DIM)
-    return catalogue.build(name, {}, num_classes=num_classes, dim=DIM)
+    return catalogue.build(name, PARAMS.get(name, {}), num_classes=num_classes, dim=DIM)
 
 
 def main() -> None:

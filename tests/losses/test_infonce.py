@@ -14,8 +14,9 @@ from support.worked_example import example
 from torch import Tensor
 from torch.nn import functional
 
+from dmlstudy.embedders import on_ball
 from dmlstudy.losses import catalogue, tiles
-from dmlstudy.losses.distances import euclidean
+from dmlstudy.losses.distances import Hyperbolic, euclidean
 from dmlstudy.losses.infonce import SigLIP, SupCon
 from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
@@ -213,3 +214,10 @@ def test_far_logits_do_not_overflow() -> None:
         total.backward()
         assert z_ND.grad is not None
         assert z_ND.grad.isfinite().all()
+
+
+def test_points_of_a_ball_by_hyperbolic_distance() -> None:
+    batch = example()
+    v_ND = batch.z_ND * torch.tensor([3, 0.5, 1.5, 2, 1, 2.5], dtype=torch.float64)[:, None]
+    total, count = SupCon(0.2, distance=Hyperbolic(0.1))(batch._replace(z_ND=on_ball(v_ND, 0.1, 2.3)))
+    assert (total / count).item() == pytest.approx(4.5450205378, abs=1e-6)  # the map is in float32

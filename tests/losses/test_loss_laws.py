@@ -18,9 +18,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:a batch holds no two images of o
 
 NUM_CLASSES, DIM = 6, 8
 PROXIES = {name for name in catalogue.CATALOGUE if issubclass(catalogue.kind_of(name), ProxyLoss)}
-"""Entries that look at anchors and their own proxies only."""
+PROXIES |= {"potential_field"}
+"""Entries with proxies: an image of a class is enough for them."""
 
-MEANS = {"binomial_deviance", "proxy_anchor", "tcm"}
+MEANS = {"binomial_deviance", "potential_field", "proxy_anchor", "tcm"}
 """Entries that are a sum over anchors only with what all ranks know; tests/distributed holds their law."""
 
 EXTREME: dict[str, list[dict[str, Scalar]]] = {
@@ -32,6 +33,7 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
         {"weighting": "power", "p": 0.5, "q": 0.5, "negative_margin": 2.0, "detach_weights": False},
         {"alpha": 60.0, "beta": 60.0, "detach_weights": False, "mining": "margin+batch_hard"},
         {"alpha": 60.0, "beta": 60.0, "detach_weights": False, "normalize": "none"},
+        {"distance": "hyperbolic", "negative_margin": 9.0},
     ],
     "triplet_weighting": [
         {"alpha": 60.0},
@@ -41,12 +43,14 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
         {"weighting": "power", "p": 0.5, "detach_weights": False},
         {"alpha": 60.0, "detach_weights": False, "mining": "semi_hard"},
         {"alpha": 60.0, "mining": "margin+batch_hard"},
+        {"distance": "hyperbolic"},
     ],
     "triplet": [
         {"mining": "semi_hard"},
         {"mining": "batch_hard"},
         {"mining": "distance_weighted"},
         {"distance": "squared_euclidean", "margin": 2.0},
+        {"distance": "hyperbolic"},
     ],
     "multi_similarity": [{"alpha": 60.0, "beta": 80.0}],
     "lifted_structure_gpw": [{"margin": 60.0}],
@@ -67,6 +71,7 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
     "proxy_nca_pp": [{"temperature": 0.001}],
     "proxy_anchor": [{"alpha": 640.0}],
     "soft_triple": [{"scale": 400.0, "gamma": 0.001}, {"centers": 1}],
+    "potential_field": [{"alpha": 6.0, "delta": 0.1}, {"delta": 2.0}, {"proxies": 0}],
     "arcface": [{"scale": 640.0, "margin": 90.0}],
     "cosface": [{"scale": 640.0}],
     "norm_softmax": [{"temperature": 0.001}],
@@ -216,7 +221,10 @@ def test_nothing_selected_still_backpropagates(name: str, num_anchors: int) -> N
         assert (gradient == 0).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(ENTRIES) - {"proxy_anchor"}))  # which is a sum over proxies
+@pytest.mark.parametrize(
+    "name",
+    sorted(set(ENTRIES) - {"potential_field", "proxy_anchor"}),  # which sum over proxies
+)
 def test_no_local_anchor_still_reaches_the_references(name: str) -> None:
     """A rank without rows takes part in the gather's backward, with zero gradients."""
     loss = build(name)

@@ -51,6 +51,23 @@ def test_neighbours_are_the_nearest_of_the_gallery(is_code: bool) -> None:
         np.testing.assert_allclose(apart[[others.index(m) for m in found]], distances, rtol=1e-5)
 
 
+def test_in_a_ball_distances_are_hyperbolic() -> None:
+    z_ND = (0.9 * Z / np.linalg.norm(Z, axis=1).max()).astype(np.float32)
+    pairs = np.array([[0, 1], [2, 5], [3, 3]])
+    a, b = z_ND.astype(np.float64)[pairs.T]
+    lambdas = (1 - (a**2).sum(1)) * (1 - (b**2).sum(1))
+    by_hand = 2 * np.arcsinh(np.linalg.norm(a - b, axis=1) / np.sqrt(lambdas))
+    np.testing.assert_allclose(examples.apart(z_ND, pairs, 1.0), by_hand, rtol=1e-6)
+    found_QK, distance_QK = examples.nearest(z_ND, np.array([2, 7]), np.arange(len(z_ND)), 4, 1.0)
+    for query, found, distances in zip((2, 7), found_QK, distance_QK, strict=True):
+        apart = examples.apart(z_ND, np.array([[query, other] for other in found]), 1.0)
+        np.testing.assert_allclose(distances, apart, rtol=1e-5)
+        assert (np.diff(distances) >= 0).all()
+    labels = np.arange(len(z_ND)) % 3
+    (shown,) = examples.map_of("ball", items(labels), z_ND, 1.0)
+    assert isinstance(shown, Plot)
+
+
 def test_distances_of_pairs_by_hand() -> None:
     pairs = np.array([[0, 1], [2, 5]])
     by_hand = [np.sqrt(((Z[a].astype(np.float64) - Z[b]) ** 2).sum()) for a, b in pairs]

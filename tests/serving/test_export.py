@@ -36,6 +36,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "a head a stage": {"fusion": "heads", "pooling": "max", "code": "sign"},
     "a unit head a stage": {"fusion": "unit_heads"},
     "none": {"head": "none", "dim": 256},
+    "ball": {"space": "ball", "curvature": 0.5},
 }
 CASES: list[tuple[str, int | tuple[int, int] | tuple[()], int, str]] = [
     *(("small_conv", 8, 1, head) for head in HEADS),

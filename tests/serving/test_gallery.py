@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
 import subprocess
@@ -25,7 +26,7 @@ from dmlstudy.serving.gallery import Gallery, build, open_gallery
 from dmlstudy.serving.retrieve import own_items, retrieve, write_contact_sheet
 from dmlstudy.serving.retriever import Layers, Retriever, by_layers
 
-from .conftest import X
+from .conftest import X, embedder
 
 
 def embedded(model: Path, inputs: Path, folder: Path) -> Path:
@@ -56,6 +57,52 @@ def test_search_is_the_loop_over_items(
         assert all(hit.id == queries.ids[hit.place] for hit in own)
         assert queries.labels is not None
         assert all(hit.label == queries.labels[hit.place] for hit in own)
+
+
+@pytest.fixture(scope="module")
+def ball(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose embeddings are points of a ball, from its middle to its rim."""
+    folder = tmp_path_factory.mktemp("ball")
+    embedder(folder / "model", space="ball", curvature=2.0, clip_radius=3.0)
+    return folder / "model"
+
+
+def test_points_of_a_ball_are_searched_by_hyperbolic_distance(
+    ball: Path, pictures: Path, tmp_path: Path
+) -> None:
+    made(ball, pictures, tmp_path)
+    gallery = open_gallery(tmp_path / "gallery", device="cpu")
+    assert gallery.curvature == 2.0
+    model = Model.open(ball)
+    queries = of_files(model, pictures)
+    retriever = Retriever(model, gallery)
+    assert retriever.measure.distance == "hyperbolic, curvature 2"
+    z = model.compute(queries.read(range(len(queries)))).astype(np.float64)
+    lambda_N = 1 / (1 - 2 * (z**2).sum(axis=1))
+    for query, own in enumerate(retrieve(retriever, queries, 5)):
+        a_N = lambda_N * lambda_N[query] * ((z - z[query]) ** 2).sum(axis=1)
+        apart_N = 2**0.5 * np.arcsinh(np.sqrt(2 * a_N))
+        np.testing.assert_allclose([hit.distance for hit in own], np.sort(apart_N)[:5], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            apart_N[[hit.place for hit in own]], np.sort(apart_N)[:5], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose([hit.score for hit in own], [1 / (1 + hit.distance) for hit in own])
+
+
+def test_points_of_a_ball_have_no_other_index_and_no_other_distance(
+    ball: Path, pictures: Path, tmp_path: Path
+) -> None:
+    z = embedded(ball, pictures, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"hnsw is by Euclidean distance, .* points of a ball.*; choose flat"
+    ):
+        build(z, tmp_path / "gallery", "hnsw")
+    gallery = build(z, tmp_path / "gallery")
+    flat = dataclasses.replace(gallery, curvature=None)
+    with pytest.raises(ValueError, match=r"another distance than its model's \(curvature None, .* 2\.0\)"):
+        Retriever(Model.open(ball), flat)
+    with pytest.raises(ValueError, match="outside the ball of curvature 2"):
+        gallery.search(np.ones((1, 6), np.float32), 3)
 
 
 def test_structure_puts_them_in_the_querys_order(

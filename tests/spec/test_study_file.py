@@ -184,6 +184,9 @@ PRINTED: list[tuple[str, str, Scalar, list[Scalar]]] = [
     ("proxy_anchor", "loss.delta", 0.1, [0.1]),
     ("soft_triple", "loss.scale", 20.0, [20]),
     ("soft_triple", "loss.centers", 10, [1, 10]),
+    ("potential_field", "loss.alpha", 4.0, [1, 4, 6]),
+    ("potential_field", "loss.delta", 0.2, [0.1, 0.2, 0.3]),
+    ("potential_field", "loss.proxies", 15, [2, 15]),
     ("arcface", "loss.margin", 28.6, [math.degrees(0.5)]),
     ("cosface", "loss.margin", 0.35, [0.35]),
     ("norm_softmax", "loss.temperature", 0.05, [0.05]),
@@ -390,7 +393,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "key in embedder",
         study(embedder__size=3),
-        "embedder.size: unknown key; known: backbone, code, dim, dim_per, freeze_bn",
+        "embedder.size: unknown key; known: backbone, clip_radius, code, curvature, dim, dim_per, freeze_bn",
     ),
     (
         "key in a family",

@@ -90,6 +90,10 @@ def test_matryoshka_s_sizes_are_scored_by_themselves() -> None:
             r"embedder\.matryoshka: \[3\] cuts embeddings, which has no meaning beside embedder\.fusion: heads",
         ),
         (
+            {"embedder": {"dim": 8, "matryoshka": [2], "space": "ball"}},
+            r"embedder\.matryoshka: \[2\] cuts embeddings, which has no meaning beside embedder\.space: ball",
+        ),
+        (
             {"embedder": {"dim": 8, "unit_norm": False}, "short_vectors": (2,)},
             r"protocol\.short_vectors: \[2\] cuts embeddings, .* embedder\.unit_norm: false",
         ),

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dmlstudy.embedders.backbones import Backbone, build_backbone
+from dmlstudy.embedders.ball import BALL, SPACES, SPHERE, on_ball
 from dmlstudy.embedders.heads import (
     CODES,
     LINEAR,
@@ -35,6 +36,7 @@ from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.starting import begun_with
 from dmlstudy.embedders.structure import AS_THEY_ARE, NO_STRUCTURE, StructureHead, check_structure
 from dmlstudy.heartbeat import beat
+from dmlstudy.records import CLIP_RADIUS, CURVATURE
 from dmlstudy.text import nearest
 
 
@@ -60,12 +62,16 @@ class Architecture:
     head: str = LINEAR
     structure_input: str = AS_THEY_ARE
     unit_norm: bool = True
+    space: str = SPHERE
+    curvature: float = CURVATURE
+    clip_radius: float = CLIP_RADIUS
 
 
 class Embedder(nn.Module):
     """An embedder: z = c(h(b((x / 255 - mean) / std))) / |.|, or, without ``unit_norm``, z = h(...) as it is.
 
-    b is the backbone, h the linear head (or nothing: ``heads.bare_head``) and c the code (``heads.encode``).
+    In a ball z is h(...) as a point of it (``ball.on_ball``). b is the backbone, h the linear head (or nothing:
+    ``heads.bare_head``) and c the code (``heads.encode``).
 
     ``forward`` takes ``images_NHWC`` (uint8, or float in 0..255) of the size and channels it was built for
     and returns ``z_ND``, float32, of unit norm unless built without. Grey images become RGB where the backbone wants
@@ -168,7 +174,10 @@ class Embedder(nn.Module):
     def _embedded(self, features_NF: Tensor, *, is_unit: bool = True) -> Tensor:
         z_ND: Tensor = self.head(features_NF)
         z_ND = encode(z_ND.float(), self.architecture.code, training=self.training)
-        return F.normalize(z_ND, dim=1, eps=1e-12) if is_unit and self.architecture.unit_norm else z_ND
+        own = self.architecture
+        if own.space == BALL:
+            return on_ball(z_ND, own.curvature, own.clip_radius)
+        return F.normalize(z_ND, dim=1, eps=1e-12) if is_unit and own.unit_norm else z_ND
 
     def train(self, mode: bool = True) -> Embedder:
         """Set the mode; with ``freeze_bn`` batch norm keeps its running statistics in either mode."""
@@ -234,6 +243,9 @@ def build(
     head: str = LINEAR,
     structure_input: str = AS_THEY_ARE,
     unit_norm: bool = True,
+    space: str = SPHERE,
+    curvature: float = CURVATURE,
+    clip_radius: float = CLIP_RADIUS,
     seed: int,
     make_backbone: Callable[..., Backbone] = build_backbone,
 ) -> Embedder:
@@ -251,6 +263,9 @@ def build(
     ``head_depth`` hidden layers of ``head_width`` units make a head of several depths. Without ``unit_norm`` the
     embedding is as the head gives it. ``head`` 'none' leaves the features as they are, which must be ``dim``.
 
+    ``space`` 'ball' makes the embedding a point of a ball of this ``curvature``, of features cut at ``clip_radius``; it
+    has no structure head, code or head of several depths.
+
     ``make_backbone`` is ``build_backbone``, or gives what that would.
 
     Raises ValueError for an unknown backbone, structure or code, weights that do not fit, or images of channels other
@@ -258,6 +273,7 @@ def build(
     """
     if image_size != () and in_channels not in (1, 3):
         raise ValueError(f"images have {in_channels} channels, an embedder takes 1 or 3")
+    _check_space(space, structure, code, head_depth, unit_norm)
     if code not in CODES:
         raise ValueError(f"embedder.code: unknown {code!r}{nearest(code, CODES, listed=True)}")
     height_width = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -280,12 +296,30 @@ def build(
         head=head,
         structure_input=structure_input,
         unit_norm=unit_norm,
+        space=space,
+        curvature=curvature,
+        clip_radius=clip_radius,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = make_backbone(backbone, in_channels, width, weights, height_width, fusion, pooling)
         embedder = Embedder(network, architecture)
     return begun_with(embedder, weights, network)
+
+
+def _check_space(space: str, structure: str, code: str, head_depth: int, unit_norm: bool) -> None:
+    """Raise ValueError for an unknown space, and for what has no meaning in a ball."""
+    if space not in SPACES:
+        raise ValueError(f"embedder.space: unknown {space!r}{nearest(space, SPACES, listed=True)}")
+    beside = {
+        f"a structure head ({structure})": structure != NO_STRUCTURE,
+        f"embedder.code: {code}": code != NO_CODE,
+        f"embedder.head_depth: {head_depth}": head_depth > 0,
+        "embedder.unit_norm: false": not unit_norm,
+    }
+    for what, is_there in beside.items():
+        if space == BALL and is_there:
+            raise ValueError(f"embedder.space: ball has no meaning beside {what}; leave one of them out")
 
 
 def latency_ms(

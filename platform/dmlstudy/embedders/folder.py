@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from dmlstudy import description, model_folder
 from dmlstudy.data import Fit, preprocessing
-from dmlstudy.embedders.embedder import Embedder, build, embed
+from dmlstudy.embedders.ball import BALL
+from dmlstudy.embedders.embedder import Architecture, Embedder, build, embed
 from dmlstudy.embedders.heads import NO_CODE
 from dmlstudy.embedders.program import write_program
 from dmlstudy.model_folder import (
@@ -33,6 +34,7 @@ from dmlstudy.model_folder import (
     read_extra,
     seal,
 )
+from dmlstudy.records import HYPERBOLIC
 from dmlstudy.text import reason
 
 FORMAT_VERSION = description.FORMAT_VERSION
@@ -176,9 +178,21 @@ def _describe(embedder: Embedder, fit: Fit | None) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "architecture": dataclasses.asdict(architecture),
         "preprocessing": _preprocessing(embedder, fit),
-        "output": {"dim": architecture.dim, "unit_norm": architecture.unit_norm, "distance": "euclidean"}
+        "output": _output(architecture)
         | ({} if architecture.code == NO_CODE else {"code": "signs of a unit vector: bits"}),
     }
+
+
+def _output(architecture: Architecture) -> dict[str, Any]:
+    """The size of an embedding, and the distance by which two are compared."""
+    if architecture.space == BALL:
+        return {
+            "dim": architecture.dim,
+            "unit_norm": False,
+            "distance": HYPERBOLIC,
+            "curvature": architecture.curvature,
+        }
+    return {"dim": architecture.dim, "unit_norm": architecture.unit_norm, "distance": "euclidean"}
 
 
 def _export(embedder: Embedder, path: Path) -> None:

@@ -15,7 +15,7 @@ from dmlstudy.losses import catalogue
 from dmlstudy.losses.catalogue import Part
 from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.unused import check_used
-from dmlstudy.records import Scalar
+from dmlstudy.records import CURVATURE, Scalar
 
 
 class BatchLoss(nn.Module):
@@ -63,6 +63,7 @@ def build(
     num_layers: int = 1,
     seed: int = 0,
     matryoshka: Sequence[int] = (),
+    curvature: float = CURVATURE,
     regularizer: tuple[str, Mapping[str, Scalar]] | None = None,
     **params: Scalar | Part,
 ) -> BatchLoss:
@@ -74,6 +75,8 @@ def build(
     Where a parameter names a weighting, mining or distance, an object may stand: a ``weighting.Weighting``,
     a ``mining.Miner``, a ``distances.Distance``. A ``regularizer`` is a name and its parameters, ``weight`` among them.
     ``matryoshka`` are sizes below ``dim``: the loss is the mean over these leading parts and the whole.
+
+    ``distance='hyperbolic'`` is of points of a ball of this ``curvature``, as ``embedders.on_ball`` gives them.
 
     Raises ValueError as ``catalogue.build``, for a size that is needed and missing, and for a parameter that the chosen
     weighting, mining or mode does not use.
@@ -97,5 +100,6 @@ def build(
             dim=1 if dim is None else dim,
             num_layers=num_layers,
             seed=seed,
+            curvature=curvature,
         )
     )

@@ -15,7 +15,14 @@ from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.class_margins import AdaFace, CurricularFace, MagFace, SubCenterArcFace
 from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
-from dmlstudy.losses.distances import Distance, checked_distance, cosine, euclidean, squared_euclidean
+from dmlstudy.losses.distances import (
+    Distance,
+    Hyperbolic,
+    checked_distance,
+    cosine,
+    euclidean,
+    squared_euclidean,
+)
 from dmlstudy.losses.graph import GraphConsistency
 from dmlstudy.losses.infonce import SigLIP, SupCon
 from dmlstudy.losses.interface import Loss
@@ -46,6 +53,7 @@ from dmlstudy.losses.pairs import (
     RankedList,
 )
 from dmlstudy.losses.parameters import at_least, choice, constructed, hyperparameters
+from dmlstudy.losses.potential_field import PotentialField
 from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
 from dmlstudy.losses.ranking import RecallAtK, SmoothAP, SupAP
 from dmlstudy.losses.regularized import Regularized
@@ -54,18 +62,11 @@ from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
 from dmlstudy.losses.triplets import Hardest, Triplet
 from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
-from dmlstudy.records import Scalar
+from dmlstudy.records import CURVATURE, HYPERBOLIC, Scalar
 from dmlstudy.text import shown
 
 Part: TypeAlias = Weighting | Miner | NegativeDraw | Distance
 """A part that a loss is built from."""
-
-DISTANCES: dict[str, Distance] = {
-    "euclidean": euclidean,
-    "squared_euclidean": squared_euclidean,
-    "cosine": cosine,
-}
-"""The distances of pair losses by name."""
 
 
 def weighting_of(named: str | Weighting, exponent: float, rate: float) -> Weighting:
@@ -87,9 +88,20 @@ def miner_of(named: str | Miner, miners: Mapping[str, Miner]) -> Miner:
     return AllOf(tuple(choice("mining", name, miners) for name in named.split("+")))
 
 
-def distance_of(named: str | Distance) -> Distance:
-    """The distance of that name, or the object; raises ValueError for an unknown name."""
-    return choice("distance", named, DISTANCES) if isinstance(named, str) else checked_distance(named)
+def distance_of(named: str | Distance, curvature: float) -> Distance:
+    """The distance of that name, or the object; raises ValueError for an unknown name.
+
+    ``curvature`` is that of the ball of 'hyperbolic'.
+    """
+    if not isinstance(named, str):
+        return checked_distance(named)
+    kinds: dict[str, Distance] = {
+        "euclidean": euclidean,
+        "squared_euclidean": squared_euclidean,
+        "cosine": cosine,
+        HYPERBOLIC: Hyperbolic(curvature),
+    }
+    return choice("distance", named, kinds)
 
 
 def pair_weighting(
@@ -105,6 +117,7 @@ def pair_weighting(
     epsilon: float = 0.1,
     distance: str | Distance = "euclidean",
     detach_weights: bool = True,
+    curvature: float = CURVATURE,
 ) -> PairWeighting:
     """The pair form with its parts by name, or an object, the same weighting for both signs then.
 
@@ -124,7 +137,7 @@ def pair_weighting(
         weighting_of(weighting, q, beta),
         normalize,
         miner_of(mining, miners),
-        distance_of(distance),
+        distance_of(distance, curvature),
         detach_weights,
     )
 
@@ -141,6 +154,7 @@ def triplet_weighting(
     negative_margin: float = 2.0,
     distance: str | Distance = "euclidean",
     detach_weights: bool = True,
+    curvature: float = CURVATURE,
 ) -> TripletWeighting:
     """The triplet form with its parts by name, or an object; 'semi_hard' restricts triplets, not pairs.
 
@@ -162,7 +176,7 @@ def triplet_weighting(
         normalize,
         miner_of(mining, miners),
         isinstance(mining, str) and "semi_hard" in mining.split("+"),
-        distance_of(distance),
+        distance_of(distance, curvature),
         detach_weights,
     )
 
@@ -172,6 +186,7 @@ def triplet(
     mining: str | Miner | NegativeDraw = "all",
     distance: str | Distance = "euclidean",
     seed: int = 0,
+    curvature: float = CURVATURE,
 ) -> Triplet:
     """The triplet loss with its parts by name, or an object.
 
@@ -188,7 +203,7 @@ def triplet(
         miner = choice("mining", mining, miners)
     else:
         miner = mining if isinstance(mining, NegativeDraw) else checked_miner(mining)
-    return Triplet(margin, miner, mining == "semi_hard", distance_of(distance))
+    return Triplet(margin, miner, mining == "semi_hard", distance_of(distance, curvature))
 
 
 def supcon(
@@ -197,9 +212,10 @@ def supcon(
     denominator: str = "all",
     average: str = "anchors",
     distance: str | Distance = "cosine",
+    curvature: float = CURVATURE,
 ) -> SupCon:
     """The supervised contrastive loss with its distance by name, or an object. Raises ValueError as ``SupCon``."""
-    return SupCon(temperature, learn, denominator, average, distance_of(distance))
+    return SupCon(temperature, learn, denominator, average, distance_of(distance, curvature))
 
 
 def margin(
@@ -247,6 +263,7 @@ CATALOGUE: dict[str, Callable[..., Loss]] = {
     "proxy_nca_pp": ProxyNCAPlusPlus,
     "proxy_anchor": ProxyAnchor,
     "soft_triple": SoftTriple,
+    "potential_field": PotentialField,
     "norm_softmax": NormSoftmax,
     "arcface": ArcFace,
     "cosface": CosFace,
@@ -271,7 +288,7 @@ REGULARIZERS: dict[str, type[Loss]] = {
 WEIGHT = "weight"
 """The regulariser's parameter that the sum needs, not the regulariser itself."""
 
-_GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed")
+_GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed", "curvature")
 """Arguments the trial supplies; they are not hyperparameters."""
 
 PARTS = ("weighting", "mining", "distance")
@@ -290,13 +307,14 @@ def build(
     class_sizes: Sequence[int] | None = None,
     num_layers: int = 1,
     seed: int = 0,
+    curvature: float = CURVATURE,
 ) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
     that references will hold rows of earlier batches. ``num_classes``, ``class_sizes`` (the number of training images
-    of each class), ``dim``, ``num_layers`` (of the embedder's head) and ``seed`` reach the constructors that ask for
-    them.
+    of each class), ``dim``, ``num_layers`` (of the embedder's head), ``seed`` and ``curvature`` (of the ball that
+    'hyperbolic' is the distance of) reach the constructors that ask for them.
 
     With ``leading`` the loss, without its regulariser, is the mean over embeddings' leading parts of these sizes and
     the whole (``Matryoshka``).
@@ -313,6 +331,7 @@ def build(
         "dim": dim,
         "num_layers": num_layers,
         "seed": seed,
+        "curvature": curvature,
     }
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
     named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})

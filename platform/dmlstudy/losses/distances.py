@@ -10,16 +10,22 @@ the gradient from a tile of slopes, without an autograd graph.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from dmlstudy.losses.parameters import part
+from dmlstudy.losses.parameters import above, part
+from dmlstudy.records import CURVATURE
 
 SQUARED_FLOOR = 1e-12
 """Squared distances below this count as this, with gradient zero: sqrt has none at 0."""
+
+
+NEAR_BOUNDARY = 1e-3
+"""The least 1 - c |x|^2 that a point of a ball counts with: at its boundary distances are infinite."""
 
 
 @runtime_checkable
@@ -123,6 +129,64 @@ class Cosine(Distance):
         return gradient_NF
 
 
+class Hyperbolic(Distance):
+    """d_ij of points of a ball of curvature -c (Ermolov et al. 2022, Eq. 1-3), for any x of |x| < 1 / sqrt(c).
+
+    d = (2 / sqrt(c)) asinh(sqrt(c A)), A = max(1e-12, lambda_x lambda_y |x - y|^2), lambda_x = 1 / (1 - c |x|^2), as
+    lambda_x (x, |x|^2, 1) . lambda_y (-2 y, 1, |y|^2); the same as (2 / sqrt(c)) artanh(sqrt(c) |(-x) + y|) with
+    Moebius addition, and as c -> 0 it is 2 |x - y|.
+
+    Where c |x|^2 is above 1 - 1e-3, which ``embedders.ball`` never gives, lambda_x stays 1000. The gradient is zero at
+    coinciding points, and is that by coordinates, as in the authors' code. Raises ValueError unless curvature > 0.
+    """
+
+    def __init__(self, curvature: float = CURVATURE) -> None:
+        self.curvature = above("curvature", curvature, 0)
+
+    def left(self, z_ND: Tensor) -> Tensor:
+        square_N1, factor_N1 = self._squares(z_ND)
+        return torch.cat([factor_N1 * z_ND, factor_N1 * square_N1, factor_N1], dim=1)
+
+    def right(self, z_ND: Tensor) -> Tensor:
+        square_N1, factor_N1 = self._squares(z_ND)
+        return torch.cat([-2 * factor_N1 * z_ND, factor_N1, factor_N1 * square_N1], dim=1)
+
+    def of(self, product_TM: Tensor) -> Tensor:
+        root = math.sqrt(self.curvature)
+        if product_TM.requires_grad:
+            return (product_TM.clamp(min=SQUARED_FLOOR) * self.curvature).sqrt().asinh() * (2 / root)
+        return product_TM.clamp_(min=SQUARED_FLOOR).mul_(self.curvature).sqrt_().asinh_().mul_(2 / root)
+
+    def product_slope(self, slope_TM: Tensor, d_TM: Tensor) -> Tensor:
+        root = math.sqrt(self.curvature)
+        at_floor_TM = d_TM <= 2 * SQUARED_FLOOR**0.5 * (1 + 1e-6)
+        slope_TM.mul_(2 * root).div_(
+            (root * d_TM).sinh_()
+        )  # d' = 1 / sqrt(A (1 + c A)) = 2 sqrt(c) / sinh(sqrt(c) d)
+        return slope_TM.masked_fill_(at_floor_TM, 0)
+
+    def left_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        by_z_ND, by_square_N1, by_one_N1 = gradient_NF[:, :-2], gradient_NF[:, -2:-1], gradient_NF[:, -1:]
+        return self._gradient(by_z_ND, by_square_N1, by_one_N1, z_ND)
+
+    def right_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
+        by_z_ND, by_one_N1, by_square_N1 = gradient_NF[:, :-2], gradient_NF[:, -2:-1], gradient_NF[:, -1:]
+        return self._gradient(-2 * by_z_ND, by_square_N1, by_one_N1, z_ND)
+
+    def _squares(self, z_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """|x|^2 and lambda of each point."""
+        square_N1 = z_ND.square().sum(1, keepdim=True)
+        return square_N1, (1 - self.curvature * square_N1).clamp(min=NEAR_BOUNDARY).reciprocal()
+
+    def _gradient(self, by_z_ND: Tensor, by_square_N1: Tensor, by_one_N1: Tensor, z_ND: Tensor) -> Tensor:
+        """The gradient by x from those by the parts of lambda (x, |x|^2, 1)."""
+        square_N1, factor_N1 = self._squares(z_ND)
+        by_factor_N1 = (by_z_ND * z_ND).sum(1, keepdim=True) + by_square_N1 * square_N1 + by_one_N1
+        by_factor_N1 = by_factor_N1 * (1 - self.curvature * square_N1 > NEAR_BOUNDARY)
+        turned_N1 = by_square_N1 * factor_N1 + by_factor_N1 * (self.curvature * factor_N1.square())
+        return torch.addcmul(factor_N1 * by_z_ND, z_ND, turned_N1, value=2)
+
+
 euclidean, squared_euclidean, cosine = Euclidean(), SquaredEuclidean(), Cosine()
 
 
@@ -136,6 +200,8 @@ def checked_distance(distance: object) -> Distance:
         generator = torch.Generator().manual_seed(0)
         z_ND = torch.randn(5, 4, dtype=torch.float64, generator=generator)
         z_ND /= z_ND.norm(dim=1, keepdim=True)
+        if isinstance(distance, Hyperbolic):
+            z_ND /= 2 * distance.curvature**0.5
         slope_TM = torch.rand(2, 3, dtype=torch.float64, generator=generator)
         z_TD, z_MD = z_ND[:2], z_ND[2:]
         with torch.enable_grad():

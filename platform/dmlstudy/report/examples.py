@@ -81,11 +81,15 @@ class Items(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The model that is shown: what it computes of items, and what its distances are called."""
+    """The model that is shown: what it computes of items, and what its distances are called.
+
+    ``curvature`` is that of the ball that its embeddings are points of, None of others.
+    """
 
     config: TrialConfig
     embed: Any
     unit: str
+    curvature: float | None = None
 
 
 def absent(why: str) -> list[Section]:
@@ -121,7 +125,7 @@ def sections(
     name = f"{board.winner} ({board.model or 'not registered'}, seed {SHIPPED_SEED})"
     made: dict[str, Callable[[], list[str | Plot]]] = {
         "examples": lambda: neighbours(name, model, items, z_ND),
-        "map": lambda: map_of(name, items, z_ND),
+        "map": lambda: map_of(name, items, z_ND, model.curvature),
         "distances": lambda: distances(name, model, items, z_ND, before),
     }
     return [Section(own, TITLES[own], _unless_impossible(make)) for own, make in made.items()]
@@ -148,7 +152,10 @@ def opened(model: Model) -> Trained:
     config = TrialConfig.model_validate(noted)
     task = task_of(config)
     features = task.features(config)
+    curvature = None if task.has_codes else config.embedder.ball_curvature
     unit = "Hamming distance (bits)" if task.has_codes else "Euclidean distance"
+    if curvature is not None:
+        unit = f"hyperbolic distance (curvature {curvature:g})"
 
     def embed(rows: Any, places: Ints) -> Vectors:
         if features is not None:
@@ -156,7 +163,7 @@ def opened(model: Model) -> Trained:
         batches = [places[start : start + BATCH] for start in range(0, len(places), BATCH)]
         return np.concatenate([compute(rows.read(batch)) for batch in batches])
 
-    return Trained(config, embed, unit)
+    return Trained(config, embed, unit, curvature)
 
 
 def test_items(config: TrialConfig, fingerprint: str | None, cwd: str | None) -> Items:
@@ -214,7 +221,7 @@ def neighbours(name: str, model: Trained, items: Items, z_ND: Vectors) -> list[s
     query_Q = with_something_to_find(items, rng.permutation(items.query)[:LOOKED_AT])
     if not len(query_Q):
         return [paragraph("Not shown: no test item has another one of its class to find.")]
-    found_QK, distance_QK = nearest(z_ND, query_Q, items.gallery, NUM_NEIGHBOURS)
+    found_QK, distance_QK = nearest(z_ND, query_Q, items.gallery, NUM_NEIGHBOURS, model.curvature)
     is_right_QK = np.stack([items.alike(query_Q, column) for column in found_QK.T], axis=1)
     any_Q = np.arange(min(NUM_QUERIES, len(query_Q)))
     wrong_Q = np.flatnonzero(~is_right_QK[:, 0])
@@ -265,7 +272,9 @@ def with_something_to_find(items: Items, query_Q: Ints) -> Ints:
     )
 
 
-def nearest(z_ND: Vectors, query_Q: Ints, gallery_M: Ints, k: int) -> tuple[Ints, NDArray[np.float64]]:
+def nearest(
+    z_ND: Vectors, query_Q: Ints, gallery_M: Ints, k: int, curvature: float | None = None
+) -> tuple[Ints, NDArray[np.float64]]:
     """The k nearest items of the gallery for each query, itself left out, and their distances."""
     place_of = np.full(len(z_ND), -1)
     place_of[gallery_M] = np.arange(len(gallery_M))
@@ -278,11 +287,13 @@ def nearest(z_ND: Vectors, query_Q: Ints, gallery_M: Ints, k: int) -> tuple[Ints
         distance_QK: NDArray[Any] = np.concatenate([distance for _, _, distance in ranked])
     else:
         z_ND = np.ascontiguousarray(z_ND, np.float32)
-        index_QK, distance_QK = retrieval.retrieve(z_ND[query_Q], z_ND[gallery_M], k, self_index)
+        index_QK, distance_QK = retrieval.retrieve(
+            z_ND[query_Q], z_ND[gallery_M], k, self_index, curvature=curvature
+        )
     return gallery_M[index_QK], distance_QK.astype(np.float64)
 
 
-def map_of(name: str, items: Items, z_ND: Vectors) -> list[str | Plot]:
+def map_of(name: str, items: Items, z_ND: Vectors, curvature: float | None = None) -> list[str | Plot]:
     """The embeddings in the plane by t-SNE, seeded."""
     rng = np.random.default_rng(SEED)
     chosen = drawn(items.relevance, MOST_POINTS, rng)
@@ -290,8 +301,13 @@ def map_of(name: str, items: Items, z_ND: Vectors) -> list[str | Plot]:
     if len(chosen) < 4:
         return [paragraph("Not shown: it takes four test items.")]
     perplexity = min(30.0, (len(chosen) - 1) / 3)
-    project = TSNE(perplexity=perplexity, init="pca", max_iter=NUM_STEPS, random_state=SEED)
-    plane = project.fit_transform(z_ND[chosen].astype(np.float32))
+    how: dict[str, Any] = {"perplexity": perplexity, "max_iter": NUM_STEPS, "random_state": SEED}
+    if curvature is None:
+        plane = TSNE(init="pca", **how).fit_transform(z_ND[chosen].astype(np.float32))
+    else:
+        plane = TSNE(metric="precomputed", init="random", **how).fit_transform(
+            _all_apart(z_ND[chosen], curvature)
+        )
     classes = sorted(set(names))
     shown = classes
     if len(classes) > MOST_SHOWN:
@@ -318,14 +334,22 @@ def distances(
     positive_P2, negative_P2 = pairs_of(items, np.random.default_rng(SEED))
     if not len(positive_P2) or not len(negative_P2):
         return [paragraph("Not shown: there are no pairs of both kinds among the test items.")]
-    after = PairDistances(apart(z_ND, positive_P2), apart(z_ND, negative_P2))
+    after = PairDistances(
+        apart(z_ND, positive_P2, model.curvature), apart(z_ND, negative_P2, model.curvature)
+    )
     sides = [("after training", after)]
     parts: list[str | Plot] = []
     if isinstance(before, str):
         parts.append(paragraph(f"Before training is not shown: {before}"))
     else:
         sides.insert(
-            0, ("before training", PairDistances(apart(before, positive_P2), apart(before, negative_P2)))
+            0,
+            (
+                "before training",
+                PairDistances(
+                    apart(before, positive_P2, model.curvature), apart(before, negative_P2, model.curvature)
+                ),
+            ),
         )
     edges = figures.bins([pairs for _, pairs in sides])
     common = ", ".join(f"{figures.overlap(pairs, edges):.1%} {what}" for what, pairs in sides)
@@ -355,12 +379,21 @@ def pairs_of(items: Items, rng: np.random.Generator) -> tuple[Ints, Ints]:
     return positive_P2, negative_P2
 
 
-def apart(z_ND: Vectors, pair_P2: Ints) -> NDArray[np.float64]:
-    """Distances of pairs: Euclidean, of codes the number of differing bits."""
+def apart(z_ND: Vectors, pair_P2: Ints, curvature: float | None = None) -> NDArray[np.float64]:
+    """Distances of pairs: Euclidean, of points of a ball hyperbolic, of codes the number of differing bits."""
     a_PD, b_PD = z_ND[pair_P2[:, 0]], z_ND[pair_P2[:, 1]]
     if z_ND.dtype == np.int8:
         return np.asarray((a_PD != b_PD).sum(axis=1), np.float64)
+    if curvature is not None:
+        return retrieval.hyperbolic_distances(a_PD, b_PD, curvature).astype(np.float64)
     return np.asarray(np.linalg.norm(a_PD.astype(np.float64) - b_PD, axis=1))
+
+
+def _all_apart(z_ND: Vectors, curvature: float) -> NDArray[np.float64]:
+    """Hyperbolic distances of all pairs, (N, N)."""
+    return np.stack(
+        [retrieval.hyperbolic_distances(np.broadcast_to(z_D, z_ND.shape), z_ND, curvature) for z_D in z_ND]
+    ).astype(np.float64)
 
 
 def _within(labels_N: Ints) -> Iterator[Ints]:

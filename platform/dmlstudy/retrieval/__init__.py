@@ -2,6 +2,7 @@
 
 from dmlstudy.retrieval.clusters import evaluate_clusters, k_means, nmi, pair_f1
 from dmlstudy.retrieval.codes import hamming_neighbours, pack_codes
+from dmlstudy.retrieval.hyperbolic import of_pairs as hyperbolic_distances
 from dmlstudy.retrieval.index import CodeIndex, EmbeddingIndex, Index, Tuning
 from dmlstudy.retrieval.metrics import (
     Denominator,
@@ -67,6 +68,7 @@ __all__ = [
     "evaluate_query_gallery",
     "fewest_impostors",
     "hamming_neighbours",
+    "hyperbolic_distances",
     "in_gallery",
     "in_itself",
     "is_measurable",

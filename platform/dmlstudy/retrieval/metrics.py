@@ -219,6 +219,7 @@ def evaluate(
     map_at: Sequence[tuple[int, Denominator]] = (),
     full_map: bool = False,
     macro: bool = False,
+    curvature: float | None = None,
 ) -> dict[str, float]:
     """Score a set that is both query and gallery, each query left out of its own ranking.
 
@@ -227,8 +228,8 @@ def evaluate(
     ``map_at_<k>_of_<denominator>``, ``map`` (of the whole ranking: Q x M sorted) and all of them once more as
     ``macro_<metric>``.
 
-    Equally near items stand in ``tie_order``. Raises ValueError for fewer than 2 items, and for embeddings that
-    are not finite.
+    Equally near items stand in ``tie_order``; ``curvature`` is as for ``retrieve``. Raises ValueError for fewer than 2
+    items, and for embeddings that are not finite.
     """
     if len(labels_N) != len(z_ND) or len(z_ND) < 2:
         raise ValueError(f"{len(z_ND)} embeddings, {len(labels_N)} labels: needs as many, and at least 2")
@@ -236,7 +237,7 @@ def evaluate(
     z_ND, labels_N = checked("gallery", z_ND)[order_N], labels_N[order_N]
     num_relevant_N = count_relevant(labels_N, labels_N, np.arange(len(z_ND)))
     k = len(z_ND) if full_map else num_ranks(num_relevant_N, recall_at, map_at)
-    rankings = ((part.row_Q, part.index_QK) for part in in_itself(z_ND, k))
+    rankings = ((part.row_Q, part.index_QK) for part in in_itself(z_ND, k, curvature=curvature))
     return score(rankings, labels_N, labels_N, num_relevant_N, recall_at, map_at, full_map, macro)
 
 
@@ -251,6 +252,7 @@ def evaluate_query_gallery(
     map_at: Sequence[tuple[int, Denominator]] = (),
     full_map: bool = False,
     macro: bool = False,
+    curvature: float | None = None,
 ) -> dict[str, float]:
     """Score queries against a separate gallery (In-Shop); else as ``evaluate``.
 
@@ -265,7 +267,7 @@ def evaluate_query_gallery(
     order_M = tie_order(len(gallery_MD))
     if self_index is not None:
         self_index = np.where(self_index >= 0, np.argsort(order_M)[self_index], -1)
-    parts = in_gallery(query_QD, checked("gallery", gallery_MD)[order_M], k, self_index)
+    parts = in_gallery(query_QD, checked("gallery", gallery_MD)[order_M], k, self_index, curvature=curvature)
     rankings = ((part.row_Q, part.index_QK) for part in parts)
     return score(rankings, label_Q, label_M[order_M], num_relevant_Q, recall_at, map_at, full_map, macro)
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dmlstudy.retrieval import hyperbolic
 from dmlstudy.retrieval.threads import Threads, as_many_as_torch_has
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -65,18 +66,25 @@ class Neighbours(NamedTuple):
 
 
 def retrieve(
-    query_QD: Floats, gallery_MD: Floats, k: int, self_index: Ints | None = None
+    query_QD: Floats,
+    gallery_MD: Floats,
+    k: int,
+    self_index: Ints | None = None,
+    *,
+    curvature: float | None = None,
 ) -> tuple[Ints, Floats]:
     """Return the k nearest gallery items of each query by Euclidean distance, ties by gallery index.
+
+    With a ``curvature`` embeddings are points of that ball, and distances hyperbolic.
 
     ``self_index[q]`` is the gallery index of query q itself, which is left out (-1: the query is not in
     the gallery). k is clamped to the gallery's size, less one where every query is in it. Where only some are, their
     rows have one item less, and with k the gallery's size they end in -1 and infinity.
 
     Returns ``index_QK`` (int64) and ``distance_QK`` (float32, same unit as the embeddings), nearest first.
-    Raises ValueError for NaN or infinite embeddings, unequal D, k < 1 or an empty gallery.
+    Raises ValueError for NaN or infinite embeddings, unequal D, k < 1, an empty gallery, or points outside the ball.
     """
-    parts = list(in_gallery(query_QD, gallery_MD, k, self_index))
+    parts = list(in_gallery(query_QD, gallery_MD, k, self_index, curvature=curvature))
     if not parts:
         k = min(k, num_reachable(len(gallery_MD), self_index))
         return np.empty((0, k), np.int64), np.empty((0, k), np.float32)
@@ -84,7 +92,12 @@ def retrieve(
 
 
 def in_gallery(
-    query_QD: Floats, gallery_MD: Floats, k: int, self_index: Ints | None = None
+    query_QD: Floats,
+    gallery_MD: Floats,
+    k: int,
+    self_index: Ints | None = None,
+    *,
+    curvature: float | None = None,
 ) -> Iterator[Neighbours]:
     """Yield the answer of ``retrieve`` in parts, rows ascending; memory O((Q + M) D) beside one part."""
     query_QD = checked("query", query_QD)
@@ -97,6 +110,8 @@ def in_gallery(
         raise ValueError(f"k = {k} neighbours of {num_items} gallery items; needs k >= 1 and an item to find")
     self_Q = np.full(num_queries, -1, np.int64) if self_index is None else np.asarray(self_index, np.int64)
     assert self_Q.shape == (num_queries,)
+    if curvature is not None:
+        return _InBall(query_QD, gallery_MD, k, self_Q, curvature).neighbours()
     if (copies := _Copies.where_many(gallery_MD)) is not None:
         return copies.neighbours(query_QD, k, self_Q)
     return _neighbours(query_QD, gallery_MD, k, self_Q, is_one_set=False)
@@ -107,7 +122,7 @@ def num_reachable(num_items: int, self_index: Ints | None) -> int:
     return num_items - (self_index is not None and bool((np.asarray(self_index) >= 0).all()))
 
 
-def in_itself(z_ND: Floats, k: int) -> Iterator[Neighbours]:
+def in_itself(z_ND: Floats, k: int, *, curvature: float | None = None) -> Iterator[Neighbours]:
     """Yield, in parts, the k nearest others of every item of a set, as ``retrieve`` finds them, in half the time.
 
     k is clamped to N - 1. Raises ValueError for embeddings that are not finite, k < 1 and fewer than 2 items.
@@ -116,6 +131,8 @@ def in_itself(z_ND: Floats, k: int) -> Iterator[Neighbours]:
     k = min(k, len(z_ND) - 1)
     if k < 1:
         raise ValueError(f"k = {k} neighbours among {len(z_ND)} items; needs k >= 1 and 2 items")
+    if curvature is not None:
+        return _InBall(z_ND, z_ND, k, np.arange(len(z_ND)), curvature).neighbours()
     if (copies := _Copies.where_many(z_ND)) is not None:
         return copies.neighbours(z_ND, k, np.arange(len(z_ND)))
     return _neighbours(z_ND, z_ND, k, np.arange(len(z_ND)), is_one_set=True)
@@ -456,6 +473,59 @@ class _EveryPair:
         key_BK = key_BM[:, : self._k]
         key_BK.sort(axis=1)
         return Neighbours(row_B, *_unpacked(key_BK))
+
+
+class _InBall:
+    """The nearest items by hyperbolic distance (``hyperbolic``).
+
+    For one query its order is that of a(y) = lambda_y |x - y|^2, an inner product of D + 2 numbers. A product in double
+    precision finds the items that may be among the nearest; these are measured by the direct kernel, times lambda_y in
+    double precision, and ranked by (a, index).
+
+    The direct kernel is off by (D + 3) u |x - y|^2 at most, u = 2^-24, and the product by (2 D + 16) 2^-52 lambda_y
+    (|x|^2 + |y|^2).
+    """
+
+    def __init__(self, query_QD: Floats, gallery_MD: Floats, k: int, self_Q: Ints, curvature: float) -> None:
+        self._query_QD, self._gallery_MD, self._k, self._self_Q = query_QD, gallery_MD, k, self_Q
+        self._curvature = curvature
+        self._square_Q = hyperbolic.squares("query", query_QD, curvature)
+        self._square_M = hyperbolic.squares("gallery", gallery_MD, curvature)
+        self._factor_M = 1 / (1 - curvature * self._square_M)
+
+    def neighbours(self) -> Iterator[Neighbours]:
+        size = max(1, _CELLS_PER_CHUNK // len(self._gallery_MD))
+        for start in range(0, len(self._query_QD), size):
+            yield self._of_rows(np.arange(start, min(start + size, len(self._query_QD))))
+
+    def _of_rows(self, row_B: Ints) -> Neighbours:
+        row_H, item_H = np.nonzero(self._is_candidate(row_B))
+        direct_H = _direct(self._query_QD, self._gallery_MD, row_B[row_H], item_H)
+        order_H = (direct_H * self._factor_M[item_H]).astype(np.float32)
+        index_BK, root_BK = _nearest_of(row_H, _keys(order_H, item_H), len(row_B), self._k)
+        factor_B1 = 1 / (1 - self._curvature * self._square_Q[row_B, None])
+        return Neighbours(row_B, index_BK, hyperbolic.distance(root_BK * np.sqrt(factor_B1), self._curvature))
+
+    def _is_candidate(self, row_B: Ints) -> NDArray[np.bool_]:
+        query_BD, square_B1 = self._query_QD[row_B].astype(np.float64), self._square_Q[row_B, None]
+        dim = query_BD.shape[1]
+        order_BM = np.empty((len(row_B), len(self._gallery_MD)))
+        for start in range(
+            0, len(self._gallery_MD), _TILE
+        ):  # the gallery in double would be twice as much again
+            columns = slice(start, start + _TILE)
+            item_CD = self._gallery_MD[columns].astype(np.float64)
+            product_BC = (torch.from_numpy(query_BD) @ torch.from_numpy(item_CD).T).numpy()
+            order_BM[:, columns] = square_B1 + self._square_M[columns] - 2 * product_BC
+        order_BM *= self._factor_M
+        self_B = self._self_Q[row_B]
+        own_B = np.flatnonzero(self_B >= 0)
+        order_BM[own_B, self_B[own_B]] = np.inf
+        last_B1 = np.partition(order_BM, self._k - 1, axis=1)[:, self._k - 1 : self._k]
+        largest = float((self._factor_M * self._square_M).max()), float(self._factor_M.max())
+        error_B1 = (2 * dim + 16) * 2.0**-52 * (largest[0] + largest[1] * square_B1) + 1e-36
+        reach_B1 = (np.maximum(last_B1, 0) + 2 * error_B1) * (1 + 2.5 * (dim + 8) * 2.0**-24)
+        return np.asarray((order_BM <= reach_B1) & (order_BM < np.inf))
 
 
 class _Copies:

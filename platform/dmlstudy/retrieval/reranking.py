@@ -187,8 +187,11 @@ def rank(
     map_at: Sequence[tuple[int, Denominator]] = (),
     full_map: bool = False,
     macro: bool = False,
+    curvature: float | None = None,
 ) -> Ranked:
     """The metrics of ``evaluate`` without re-ranking ('none') and with each reranker, in one search.
+
+    ``curvature`` is as for ``retrieve``.
 
     ``query`` and ``gallery`` are places in z; without them each item is both. A query that is in the gallery is left
     out of its own ranking; equally near items stand in ``tie_order``. A reranker is given places in z as well.
@@ -210,9 +213,9 @@ def rank(
     num_relevant_Q = count_relevant(labels_N[query], labels_N[gallery], place_N[query])
     k = len(gallery) if full_map else max(n, num_ranks(num_relevant_Q, recall_at, map_at))
     parts = (
-        in_itself(z_ND[gallery], k)
+        in_itself(z_ND[gallery], k, curvature=curvature)
         if is_one_set
-        else in_gallery(z_ND[query], z_ND[gallery], k, place_N[query])
+        else in_gallery(z_ND[query], z_ND[gallery], k, place_N[query], curvature=curvature)
     )
     names = ("none", *rerankers)
     scores = {

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy import description, model_folder
+from dmlstudy.records import CURVATURE
 
 if TYPE_CHECKING:
     from dmlstudy.data import Fit
@@ -117,8 +118,18 @@ class Model:
     def gives_unit_vectors(self) -> bool:
         """True if embeddings have norm 1."""
         return (
-            self._kind.gives_unit_vectors and self._described["architecture"].get("unit_norm", True) is True
+            self._kind.gives_unit_vectors
+            and self.curvature is None
+            and self._described["architecture"].get("unit_norm", True) is True
         )
+
+    @property
+    def curvature(self) -> float | None:
+        """The curvature of the ball that embeddings are points of, by hyperbolic distance; None of others."""
+        architecture = self._described.get("architecture", {})
+        if architecture.get("space", "sphere") != "ball":
+            return None
+        return float(architecture.get("curvature", CURVATURE))
 
     @property
     def is_symmetric(self) -> bool:

@@ -251,6 +251,8 @@ def _embed(
     if num_items == 0:
         raise ValueError(f"{left_out[0][1]}; none of the {len(left_out)} pictures can be decoded")
     origin = {"model": job.opened.fingerprint, "source": job.inputs}
+    if job.opened.curvature is not None:
+        origin["curvature"] = repr(job.opened.curvature)
     dim = data.join_embeddings(files, output, origin)
     _clear(job.folder)
     return EmbedResult(num_items, dim, left_out)

@@ -36,6 +36,7 @@ from dmlstudy.data import preprocessing
 from dmlstudy.files import ZIP, check_output, written_whole
 from dmlstudy.hashing.program import Codes
 from dmlstudy.online.program import LearnedLayers
+from dmlstudy.records import HYPERBOLIC
 from dmlstudy.saved import Model
 from dmlstudy.text import first_line
 
@@ -260,9 +261,16 @@ def _about(model: Model, name: str, batch_N: NDArray[Any], outputs: Arrays) -> d
             each: {"dtype": str(value.dtype), "shape": ["N", *value.shape[1:]]}
             for each, value in outputs.items()
         },
-        "distance": "hamming" if outputs["embedding"].dtype == np.int8 else "euclidean",
+        **_distance(model, outputs["embedding"]),
         **_preprocessing(model),
     }
+
+
+def _distance(model: Model, z_ND: NDArray[Any]) -> dict[str, Any]:
+    """The distance by which two embeddings are compared."""
+    if model.curvature is not None:
+        return {"distance": HYPERBOLIC, "curvature": model.curvature}
+    return {"distance": "hamming" if z_ND.dtype == np.int8 else "euclidean"}
 
 
 def _preprocessing(model: Model) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class About(BaseModel):
     items: Annotated[int, Field(ge=1)]
     dim: Annotated[int, Field(ge=1)]
     kind: str = ""
+    curvature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     files: dict[str, str] = {}
 
 
@@ -54,7 +55,8 @@ class About(BaseModel):
 class Gallery:
     """An opened gallery; places are rows of ``vectors_MD``. ``source`` is what the embeddings were made of.
 
-    ``note`` is what is to be said of it, if anything.
+    ``note`` is what is to be said of it, if anything. With a ``curvature`` the vectors are points of that ball; they
+    are searched by hyperbolic distance, exactly, and the index only numbers them.
     """
 
     index: Index
@@ -64,6 +66,7 @@ class Gallery:
     model: str
     source: str
     note: str = ""
+    curvature: float | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,13 +79,15 @@ class Gallery:
     def search(self, query_QD: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Places (-1 beyond those found) and distances of the k nearest, nearest first.
 
-        Raises ValueError for queries of another size, and k below 1.
+        Raises ValueError for queries of another size, k below 1, and points outside a ball.
         """
         if query_QD.shape[1] != self.vectors_MD.shape[1]:
             raise ValueError(
                 f"queries of size {query_QD.shape[1]}, the gallery's are of {self.vectors_MD.shape[1]}: use the model"
                 " that it was made with, or make it anew"
             )
+        if self.curvature is not None:
+            return retrieval.retrieve(query_QD, self.vectors_MD, k, curvature=self.curvature)
         queries = retrieval.pack_codes(query_QD) if self.has_codes else query_QD
         return self.index.search(queries, k)
 
@@ -93,7 +98,7 @@ def build(
     """Make a gallery of a file of embeddings; ``folder`` is new, and there whole or not at all.
 
     Raises ValueError for a folder that is there already, a file that is none of embeddings or says of no model, an
-    index that its vectors are too few for, and 'ivf_pq' of codes.
+    index that its vectors are too few for, 'ivf_pq' of codes, and another kind than 'flat' of points of a ball.
     """
     folder = Path(folder)
     if folder.exists():
@@ -104,6 +109,12 @@ def build(
     about = data.embeddings_origin(embeddings)
     if not about.get("model"):
         raise ValueError(f"{embeddings}: does not say which model made it; make it with `dmlstudy embed`")
+    curvature = float(about["curvature"]) if "curvature" in about else None
+    if curvature is not None and kind != "flat":
+        raise ValueError(
+            f"{kind} is by Euclidean distance, and {embeddings} holds points of a ball, which are searched one by one;"
+            " choose flat"
+        )
     index = _index(kind, z_MD, about["model"], tuning)
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)  # what a killed call has left
@@ -120,6 +131,7 @@ def build(
             items=len(ids),
             dim=z_MD.shape[1],
             kind=kind,
+            curvature=curvature,
             files={name: sha256(draft / name) for name in FILES},
         )
         with written_whole(draft / ABOUT) as file:
@@ -192,7 +204,7 @@ def _read(folder: Path, about: About, device: str) -> Gallery:
     index = kind.load(folder / INDEX, model_version=about.model, dim=about.dim, metric=metric, device=place)
     if not index.has_ids_below(about.items):
         raise ValueError(f"{folder / INDEX}: numbers items that are not there; make the gallery anew")
-    return Gallery(index, vectors_MD, ids, labels, about.model, about.source, note)
+    return Gallery(index, vectors_MD, ids, labels, about.model, about.source, note, about.curvature)
 
 
 def _about(path: Path) -> About:

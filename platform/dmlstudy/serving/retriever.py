@@ -44,7 +44,7 @@ class Measure(NamedTuple):
     score_of: Callable[[NDArray[np.float32]], NDArray[np.float64]]
 
 
-def _measure(is_unit: bool, num_bits: int | None) -> Measure:
+def _measure(is_unit: bool, num_bits: int | None, curvature: float | None) -> Measure:
     if num_bits is not None:
         return Measure(
             "bits that differ",
@@ -55,7 +55,8 @@ def _measure(is_unit: bool, num_bits: int | None) -> Measure:
         return Measure(
             "euclidean", "cosine, 1 - distance^2 / 2", lambda d_K: 1 - d_K.astype(np.float64) ** 2 / 2
         )
-    return Measure("euclidean", "1 / (1 + distance)", lambda d_K: 1 / (1 + d_K.astype(np.float64)))
+    name = "euclidean" if curvature is None else f"hyperbolic, curvature {curvature:g}"
+    return Measure(name, "1 / (1 + distance)", lambda d_K: 1 / (1 + d_K.astype(np.float64)))
 
 
 class Retriever:
@@ -83,6 +84,11 @@ class Retriever:
                 f"the gallery was made by another model ({gallery.model[:12]}, this is {model.fingerprint[:12]}); use"
                 " that one, or embed and index the items anew"
             )
+        if model.curvature != gallery.curvature:
+            raise ValueError(
+                f"the gallery is searched by another distance than its model's (curvature {gallery.curvature}, the"
+                f" model's is {model.curvature}); embed and index the items anew"
+            )
         if rerank not in RERANKS:
             raise ValueError(f"rerank={rerank!r}: choose from {', '.join(RERANKS)}")
         if among < 1:
@@ -91,7 +97,7 @@ class Retriever:
         self.acceptance = Acceptance.of(model, accept_at)
         """The threshold of matches, None where the model has none; it is of scores, whatever order they stand in."""
         num_bits = gallery.vectors_MD.shape[1] if gallery.has_codes else None
-        self.measure = _measure(model.gives_unit_vectors, num_bits)
+        self.measure = _measure(model.gives_unit_vectors, num_bits, model.curvature)
         has: dict[Rerank, bool] = {"structure": model.has_structure, "layers": model.layers is not None}
         own_order: Rerank = next((name for name in has if has[name]), "none")
         self.rerank: Rerank = own_order if rerank == "auto" else cast(Rerank, rerank)

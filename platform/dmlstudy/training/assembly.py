@@ -61,6 +61,9 @@ def make_embedder(
         structure=_structure_head(config.regularizer),
         structure_input=own.structure_input,
         unit_norm=own.unit_norm,
+        space=own.space,
+        curvature=own.curvature,
+        clip_radius=own.clip_radius,
         fusion=own.fusion,
         pooling=own.pooling,
         head_norm=own.head_norm,
@@ -113,6 +116,7 @@ def make_loss(config: TrialConfig, class_sizes: Sequence[int], seed: int, device
         class_sizes=class_sizes,
         dim=config.embedder.size,
         num_layers=config.embedder.head_depth + 1,
+        curvature=config.embedder.curvature,
         seed=seed,
     ).to(device)
     check_draw(config.batch, has_classes=catalogue.has_class_vectors(loss))

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy import distributed
+from dmlstudy.embedders.ball import on_ball
 from dmlstudy.losses import catalogue
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
-from dmlstudy.records import Scalar
+from dmlstudy.records import CLIP_RADIUS, CURVATURE, HYPERBOLIC, Scalar
 from dmlstudy.training.gradients import gradients_of
 from dmlstudy.training.step import Step
 
@@ -66,14 +67,19 @@ def _cases() -> dict[str, Case]:
         "smooth_ap": {"tau": 0.1},
         "sup_ap": {"tau": 0.1},
         "recall_at_k": {"tau": 0.1},
+        "potential_field": {"alpha": 2.0, "delta": 0.9, "proxies": 2},
     }
     variants: list[tuple[str, dict[str, Scalar]]] = [
         ("pair_weighting", {"negative_margin": 1.5, "weighting": "power", "detach_weights": False}),
         ("pair_weighting", {"negative_margin": 1.5, "mining": "threshold+batch_hard", "normalize": "none"}),
         ("triplet_weighting", {"margin": 0.5, "mining": "semi_hard+margin", "detach_weights": False}),
         ("triplet", {"margin": 0.5, "mining": "distance_weighted"}),
+        ("pair_weighting", {"negative_margin": 6.0, "distance": "hyperbolic"}),
+        ("triplet_weighting", {"margin": 1.0, "distance": "hyperbolic"}),
+        ("supcon", {"temperature": 0.5, "learn": True, "distance": "hyperbolic"}),
         ("margin", {"mining": "distance_weighted", "nu": 0.01}),
         ("multi_similarity_distance", {"version": "v2"}),
+        ("potential_field", {"alpha": 2.0, "delta": 0.9, "proxies": 0}),
         ("n_pair", {"positive": "all"}),
         ("n_pair", {"positive": "one_per_class"}),
         ("supcon", {"denominator": "negatives", "average": "with_positive"}),
@@ -141,12 +147,16 @@ class Finding:
 
 
 class SmallEncoder(nn.Module):
-    """Two layers and, where asked for, a structure head, with random weights: what a step of the check trains."""
+    """Two layers and, where asked for, a structure head, with random weights: what a step of the check trains.
+
+    Its embeddings are unit vectors or, ``in_ball``, points of the ball of the usual curvature.
+    """
 
     has_layers = False
 
-    def __init__(self, *, has_structure: bool) -> None:
+    def __init__(self, *, has_structure: bool, in_ball: bool = False) -> None:
         super().__init__()
+        self.in_ball = in_ball
         generator = torch.Generator().manual_seed(0)
         self.backbone: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
         self.head = nn.Linear(8, DIM)
@@ -166,8 +176,10 @@ class SmallEncoder(nn.Module):
 
     def embed_features(self, features_NF: Tensor, *, is_unit: bool = True) -> tuple[Tensor, Tensor | None]:
         omega_ND = None if self.structure is None else 0.5 + torch.sigmoid(self.structure(features_NF))
-        z_ND = self.head(features_NF)
-        return functional.normalize(z_ND) if is_unit else z_ND, omega_ND
+        v_ND = self.head(features_NF)
+        if self.in_ball:
+            return on_ball(v_ND, CURVATURE, CLIP_RADIUS), omega_ND
+        return functional.normalize(v_ND) if is_unit else v_ND, omega_ND
 
     def weigh_layers(self, alpha_L: Tensor) -> None:
         raise AssertionError("it has no layers to weigh")
@@ -178,7 +190,8 @@ def step_of(
 ) -> Step:
     """The very step that trains, over a small encoder and the case's loss; of the process group, unless given."""
     has_structure = case.regularizer is not None and case.regularizer[0] == "structure"
-    encoder = SmallEncoder(has_structure=has_structure)
+    in_ball = case.params.get("distance") == HYPERBOLIC
+    encoder = SmallEncoder(has_structure=has_structure, in_ball=in_ball)
     loss = catalogue.build(
         case.loss,
         case.params,

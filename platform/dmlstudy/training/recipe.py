@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmlstudy.records import BatchConfig, TrainingConfig, TrialConfig
+from dmlstudy.records import HYPERBOLIC, BatchConfig, TrainingConfig, TrialConfig
 from dmlstudy.training import schedule
 from dmlstudy.training.shares import shares_of
 
@@ -130,6 +130,13 @@ def check_heads(config: TrialConfig) -> None:
             f"embedder.dim_per: head needs a head for each stage, and embedder.fusion: {embedder.fusion} has one in"
             " all; set embedder.fusion: heads, or leave embedder.dim_per out"
         )
+    if embedder.space == "ball":
+        _check_in_a_ball(config)
+    elif config.loss.params.get("distance") == HYPERBOLIC:
+        raise ValueError(
+            "loss.distance: hyperbolic needs points of a ball: on the sphere its order is that of the cosine; set"
+            " embedder.space: ball, or another distance"
+        )
     if not embedder.unit_norm:
         _check_off_the_sphere(config)
     _check_norms(config)
@@ -177,4 +184,28 @@ def _check_off_the_sphere(config: TrialConfig) -> None:
                 f"embedder.unit_norm: false has no meaning beside {key}: {value}; set loss.name to one of"
                 f" {', '.join(EUCLIDEAN)}, without memory, codes, layers, verification or a regularizer other"
                 " than structure, or leave it out"
+            )
+
+
+def _check_in_a_ball(config: TrialConfig) -> None:
+    """Raise ValueError for what points of a ball have no meaning for."""
+    embedder, regularizer, rerank = config.embedder, config.regularizer, config.retrieval.rerank
+    if config.loss.params.get("distance") != HYPERBOLIC:
+        raise ValueError(
+            f"embedder.space: ball is compared by hyperbolic distance, which loss.name: {config.loss.name} is not set"
+            f" to; set loss.distance: hyperbolic with {', '.join(EUCLIDEAN)} or supcon, or leave it out"
+        )
+    wrong = {
+        "regularizer.name": regularizer is not None and regularizer.name,
+        "embedder.unit_norm": not embedder.unit_norm and "false",
+        "embedder.head_depth": embedder.head_depth,
+        "embedder.code": embedder.code != "none" and embedder.code,
+        "retrieval.rerank": rerank != "none" and rerank,
+        "protocol.verification": config.verification and "true",
+        "protocol.clusters": config.clusters and "true",
+    }
+    for key, value in wrong.items():
+        if value:
+            raise ValueError(
+                f"embedder.space: ball has no meaning beside {key}: {value}; leave one of them out"
             )

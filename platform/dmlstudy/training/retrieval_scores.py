@@ -29,7 +29,7 @@ NAMES = ("embeddings", "structure")
 
 
 class Embedded(NamedTuple):
-    """Embeddings z_ND, of unit norm unless the embedder is built without, and, from a structure head, omega_ND."""
+    """Embeddings z_ND, of unit norm or a ball unless the embedder is built without; of a structure head, omega_ND."""
 
     z_ND: NDArray[np.float32]
     omega_ND: NDArray[np.float32] | None = None
@@ -48,7 +48,10 @@ class Embedded(NamedTuple):
 
 
 def concatenated(of_folds: Sequence[Embedded]) -> Embedded:
-    """All models' embeddings as one, of unit norm if theirs are, with all structure embeddings beside each other."""
+    """All models' embeddings as one, of unit norm or a ball if theirs are, with all structure embeddings side by side.
+
+    Where all models agree, distances are those of each, hyperbolic ones too.
+    """
     omegas = [embedded.omega_ND for embedded in of_folds if embedded.omega_ND is not None]
     z_NE = np.concatenate([embedded.z_ND for embedded in of_folds], axis=1) / math.sqrt(len(of_folds))
     return Embedded(z_NE.astype(np.float32), np.concatenate(omegas, axis=1) if omegas else None)
@@ -96,6 +99,7 @@ def _scores(
         map_at=[(k, denominator) for k in config.map_at for denominator in get_args(retrieval.Denominator)],
         full_map=config.full_map,
         macro=config.macro,
+        curvature=config.embedder.ball_curvature,
     )
     final = config.retrieval.rerank if rerankers else "none"
     prefixes = {name: "" if name == final else FIRST_STAGE for name in ranked.scores}

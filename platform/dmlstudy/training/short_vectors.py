@@ -92,6 +92,7 @@ def check(config: TrialConfig) -> None:
     shown = f"{key}: [{', '.join(map(str, given))}]"
     wrong = {
         "embedder.unit_norm": not embedder.unit_norm and "false",
+        "embedder.space": embedder.space != "sphere" and embedder.space,
         "embedder.code": embedder.code != "none" and embedder.code,
         "embedder.head_depth": embedder.head_depth,
         "embedder.fusion": embedder.fusion in ("heads", "unit_heads") and embedder.fusion,
