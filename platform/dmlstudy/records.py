@@ -78,7 +78,7 @@ def _shares(value: object) -> object:
 ShareList: TypeAlias = Annotated[Annotated[float, Field(ge=0, le=1)] | str, BeforeValidator(_shares)]
 """A number from 0 to 1, or several as one text."""
 
-NUMBER_LISTS = frozenset({"training.step_at", "training.wise_ft"})
+NUMBER_LISTS = frozenset({"training.step_at", "training.wise_ft", "embedder.matryoshka", "loss.ks"})
 """Keys of it."""
 
 
@@ -277,13 +277,6 @@ NUM_FUSED = 3
 """Stages of a backbone whose features are put together by ``embedder.fusion``."""
 
 
-def _in_words(sizes: Any) -> Any:
-    """Sizes as a search space has them, a value with spaces: '32 64' of [32, 64]."""
-    if isinstance(sizes, int) and not isinstance(sizes, bool):
-        return str(sizes)
-    return " ".join(map(str, sizes)) if isinstance(sizes, list | tuple) else sizes
-
-
 class EmbedderConfig(Grown):
     """Backbone and head of the embedder f: image -> unit sphere in R^size, all of R^size, or a ball in it."""
 
@@ -393,8 +386,7 @@ class EmbedderConfig(Grown):
     ] = "none"
 
     matryoshka: Annotated[
-        str | None,
-        BeforeValidator(_in_words),
+        NumberList | None,
         Field(
             pattern=r"^[0-9]{1,5}( [0-9]{1,5}){0,15}$",
             description="sizes below D, as [32, 64], whose leading parts of the embedding are trained by the same loss;"

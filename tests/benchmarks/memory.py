@@ -63,7 +63,9 @@ def step(name: str, n: int, num_ranks: int) -> Callable[[], None]:
     centres = torch.randn(n // PER_CLASS, DIM, generator=generator)
     z_ND = functional.normalize(centres[y_N] + torch.randn(n, DIM, generator=generator))
     omega_ND = torch.rand(n, DIM, generator=generator) + 0.5
-    references = Embeddings(z_ND.requires_grad_(), y_N, torch.arange(n), omega_ND.requires_grad_())
+    references = Embeddings(
+        z_ND.requires_grad_(), y_N, torch.arange(n), omega_ND.requires_grad_(), drift_N=torch.rand(n)
+    )
     anchors = references.rows(slice(n // num_ranks))
     loss = build(name, n // PER_CLASS)
 

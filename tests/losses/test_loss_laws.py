@@ -128,6 +128,7 @@ def embeddings(
         torch.tensor(ids if ids is not None else range(len(labels)), dtype=torch.int64),
         omega_ND,
         norm_N,
+        drift_N=torch.rand(len(labels), generator=generator, dtype=torch.float64).to(dtype),
     )
 
 

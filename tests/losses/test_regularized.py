@@ -101,7 +101,7 @@ def in_ranks(
     of the graph, which hands on the sum of what all ranks say about it.
     """
     buffers = [buffer.clone() for buffer in loss.buffers()]
-    references = batch._replace(structure_ND=None)
+    references = batch._replace(structure_ND=None, drift_N=None)
     if memory is not None:
         parts = zip(batch[:3], memory[:3], strict=True)
         references = Embeddings(*(torch.cat([ours, theirs]) for ours, theirs in parts))
@@ -134,7 +134,11 @@ def embeddings(num_rows: int = NUM_ROWS, seed: int = 0) -> Embeddings:
     if num_rows > 9:
         z_ND[9], id_N[9], y_N[num_rows - 1] = z_ND[3], id_N[3], 3
     return Embeddings(
-        functional.normalize(z_ND).requires_grad_(), y_N, id_N, (0.5 + x_ND.sigmoid()).requires_grad_()
+        functional.normalize(z_ND).requires_grad_(),
+        y_N,
+        id_N,
+        (0.5 + x_ND.sigmoid()).requires_grad_(),
+        drift_N=x_ND.square().sum(1),
     )
 
 

@@ -57,6 +57,7 @@ from dmlstudy.losses.potential_field import PotentialField
 from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
 from dmlstudy.losses.ranking import RecallAtK, SmoothAP, SupAP
 from dmlstudy.losses.regularized import Regularized
+from dmlstudy.losses.retention import Retention
 from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
@@ -282,6 +283,7 @@ REGULARIZERS: dict[str, type[Loss]] = {
     "tcm": ThresholdConsistentMargin,
     "koleo": KoLeo,
     "gor": GlobalOrthogonal,
+    "retention": Retention,
 }
 """Terms that are added to any of the losses, with a weight lambda."""
 

@@ -6,7 +6,7 @@ Shapes: N rows (B anchors on this rank, or M references), D embedding size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ class Embeddings(NamedTuple):
     structure embeddings omega where the embedder has such a head; references need none.
 
     ``norm_N`` holds the norms before normalising where the loss ``uses_norms``; those of references have no gradient.
+    ``drift_N`` holds squared distances from the start's model where the loss ``retains`` it; references have none.
     """
 
     z_ND: Tensor
@@ -28,12 +29,16 @@ class Embeddings(NamedTuple):
     id_N: Tensor
     structure_ND: Tensor | None = None
     norm_N: Tensor | None = None
+    drift_N: Tensor | None = None
 
     def rows(self, selected: slice | Tensor) -> Embeddings:
         """The selected rows of every part."""
         structure_ND = None if self.structure_ND is None else self.structure_ND[selected]
         norm_N = None if self.norm_N is None else self.norm_N[selected]
-        return Embeddings(self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND, norm_N)
+        drift_N = None if self.drift_N is None else self.drift_N[selected]
+        return Embeddings(
+            self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND, norm_N, drift_N
+        )
 
     def with_norms(self) -> Embeddings:
         """Embeddings that are not normalised yet as unit vectors, with their norms beside them; float32 at least."""
@@ -95,6 +100,9 @@ class Loss(nn.Module, ABC):
 
     uses_norms: ClassVar[bool] = False
     """True if the loss looks at the norms that embeddings had before they were normalised."""
+
+    retains: Literal["", "features", "embedding"] = ""
+    """The output of the model, if any, whose distance from the start's the loss looks at."""
 
     def forward(
         self, anchors: Embeddings, references: Embeddings | None = None, world: World = ALONE
@@ -159,7 +167,7 @@ def check_classes(y_B: Tensor, num_classes: int) -> None:
 
 def check_embeddings(role: str, embeddings: Embeddings) -> None:
     """Raises ValueError for embeddings, labels or ids of a wrong type or shape, naming their ``role``."""
-    z_ND, y_N, id_N, structure_ND, norm_N = embeddings
+    z_ND, y_N, id_N, structure_ND, norm_N, drift_N = embeddings
     if z_ND.ndim != 2 or not z_ND.is_floating_point():
         raise ValueError(
             f"{role}: embeddings must be a floating (N, D) tensor, not {z_ND.dtype} {tuple(z_ND.shape)}"
@@ -177,8 +185,9 @@ def check_embeddings(role: str, embeddings: Embeddings) -> None:
             f"{role}: structure embeddings must have the embeddings' shape {tuple(z_ND.shape)}, "
             f"not {tuple(structure_ND.shape)}"
         )
-    if norm_N is not None and (norm_N.shape != y_N.shape or not norm_N.is_floating_point()):
-        raise ValueError(
-            f"{role}: norms must be a floating tensor with one entry per embedding: shape ({z_ND.shape[0]},), not "
-            f"{norm_N.dtype} {tuple(norm_N.shape)}"
-        )
+    for name, scalar_N in (("norms", norm_N), ("distances from the start", drift_N)):
+        if scalar_N is not None and (scalar_N.shape != y_N.shape or not scalar_N.is_floating_point()):
+            raise ValueError(
+                f"{role}: {name} must be a floating tensor with one entry per embedding: shape ({z_ND.shape[0]},), not "
+                f"{scalar_N.dtype} {tuple(scalar_N.shape)}"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,11 @@ class Regularized(Loss):
     def uses_norms(self) -> bool:  # type: ignore[override]  # as above
         """True if one of the two looks at norms."""
         return self.base.uses_norms or self.regularizer.uses_norms
+
+    @property
+    def retains(self) -> Literal["", "features", "embedding"]:  # type: ignore[override]  # as above
+        """The output whose distance from the start's one of the two looks at."""
+        return self.base.retains or self.regularizer.retains
 
     @property
     def layer_weights(self) -> Tensor | None:

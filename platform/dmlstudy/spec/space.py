@@ -336,8 +336,6 @@ def parse_domain(value: object, path: str) -> Domain:
     if not isinstance(value, Mapping):
         if value is None or _is_scalar(value):
             return Fixed(value)
-        if isinstance(value, list) and value and all(type(each) is int for each in value):
-            return Fixed(" ".join(map(str, value)))
         raise ValueError(
             f"{path}: expected a value or a domain such as {{float: [0, 1]}}, got {shown(value)}"
         )

@@ -6,6 +6,7 @@ this order, and of several mistakes the first in it is told.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -151,10 +152,21 @@ def make_step(
 ) -> Step:
     """The training step: of images, or of the backbone's features where these are kept."""
     training, is_rescaled = config.training, not config.embedder.unit_norm
+    start = None
+    if loss.retains:
+        if loss.retains == "embedding" and "head" not in embedder.begun_parts:
+            raise ValueError(
+                "regularizer.of: embedding draws embeddings to those of the start, whose head is random; start from a"
+                " model with a head (embedder.weights: models:/NAME), or set regularizer.of: features"
+            )
+        start = copy.deepcopy(embedder)
     if has_features:
         heads = feature_cache.HeadOnly(embedder)
-        return Step(heads, loss, memory, training.precision, is_rescaled=is_rescaled)
-    return Step(embedder, loss, memory, training.precision, training.compile, is_rescaled=is_rescaled)
+        begun = None if start is None else feature_cache.HeadOnly(start)
+        return Step(heads, loss, memory, training.precision, is_rescaled=is_rescaled, start=begun)
+    return Step(
+        embedder, loss, memory, training.precision, training.compile, is_rescaled=is_rescaled, start=start
+    )
 
 
 def _structure_head(regularizer: LossConfig | None) -> str:

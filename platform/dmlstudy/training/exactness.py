@@ -97,6 +97,8 @@ def _cases() -> dict[str, Case]:
         ("tcm", {"weight": 1.0, "negative_margin": 0.1}),
         ("koleo", {"weight": 1.0}),
         ("gor", {"weight": 1.0}),
+        ("retention", {"weight": 1.0}),
+        ("retention", {"weight": 1.0, "of": "embedding"}),
     ]
     cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
     cases += [Case(_named(name, params), name, params) for name, params in variants]
@@ -154,10 +156,10 @@ class SmallEncoder(nn.Module):
 
     has_layers = False
 
-    def __init__(self, *, has_structure: bool, in_ball: bool = False) -> None:
+    def __init__(self, *, has_structure: bool, in_ball: bool = False, seed: int = 0) -> None:
         super().__init__()
         self.in_ball = in_ball
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         self.backbone: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
         self.head = nn.Linear(8, DIM)
         self.structure = nn.Linear(8, DIM) if has_structure else None
@@ -203,7 +205,8 @@ def step_of(
         num_layers=NUM_LAYERS,
     )
     memory = CrossBatchMemory(case.memory_size, DIM) if case.memory_size else None
-    return Step(encoder, loss, memory, gather=gather, world=world)
+    start = SmallEncoder(has_structure=False, seed=1) if loss.retains else None
+    return Step(encoder, loss, memory, start=start, gather=gather, world=world)
 
 
 def check(case: Case, device: torch.device | str = "cpu") -> Finding:

@@ -139,6 +139,12 @@ def check_heads(config: TrialConfig) -> None:
         )
     if not embedder.unit_norm:
         _check_off_the_sphere(config)
+    retained = "" if regularizer is None else f"{regularizer.name} {regularizer.params.get('of', 'features')}"
+    if retained == "retention features" and config.training.unfreeze_last == 0:
+        raise ValueError(
+            "regularizer.of: features of a frozen backbone (training.unfreeze_last: 0) are the start's already;"
+            " leave the regularizer out, or set of: embedding"
+        )
     _check_norms(config)
     multiple = config.training.structure_lr_mult
     of_structure = [] if multiple is None else [f"training.structure_lr_mult: {multiple:g}"]

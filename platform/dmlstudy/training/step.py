@@ -11,10 +11,12 @@ from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dmlstudy import distributed
 from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.embedders.structure import RunningInput
+from dmlstudy.losses.distances import full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.losses.structure import mean_distance
@@ -52,7 +54,8 @@ class Step(nn.Module):
     with gradient through that mean: embeddings off the sphere have no scale of their own.
 
     Where the loss looks at norms, embeddings are normalised in ``compare`` and not before: one tensor then carries
-    direction and norm through the step, and through its chunks.
+    direction and norm through the step, and through its chunks. Where it looks at distances from the ``start``, a
+    frozen copy of the embedder before training, these are one more column of that tensor.
 
     ``gather`` and ``world`` are those of the process group, unless given.
     """
@@ -66,6 +69,7 @@ class Step(nn.Module):
         is_compiled: bool = False,
         *,
         is_rescaled: bool = False,
+        start: Encoder | None = None,
         gather: Callable[[Embeddings], Embeddings] | None = None,
         world: World | None = None,
     ) -> None:
@@ -78,6 +82,10 @@ class Step(nn.Module):
         self.embed: Embed = embedder.embed_with_structure
         if loss.uses_norms:
             self.embed = partial(embedder.embed_with_structure, is_unit=False)
+        self.start = None if start is None else Frozen(start)
+        if loss.retains:
+            assert start is not None
+            self.embed = self._embed_beside_start
         self.find_features: Callable[[Tensor], Tensor] = embedder.features
         if is_compiled:
             self.embed, self.find_features = _compiled(self.embed, self.find_features)
@@ -106,10 +114,35 @@ class Step(nn.Module):
     def embed_features(self, features_NF: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output of ``encode``, from the backbone's features."""
         with self._precision(features_NF):
-            return self.embedder.embed_features(features_NF, is_unit=not self.loss.uses_norms)
+            return self._beside_start(features_NF, features_NF.detach())
+
+    def _embed_beside_start(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
+        assert self.start is not None
+        with torch.no_grad():
+            start_NF = self.start.encoder.features(images_NHWC)
+        return self._beside_start(self.embedder.features(images_NHWC), start_NF)
+
+    def _beside_start(self, features_NF: Tensor, start_NF: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The embedder's output of features, with a column of distances where the loss looks at them.
+
+        ``start_NF`` are the start's features of the same images: the same ones where the backbone is never trained.
+        """
+        z_ND, omega_ND = self.embedder.embed_features(features_NF, is_unit=not self.loss.uses_norms)
+        if not self.loss.retains:
+            return z_ND, omega_ND
+        assert self.start is not None
+        if self.loss.retains == "features":
+            drift_N = squared_distance(features_NF, start_NF)
+        else:
+            with torch.no_grad():
+                start_ND, _ = self.start.encoder.embed_features(start_NF)
+            drift_N = squared_distance(z_ND, start_ND)
+        return torch.cat([z_ND, drift_N[:, None].to(z_ND.dtype)], dim=1), omega_ND
 
     def compare(self, anchors: Embeddings) -> LossSum:
         """The loss of this rank's embeddings beside those of all ranks, and of the memory, which takes them in."""
+        if self.loss.retains:
+            anchors = anchors._replace(z_ND=anchors.z_ND[:, :-1], drift_N=anchors.z_ND[:, -1])
         if self.loss.uses_norms:
             anchors = anchors.with_norms()
         references = (self.gather or distributed.gather)(anchors)
@@ -149,6 +182,26 @@ class Step(nn.Module):
 
     def _precision(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, self.dtype, enabled=self.dtype is not torch.float32)
+
+
+class Frozen(nn.Module):
+    """An encoder as it is, always in eval mode, that nothing trains."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Frozen:
+        """Stay in eval mode."""
+        super().train(False)
+        return self
+
+
+def squared_distance(a_NF: Tensor, b_NF: Tensor) -> Tensor:
+    """||a / |a| - b / |b| ||^2 of each row, (N,), in float32 at least."""
+    a_NF, b_NF = full_precision(a_NF, b_NF)
+    return (functional.normalize(a_NF, dim=1) - functional.normalize(b_NF, dim=1)).square().sum(1)
 
 
 def _compiled(
