@@ -314,7 +314,9 @@ def build(
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
-    that references will hold rows of earlier batches. ``num_classes``, ``class_sizes`` (the number of training images
+    that references will hold rows of earlier batches.
+
+    ``num_classes``, ``class_sizes`` (the number of training images
     of each class), ``dim``, ``num_layers`` (of the embedder's head), ``seed`` and ``curvature`` (of the ball that
     'hyperbolic' is the distance of) reach the constructors that ask for them.
 

@@ -156,7 +156,9 @@ class AdaFace(ClassSoftmax):
     """AdaFace: a margin by image quality, for which the norm of an embedding stands (Kim et al. 2022).
 
     q = clip(h (v - mean) / (sd + e), -1, 1), v the norm before normalising, clipped to 0.001..100 and detached,
-    h = ``concentration``, e = 0.001. S'_ic = S_ic for c != y_i and
+    h = ``concentration``, e = 0.001.
+
+    S'_ic = S_ic for c != y_i and
     S'_iy = cos(clip(theta_iy - m q, e, pi - e)) - m (1 + q), m = ``margin``; all cosines are clipped to +-(1 - e).
     L_i = -log softmax_c(scale S'_ic) at c = y_i.
 
@@ -228,7 +230,9 @@ class MagFace(ClassSoftmax):
 
     L_i = -log softmax_c(scale S'_ic) at c = y_i, plus w (v / u^2 + 1 / v), w = ``norm_weight``. S'_ic = S_ic for
     c != y_i and S'_iy = cos(theta_iy + m(v)); with ``easy`` S_iy where it is <= 0, else beyond the seam as in
-    ``ArcFace``. v is the norm before normalising, clipped to l..u = ``lowest_norm``..``highest_norm``, and
+    ``ArcFace``.
+
+    v is the norm before normalising, clipped to l..u = ``lowest_norm``..``highest_norm``, and
     m(v) = lm + (um - lm) (v - l) / (u - l), lm and um = ``lowest_margin`` and ``highest_margin`` in radians.
 
     The bounds are those of face networks. With ``norm_bounds`` 'relative' norms are measured in the unit in which the
