@@ -59,6 +59,7 @@ def test_parameters_of_lists_hyperparameters_only() -> None:
         "beta": 1.2,
         "nu": 0.0,
         "mining": "all",
+        "precision": "float32",
     }
     assert catalogue.parameters_of("triplet_weighting")["margin"] == 0.1
     assert catalogue.parameters_of_regularizer("structure")["weight"] == 1.0

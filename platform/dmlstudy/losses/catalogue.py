@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.class_margins import AdaFace, CurricularFace, MagFace, SubCenterArcFace
-from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
+from dmlstudy.losses.class_softmax import ArcFace, ClassSoftmax, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.distances import (
     Distance,
@@ -54,6 +54,7 @@ from dmlstudy.losses.pairs import (
 )
 from dmlstudy.losses.parameters import at_least, choice, constructed, hyperparameters
 from dmlstudy.losses.potential_field import PotentialField
+from dmlstudy.losses.products import PRODUCTS, exact
 from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
 from dmlstudy.losses.ranking import RecallAtK, SmoothAP, SupAP
 from dmlstudy.losses.regularized import Regularized
@@ -61,6 +62,7 @@ from dmlstudy.losses.retention import Retention
 from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
+from dmlstudy.losses.tiles import RowLoss
 from dmlstudy.losses.triplets import Hardest, Triplet
 from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
 from dmlstudy.records import CURVATURE, HYPERBOLIC, Scalar
@@ -290,6 +292,9 @@ REGULARIZERS: dict[str, type[Loss]] = {
 WEIGHT = "weight"
 """The regulariser's parameter that the sum needs, not the regulariser itself."""
 
+PRECISION = "precision"
+"""The parameter that every loss has whose products may be coarser than float32."""
+
 _GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed", "curvature")
 """Arguments the trial supplies; they are not hyperparameters."""
 
@@ -337,6 +342,9 @@ def build(
         "seed": seed,
         "curvature": curvature,
     }
+    precision = params.get(PRECISION, "float32")
+    if not name.startswith(pml.PREFIX):
+        params = {key: value for key, value in params.items() if key != PRECISION}
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
     named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})
     if name.startswith(pml.PREFIX):
@@ -345,6 +353,7 @@ def build(
         )
     else:
         loss = constructed("loss", name, CATALOGUE, named, given, parts)
+        _set_precision(loss, name, precision)
     if memory and not loss.accepts_memory:
         able = [entry for entry in CATALOGUE if kind_of(entry).accepts_memory]
         raise ValueError(
@@ -368,6 +377,19 @@ def build(
         raise ValueError(
             said if said.startswith("regularizer") else f"regularizer {kind!r}: {said}"
         ) from None
+
+
+def _set_precision(loss: Loss, name: str, precision: object) -> None:
+    """Let the loss compute its products so; raises ValueError for an unknown precision, and a loss that has but one."""
+    product = choice(PRECISION, str(precision), PRODUCTS)
+    if not loss.has_precision and product is not exact:
+        able = [entry for entry in CATALOGUE if kind_of(entry).has_precision]
+        raise ValueError(
+            f"loss {name!r} computes in float32 alone; leave {PRECISION} out, or choose from {', '.join(able)}"
+        )
+    for module in loss.modules():
+        if isinstance(module, RowLoss | ClassSoftmax):
+            module.product = product
 
 
 def sizes_of(name: str) -> list[str]:
@@ -400,7 +422,8 @@ def parameters_of(name: str) -> dict[str, Scalar]:
     """Hyperparameters of the loss ``name`` with their defaults; raises ValueError for an unknown one."""
     if name.startswith(pml.PREFIX):
         return pml.parameters_of(name)
-    return hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)
+    own = hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)
+    return own | {PRECISION: "float32"} if kind_of(name).has_precision else own
 
 
 def parameters_of_regularizer(name: str) -> dict[str, Scalar]:

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from dmlstudy.losses.distances import SQUARED_FLOOR
 from dmlstudy.losses.interface import Embeddings, LossSum, World, per_anchor
 from dmlstudy.losses.parameters import above, at_least
+from dmlstudy.losses.products import Product, add_product, exact, write_product
 from dmlstudy.losses.proxies import ProxyLoss, unit_vectors
 from dmlstudy.losses.tiles import Swept, in_one_sweep, in_order, tile_height
 
@@ -56,9 +57,12 @@ class ClassSoftmax(ProxyLoss):
     With one class L_i = 0. References are no part of it, so there is no memory.
     """
 
+    has_precision = True
+
     def __init__(self, num_classes: int, dim: int, scale: float) -> None:
         super().__init__(num_classes, dim)
         self.scale = scale
+        self.product: Product = exact
         self._has_seen_norms = False
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:  # most have no state
@@ -85,7 +89,7 @@ class ClassSoftmax(ProxyLoss):
         leaves = [z_BD, w_CKD]
         if transforms.norm_slope_B is not None and norm_B is not None:
             leaves.append(norm_B)
-        batch = _Batch(y_B, self.scale, transforms)
+        batch = _Batch(y_B, self.scale, transforms, self.product)
         num_vectors = w_CKD.shape[0] * w_CKD.shape[1]
         fits = tile_height(num_vectors, z_BD.element_size(), z_BD.device) >= len(z_BD)
         if fits or num_vectors <= len(z_BD):
@@ -116,6 +120,7 @@ class _Batch(NamedTuple):
     y_B: Tensor
     scale: float
     transforms: Transforms
+    product: Product
 
     def logits(
         self, z_TD: Tensor, unit_CKD: Tensor, rows: slice
@@ -123,9 +128,9 @@ class _Batch(NamedTuple):
         """s N(S_TC), N'(S_TC) (None: 1), and the number of the nearest of each class's vectors (None: of the one)."""
         others = self.transforms.others
         if others is None:
-            s_TC, nearest_TC = _similarities(self.scale * z_TD, unit_CKD)
+            s_TC, nearest_TC = _similarities(self.scale * z_TD, unit_CKD, self.product)
             return s_TC, None, nearest_TC
-        s_TC, nearest_TC = _similarities(z_TD, unit_CKD)
+        s_TC, nearest_TC = _similarities(z_TD, unit_CKD, self.product)
         n_TC, slope_TC = others(s_TC, rows)
         return n_TC * self.scale, slope_TC, nearest_TC
 
@@ -170,8 +175,8 @@ def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
         p_TC.scatter_(1, own_T1, -(share_B[rows] * batch.transforms.own_slope_B[rows])[:, None])
         p_TC.mul_(batch.scale)
         for k, slope_k_TC in _of_each_vector(p_TC, nearest_TC, unit_CKD.shape[1]):
-            z_gradient_BD[rows].addmm_(slope_k_TC, unit_CKD[:, k])
-            unit_gradient_CKD[:, k].addmm_(slope_k_TC.T, z_TD)
+            add_product(z_gradient_BD[rows], slope_k_TC, unit_CKD[:, k], batch.product)
+            add_product(unit_gradient_CKD[:, k], slope_k_TC.T, z_TD, batch.product)
     w_gradient_CKD = _through_unit(unit_gradient_CKD, unit_CKD, size_CK1).to(w_CKD.dtype)
     gradients = [z_gradient_BD, w_gradient_CKD, *batch.norm_slopes(share_B)]
     return batch.total(loss_B), z_BD.new_tensor(float(len(z_BD))), gradients
@@ -216,8 +221,8 @@ class _ByClasses(torch.autograd.Function):
                 p_BT[tile.rows].scatter_(1, tile.column_R1, own_slope_B1[tile.rows])
                 unit_gradient_TKD = torch.empty_like(unit_TKD)
                 for k, slope_k_BT in _of_each_vector(p_BT, nearest_BT, unit_TKD.shape[1]):
-                    z_gradient_BD.addmm_(slope_k_BT, unit_TKD[:, k])
-                    torch.mm(slope_k_BT.T, scaled_BD, out=unit_gradient_TKD[:, k])
+                    add_product(z_gradient_BD, slope_k_BT, unit_TKD[:, k], batch.product)
+                    write_product(unit_gradient_TKD[:, k], slope_k_BT.T, scaled_BD, batch.product)
                 w_gradient_CKD[tile.classes] = _through_unit(unit_gradient_TKD, unit_TKD, size_TK1)
             z_gradient_BD.mul_(batch.scale * factor)
             norms = [factor * slope_B for slope_B in batch.norm_slopes(share_B)]
@@ -266,14 +271,14 @@ def _through_unit(gradient_TKD: Tensor, unit_TKD: Tensor, size_TK1: Tensor) -> T
     return gradient_TKD.addcmul_(unit_TKD, along_TK1, value=-1).div_(size_TK1)
 
 
-def _similarities(z_BD: Tensor, unit_TKD: Tensor) -> tuple[Tensor, Tensor | None]:
+def _similarities(z_BD: Tensor, unit_TKD: Tensor, product: Product) -> tuple[Tensor, Tensor | None]:
     """max_k z_i.w_ck of each anchor and class, and the first k that has it (None where there is but one)."""
-    s_BT = z_BD @ unit_TKD[:, 0].T
+    s_BT = product(z_BD, unit_TKD[:, 0].T)
     if unit_TKD.shape[1] == 1:
         return s_BT, None
     nearest_BT = torch.zeros(s_BT.shape, dtype=torch.int16, device=s_BT.device)
     for k in range(1, unit_TKD.shape[1]):
-        s_k_BT = z_BD @ unit_TKD[:, k].T
+        s_k_BT = product(z_BD, unit_TKD[:, k].T)
         nearest_BT.masked_fill_(s_k_BT > s_BT, k)
         torch.maximum(s_BT, s_k_BT, out=s_BT)
     return s_BT, nearest_BT

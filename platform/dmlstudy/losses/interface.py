@@ -98,6 +98,9 @@ class Loss(nn.Module, ABC):
     accepts_memory: ClassVar[bool] = False
     """True if references may hold rows of earlier batches (a cross-batch memory) after the gathered ones."""
 
+    has_precision: ClassVar[bool] = False
+    """True if its products may be computed in another precision than float32 (``products``)."""
+
     uses_norms: ClassVar[bool] = False
     """True if the loss looks at the norms that embeddings had before they were normalised."""
 

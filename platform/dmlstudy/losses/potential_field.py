@@ -36,6 +36,8 @@ class PotentialField(Loss):
     K >= 0, labels lie in 0..C-1 and z has size ``dim``.
     """
 
+    has_precision = True
+
     def __init__(
         self,
         num_classes: int,

@@ -31,6 +31,8 @@ class ThresholdConsistentMargin(Loss):
 
     accepts_memory = True
 
+    has_precision = True
+
     def __init__(
         self,
         positive_margin: float = 0.9,

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from dmlstudy.losses.distances import Distance, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.products import Product, add_product, exact
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
 """Memory for the arrays of one tile, by kind of device: on a CPU they should stay near its caches."""
@@ -117,12 +118,14 @@ class RowLoss(TiledLoss):
     """
 
     accepts_memory = True
+    has_precision = True
     only_positives: ClassVar[bool] = False
     """True if the terms look at positives alone: then tiles hold the band's Q references instead of all M."""
 
     def __init__(self, distance: Distance) -> None:
         super().__init__()
         self.distance = distance
+        self.product: Product = exact
 
     @abstractmethod
     def rows(self, rows: Tile) -> RowTerms:
@@ -145,7 +148,7 @@ class RowLoss(TiledLoss):
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
             columns = band if self.only_positives else slice(None)
-            d_TM = self.distance.of(left_BF[tile] @ right_MF[columns].T)
+            d_TM = self.distance.of(self.product(left_BF[tile], right_MF[columns].T))
             rows = layout.rows(d_TM, tile, band, z_BD.shape[1], only_band=self.only_positives)
             terms = self.rows(rows)
             total += terms.total
@@ -158,8 +161,8 @@ class RowLoss(TiledLoss):
             if terms.band_slope_TQ is not None:
                 slope_TM[:, rows.band] += terms.band_slope_TQ
             slope_TM = self.distance.product_slope(slope_TM, rows.d_TM)
-            left_gradient_BF[tile] = slope_TM @ right_MF[columns]
-            right_gradient_MF[columns].addmm_(slope_TM.T, left_BF[tile])
+            left_gradient_BF[tile] = self.product(slope_TM, right_MF[columns])
+            add_product(right_gradient_MF[columns], slope_TM.T, left_BF[tile], self.product)
         gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
         gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF, z_BD)
         gradient_MD[layout.reference_order_M] = self.distance.right_gradient(right_gradient_MF, z_MD)

@@ -80,6 +80,8 @@ def _cases() -> dict[str, Case]:
         ("margin", {"mining": "distance_weighted", "nu": 0.01}),
         ("multi_similarity_distance", {"version": "v2"}),
         ("potential_field", {"alpha": 2.0, "delta": 0.9, "proxies": 0}),
+        ("multi_similarity", {"precision": "bf16x3"}),
+        ("norm_softmax", {"temperature": 0.25, "precision": "tf32"}),
         ("n_pair", {"positive": "all"}),
         ("n_pair", {"positive": "one_per_class"}),
         ("supcon", {"denominator": "negatives", "average": "with_positive"}),
