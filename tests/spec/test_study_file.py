@@ -125,6 +125,26 @@ def test_each_catalogue_entry_has_a_family() -> None:
         assert names_of(name) == [name]  # and it is called the same
 
 
+def test_a_parameter_that_a_space_leaves_at_its_default_is_set_or_searched() -> None:
+    override = {"loss.average": "with_positive", "loss.precision": {"choice": ["float32", "bf16x3"]}}
+    regularized = {"regularizer.momentum": 0.5, "loss.precision": "tf32"}
+    found = checked(
+        study(
+            families={
+                "x": {"space": "supcon", "override": override},
+                "y": {"space": "distance_levels", "override": regularized},
+            }
+        )
+    )
+    config = found.trial_config(found.families["x"], study_file.default_values(found.families["x"]))
+    assert config.loss.params["average"] == "with_positive"
+    assert config.loss.params["precision"] == "float32"
+    with pytest.raises(
+        SpecError, match=r"families\.x\.override\.loss\.precisoin: unknown .* did you mean 'precision'"
+    ):
+        checked(study(families={"x": {"space": "supcon", "override": {"loss.precisoin": "bf16"}}}))
+
+
 def test_each_regulariser_has_a_family() -> None:
     found = {name for family in FAMILIES for name in names_of(family, "regularizer")} - {"none"}
     assert found == set(catalogue.REGULARIZERS)

@@ -1090,7 +1090,9 @@ def _overridden(within: Space, section: str, name: str, value: object, where: st
             known = spaces.names_under_options(within) or known
         elif section in SECTIONS:
             known = SECTIONS[section].model_fields
-        if section in NAMED or name not in known:
+        added = _parameters_of(section, within) if section in NAMED and "@" not in name else set(known)
+        if name not in added:
+            known = sorted({*known, *added}) if section in NAMED else known
             raise SpecError(f"{where}: unknown parameter{nearest(name, known)}") from None
         changed = {**within, name: domain}
     try:
@@ -1100,6 +1102,19 @@ def _overridden(within: Space, section: str, name: str, value: object, where: st
     if section in NAMED:
         _check_name(changed["name"], where.rpartition(".")[0])
     return changed
+
+
+def _parameters_of(section: str, within: Space) -> set[str]:
+    """The parameters that every loss (or regulariser) has that the section may name; none of unknown ones."""
+    from dmlstudy.losses import catalogue
+
+    of_each = catalogue.parameters_of if section == "loss" else catalogue.parameters_of_regularizer
+    name = within["name"]
+    names = [name.value] if isinstance(name, Fixed) else list(name.edges)
+    try:
+        return set.intersection(*(set(of_each(str(each))) for each in names))
+    except ValueError:
+        return set()
 
 
 def _with_section(space: Space, section: str, within: Space) -> Space:
