@@ -210,6 +210,7 @@ def test_what_is_left_is_a_bound_that_shrinks() -> None:
     found, store = steps(), Store()
     search = StudySearch(found, store.optuna, set(), JudgedBefore())
     assert search.left == (6, 30, 10)
+    assert search.verdict_at_most == (40, 10)
     assert found.num_verdict_trials == 40
     lefts: list[int] = []
     record = store.record(search)
@@ -221,6 +222,7 @@ def test_what_is_left_is_a_bound_that_shrinks() -> None:
     Tune(search, score, record=noting).run()
     assert lefts == sorted(lefts, reverse=True)
     assert search.num_left == 0
+    assert search.verdict_at_most[0] == len(store.scores)
     assert search.num_ended == 6 + len(store.scores) < 6 + 40
 
 

@@ -70,7 +70,8 @@ class Recorder(tune.Callback):
 
     What a trial has left elsewhere, its embedder in the vault and its state below ``checkpoints`` (a folder or a URI),
     stays until all of it is recorded: a driver killed before that finds it again. ``is_stopped`` says whether the
-    study is to end early, ``watch`` what has died of the cluster that it runs on.
+    study is to end early, ``watch`` what has died of the cluster that it runs on. ``note_bound`` is told how many
+    verdict trials there are at most, and of untrained embedders, where looks at the verdict lower these numbers.
     """
 
     def __init__(
@@ -82,8 +83,11 @@ class Recorder(tune.Callback):
         checkpoints: str,
         is_stopped: Callable[[], bool] = lambda: False,
         watch: ClusterWatch | None = None,
+        note_bound: Callable[[int, int], None] = lambda num_all, num_untrained: None,
     ) -> None:
         self._search = search
+        self._note_bound = note_bound
+        self._bound = (-1, -1)
         self._tracker = tracker
         self._progress = progress
         self._vault = vault
@@ -190,6 +194,9 @@ class Recorder(tune.Callback):
         self._forget(trial_id, assignment)
         self._tracker.note_search(self._search.counts(), self._search.best_numbers())
         left = self._search.left if self._search.plan.is_in_steps else None
+        if left is not None and left.search == 0 and (bound := self._search.verdict_at_most) != self._bound:
+            self._bound = bound
+            self._note_bound(*bound)
         self._progress.ended(assignment, time.monotonic() - started, self._search.best(), left)
         for line in self._search.take_notes():
             self._progress.tell(line)

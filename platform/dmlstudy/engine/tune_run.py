@@ -81,7 +81,15 @@ def run_trials(
     )
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = checkpoints_folder(spec, store)
-    recorder = Recorder(search, tracker, progress, vault, checkpoints, interruption.is_requested, watch)
+
+    def note_bound(num_all: int, num_untrained: int) -> None:
+        store.write_state(
+            spec.name, "running", num_verdict_trials=num_all, num_untrained_trials=num_untrained
+        )
+
+    recorder = Recorder(
+        search, tracker, progress, vault, checkpoints, interruption.is_requested, watch, note_bound
+    )
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={

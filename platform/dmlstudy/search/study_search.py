@@ -618,7 +618,14 @@ class StudySearch:
     def num_ended(self) -> int:
         """Number of trials of the search and the verdict that have ended, where seeds are added in steps."""
         searched = sum(sum(own.values()) for own in self.counts().values())
-        return searched + self._verdicts.num_ended
+        return searched + len(self._verdicts.ended)
+
+    @property
+    def verdict_at_most(self) -> tuple[int, int]:
+        """Numbers of verdict trials where seeds are added in steps, ended and possible ones: all, and of untrained."""
+        left, ended = self.left, self._verdicts.ended
+        num_untrained = left.untrained + sum(map(is_untrained, ended))
+        return left.verdict + left.untrained + len(ended), num_untrained
 
     @property
     def is_over(self) -> bool:

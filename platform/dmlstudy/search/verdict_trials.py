@@ -174,9 +174,9 @@ class VerdictTrials:
         self._scores[config.family, config.seed] = score
 
     @property
-    def num_ended(self) -> int:
-        """Number of trials whose score is known."""
-        return len(self._scores)
+    def ended(self) -> list[str]:
+        """The family of each trial whose score is known."""
+        return [family for family, _ in self._scores]
 
     @property
     def is_waiting(self) -> bool:
