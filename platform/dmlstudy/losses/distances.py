@@ -160,9 +160,8 @@ class Hyperbolic(Distance):
     def product_slope(self, slope_TM: Tensor, d_TM: Tensor) -> Tensor:
         root = math.sqrt(self.curvature)
         at_floor_TM = d_TM <= 2 * SQUARED_FLOOR**0.5 * (1 + 1e-6)
-        slope_TM.mul_(2 * root).div_(
-            (root * d_TM).sinh_()
-        )  # d' = 1 / sqrt(A (1 + c A)) = 2 sqrt(c) / sinh(sqrt(c) d)
+        # d' = 1 / sqrt(A (1 + c A)) = 2 sqrt(c) / sinh(sqrt(c) d)
+        slope_TM.mul_(2 * root).div_((root * d_TM).sinh_())
         return slope_TM.masked_fill_(at_floor_TM, 0)
 
     def left_gradient(self, gradient_NF: Tensor, z_ND: Tensor) -> Tensor:
