@@ -510,7 +510,9 @@ class _InBall:
         query_BD, square_B1 = self._query_QD[row_B].astype(np.float64), self._square_Q[row_B, None]
         dim = query_BD.shape[1]
         order_BM = np.empty((len(row_B), len(self._gallery_MD)))
-        for start in range(0, len(self._gallery_MD), _TILE):  # all of it in double would be twice as much again
+        for start in range(
+            0, len(self._gallery_MD), _TILE
+        ):  # all of it in double would be twice as much again
             columns = slice(start, start + _TILE)
             item_CD = self._gallery_MD[columns].astype(np.float64)
             product_BC = (torch.from_numpy(query_BD) @ torch.from_numpy(item_CD).T).numpy()
