@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import plotly.graph_objects as go
 
 from dmlstudy import metric_names
@@ -13,6 +15,9 @@ from dmlstudy.verdict.comparison import Comparison
 
 HEIGHT = 360
 """Pixels of the picture."""
+
+MARGIN = 0.1
+"""Room beside the outermost points, in powers of ten."""
 
 SYMBOLS = {32: "circle", 8: "square", 1: "x"}
 """Marks by bits of a number."""
@@ -63,9 +68,12 @@ def sentence(board: Leaderboard) -> str:
     if not alike:
         return f"{text} Each short form of {board.winner} is worse than its whole embedding."
     shortest = min(alike, key=lambda each: each.num_bytes)
+    assert shortest.beside_whole is not None
+    amount = words.difference(shortest.beside_whole, shortest.beside_whole.first)
+    unit = "byte" if shortest.num_bytes == 1 else "bytes"
     return (
-        f"{text} Of {board.winner}, {shortest.form} ({shortest.num_bytes} bytes instead of {shortest.whole_bytes}) is"
-        " the shortest that is not measurably worse than the whole."
+        f"{text} Of {board.winner}, {shortest.form} ({shortest.num_bytes} {unit} instead of {shortest.whole_bytes}) is"
+        f" the shortest that is not measurably worse than the whole: {amount}."
     )
 
 
@@ -98,7 +106,9 @@ def score_by_bytes(board: Leaderboard) -> go.Figure:
                 hovertemplate=f"{name}, {bits} bit: %{{x}} bytes, %{{y:.4f}}<extra></extra>",
             )
     figure = figures.styled(figure, x="bytes of a vector", y=metric_names.for_people(test))
-    figure.update_xaxes(type="log", dtick="D2")
+    sizes = sorted({num_bytes for each in board.short for num_bytes in (each.num_bytes, each.whole_bytes)})
+    ends = [math.log10(sizes[0]) - MARGIN, math.log10(sizes[-1]) + MARGIN]
+    figure.update_xaxes(type="log", range=ends, tickvals=sizes, ticktext=list(map(str, sizes)))
     return figure
 
 
