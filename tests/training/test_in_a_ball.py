@@ -47,7 +47,7 @@ def test_training_in_a_ball_learns() -> None:
 
 def test_the_loss_has_the_embedders_curvature_and_older_records_are_as_they_were() -> None:
     trial_config = TrialConfig.model_validate(config(**RAW))
-    loss = assembly.make_loss(trial_config, 5, 0, "cpu")  # type: ignore[arg-type]
+    loss = assembly.make_loss(trial_config, [4] * 5, 0, "cpu")  # type: ignore[arg-type]
     assert loss.distance.curvature == 1.0
     assert not {"space", "curvature", "clip_radius"} & EmbedderConfig().model_dump().keys()
     assert EmbedderConfig().ball_curvature is None

@@ -60,9 +60,9 @@ class PotentialField(Loss):
         """Energy of the anchors' pairs and of this rank's share of proxies, and the number of anchors."""
         for each in (anchors, references):  # so that all ranks refuse a label together
             check_classes(each.y_N, self.num_classes)
-        if anchors.z_ND.shape[1] != self.dim:
+        if self.proxies_CKD is not None and anchors.z_ND.shape[1] != self.proxies_CKD.shape[-1]:
             raise ValueError(
-                f"embeddings have size {anchors.z_ND.shape[1]}, proxies {self.dim}; "
+                f"embeddings have size {anchors.z_ND.shape[1]}, proxies {self.proxies_CKD.shape[-1]}; "
                 "build the loss with dim = the embedder's size"
             )
         total, count = self.field(anchors, references, world)

@@ -6,6 +6,7 @@ own number: the verdict's comparisons stay what they are without them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,9 +47,9 @@ def short_vectors(runs: StudyRuns, families: Sequence[str]) -> list[ShortVectors
     found: list[tuple[str, ShortForm, int, list[Run]]] = []
     for family in families:
         judged = [run for run in runs.judged(family) if objective in run.metrics]
-        if judged:
+        if judged and (forms := _forms(judged, objective)):
             whole = task_of_params(judged[0].params).size(judged[0].params)
-            found += [(family, form, whole, judged) for form in _forms(judged, objective, whole)]
+            found += [(family, form, whole, judged) for form in forms]
     compared = {(each.first, each.second): each for each in _compared(runs, objective, found)}
     winner = runs.study.winner or ""
     return [
@@ -66,7 +67,7 @@ def short_vectors(runs: StudyRuns, families: Sequence[str]) -> list[ShortVectors
     ]
 
 
-def _forms(judged: list[Run], objective: str, whole: int) -> list[ShortForm]:
+def _forms(judged: list[Run], objective: str) -> list[ShortForm]:
     """The forms that all of a family's runs have the objective of, largest vectors first."""
     named = filter(None, map(metric_names.short_form, judged[0].metrics))
     forms = {
@@ -74,7 +75,7 @@ def _forms(judged: list[Run], objective: str, whole: int) -> list[ShortForm]:
         for metric, form in named
         if metric == objective and all(form.of(objective) in run.metrics for run in judged)
     }
-    return sorted(forms, key=lambda form: (-(form.size or whole), -form.bits))
+    return sorted(forms, key=lambda form: (-(form.size or math.inf), -form.bits))
 
 
 def _compared(
