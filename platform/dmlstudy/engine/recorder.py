@@ -71,9 +71,9 @@ class Recorder(tune.Callback):
     What a trial has left elsewhere, its embedder in the vault and its state below ``checkpoints`` (a folder or a URI),
     stays until all of it is recorded: a driver killed before that finds it again.
 
-    ``is_stopped`` says whether the
-    study is to end early, ``watch`` what has died of the cluster that it runs on. ``note_bound`` is told how many
-    verdict trials there are at most, and of untrained embedders, where looks at the verdict lower these numbers.
+    ``is_stopped`` says whether the study is to end early, ``watch`` what has died of the cluster that it runs on.
+    ``note_bound`` is told how many verdict trials there are at most, and of untrained embedders, where looks at the
+    verdict lower these numbers.
     """
 
     def __init__(

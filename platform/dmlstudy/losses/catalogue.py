@@ -321,9 +321,9 @@ def build(
     With a ``regularizer`` (its name and parameters, ``weight`` among them) it is the sum of both. ``memory`` says
     that references will hold rows of earlier batches.
 
-    ``num_classes``, ``class_sizes`` (the number of training images
-    of each class), ``dim``, ``num_layers`` (of the embedder's head), ``seed`` and ``curvature`` (of the ball that
-    'hyperbolic' is the distance of) reach the constructors that ask for them.
+    ``num_classes``, ``class_sizes`` (the number of training images of each class), ``dim``, ``num_layers`` (of the
+    embedder's head), ``seed`` and ``curvature`` (of the ball that 'hyperbolic' is the distance of) reach the
+    constructors that ask for them.
 
     With ``leading`` the loss, without its regulariser, is the mean over embeddings' leading parts of these sizes and
     the whole (``Matryoshka``).

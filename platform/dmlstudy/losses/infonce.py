@@ -9,11 +9,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dmlstudy.losses.distances import Distance, cosine
 from dmlstudy.losses.interface import Embeddings, LossSum, World
-from dmlstudy.losses.pairs import LINEAR, log_sum_exp
+from dmlstudy.losses.pairs import each_against_negatives, log_sum_exp, softplus_sum
 from dmlstudy.losses.parameters import above, choice
 from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 
@@ -64,39 +63,25 @@ class SupCon(RowLoss):
         share_TQ = positive.chosen.to(positive.d.dtype)
         number_T1 = share_TQ.sum(1, keepdim=True)
         share_TQ /= number_T1.clamp(min=1)
-        of_tile = self._against_all if self.over_all else self._against_negatives
-        total, slope_TM, band_slope_TQ = of_tile(rows, share_TQ, number_T1 > 0, scale)
-        count = len(rows.y_T) if self.counts_all else (number_T1 > 0).sum()
+        if self.over_all:
+            terms = self._against_all(rows, share_TQ, number_T1 > 0, scale)
+        else:
+            terms = each_against_negatives(rows, share_TQ, scale)
+        terms = terms._replace(count=len(rows.y_T) if self.counts_all else (number_T1 > 0).sum())
         if self.log_scale is None:
-            return RowTerms(total, count, slope_TM, band_slope_TQ)
-        slope_TM[:, rows.band] += band_slope_TQ
-        by_log_scale = (
-            (slope_TM * rows.d_TM).sum().to(self.log_scale.dtype)
-        )  # dL/d ln s = sum_j dL/dd_ij d_ij
-        return RowTerms(total, count, slope_TM, None, (by_log_scale,))
+            return terms
+        slope_TM = _of_whole_rows(terms, rows)
+        by_log_scale = (slope_TM * rows.d_TM).sum()  # dL/d ln s = sum_j dL/dd_ij d_ij
+        return RowTerms(terms.total, terms.count, slope_TM, None, [by_log_scale.to(self.log_scale.dtype)])
 
     def _against_all(
         self, rows: Tile, share_TQ: Tensor, has_positive_T1: Tensor, scale: Tensor | float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The sum over the tile, and its slopes by the distances; ``share_TQ`` is 1/|pos(i)| at positives."""
-        chosen_TM = rows.negative.chosen
-        chosen_TM[:, rows.band] |= rows.positive.chosen
-        others = log_sum_exp(rows.d_TM * -scale, chosen_TM & has_positive_T1)
-        total = (
-            others.log_T1.masked_fill(~has_positive_T1, 0).sum() + scale * (share_TQ * rows.positive.d).sum()
-        )
-        return total, others.powers.mul_(-scale / others.sum_T1), share_TQ.mul_(scale)
-
-    def _against_negatives(
-        self, rows: Tile, share_TQ: Tensor, has_positive_T1: Tensor, scale: Tensor | float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """As ``_against_all``, each positive in its own logarithm."""
-        negative = rows.negative
-        push = log_sum_exp(negative.d * -scale, negative.chosen)
-        logits_TQ = (rows.positive.d * scale).add_(push.log_T1)
-        total = functional.softplus(logits_TQ, threshold=LINEAR).mul_(share_TQ).sum()
-        pull_TQ = logits_TQ.sigmoid_().mul_(share_TQ).mul_(scale)
-        return total, push.powers.mul_(-pull_TQ.sum(1, keepdim=True) / push.sum_T1), pull_TQ
+    ) -> RowTerms:
+        """The sum over the tile with its slopes; ``share_TQ`` is 1/|pos(i)| at positives, and the count is 0."""
+        others = log_sum_exp(rows.d_TM * -scale, rows.others.chosen & has_positive_T1)
+        pulled = scale * (share_TQ * rows.positive.d).sum()
+        total = others.log_T1.masked_fill(~has_positive_T1, 0).sum() + pulled
+        return RowTerms(total, 0, others.powers.mul_(-scale / others.sum_T1), share_TQ.mul_(scale))
 
 
 class SigLIP(RowLoss):
@@ -131,20 +116,24 @@ class SigLIP(RowLoss):
         bias: Tensor | float = self.bias
         if self.log_scale is not None and self.learned_bias is not None:
             scale, bias = self.log_scale.detach().exp(), self.learned_bias.detach()
-        positive, negative = rows.positive, rows.negative
-        push_TM = (negative.d * -scale).add_(scale + bias).masked_fill_(~negative.chosen, -math.inf)
-        pull_TQ = (positive.d * scale).sub_(scale + bias).masked_fill_(~positive.chosen, -math.inf)
-        total = functional.softplus(push_TM, threshold=LINEAR).sum()
-        total += functional.softplus(pull_TQ, threshold=LINEAR).sum()
-        push_TM, pull_TQ = push_TM.sigmoid_(), pull_TQ.sigmoid_()
-        by_bias = push_TM.sum() - pull_TQ.sum()
-        slope_TM, band_slope_TQ = push_TM.mul_(-scale), pull_TQ.mul_(scale)
+        positive, negative, middle = rows.positive, rows.negative, 1 + bias / scale  # u = scale (middle - d)
+        push, push_TM = softplus_sum(middle - negative.d, negative.chosen, scale)
+        pull, pull_TQ = softplus_sum(positive.d - middle, positive.chosen, scale)
+        by_bias = (push_TM.sum() - pull_TQ.sum()) / scale
+        terms = RowTerms(push + pull, len(rows.y_T), push_TM.neg_(), pull_TQ)
         if self.log_scale is None:
-            return RowTerms(total, len(rows.y_T), slope_TM, band_slope_TQ)
-        slope_TM[:, rows.band] += band_slope_TQ
+            return terms
+        slope_TM = _of_whole_rows(terms, rows)
         by_log_scale = (slope_TM * (rows.d_TM - 1)).sum()  # S = 1 - d
         slopes = [by_log_scale.to(self.log_scale.dtype), by_bias.to(self.log_scale.dtype)]
-        return RowTerms(total, len(rows.y_T), slope_TM, None, slopes)
+        return RowTerms(terms.total, terms.count, slope_TM, None, slopes)
+
+
+def _of_whole_rows(terms: RowTerms, rows: Tile) -> Tensor:
+    """The slopes by all of the tile's distances as one tensor, in the memory of ``terms``."""
+    if terms.band_slope_TQ is not None:
+        terms.slope_TM[:, rows.band] += terms.band_slope_TQ
+    return terms.slope_TM
 
 
 def _log_scale(parameter: str, value: float, scale: float) -> nn.Parameter:

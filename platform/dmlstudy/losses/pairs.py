@@ -142,8 +142,8 @@ class BinomialDeviance(RowLoss):
         """Scaled sum over the pairs of the tile's anchors, and their number."""
         positive, negative = rows.positive, rows.negative
         middle = 1 - self.beta
-        pull, pull_slope_TQ = _softplus(positive.d - middle, positive.chosen, self.alpha)
-        push, push_slope_TM = _softplus(
+        pull, pull_slope_TQ = softplus_sum(positive.d - middle, positive.chosen, self.alpha)
+        push, push_slope_TM = softplus_sum(
             middle - negative.d, negative.chosen, self.negative_weight * self.alpha
         )
         by_pulls, by_pushes = self._scales_2.to(rows.d_TM.dtype)
@@ -339,16 +339,11 @@ class NPair(RowLoss):
 
     def rows(self, rows: Tile) -> RowTerms:
         """Sum of the logarithms over the tile's anchors, and their number."""
-        positive, negative = rows.positive, rows.negative
-        push = log_sum_exp(negative.d * -self.scale, negative.chosen)
+        positive = rows.positive
         chosen_TQ = only_nearest(positive) if self.positive == "nearest" else positive.chosen
         share_TQ = chosen_TQ.to(positive.d.dtype)
         share_TQ /= share_TQ.sum(1, keepdim=True).clamp_(min=1)
-        logits_TQ = (positive.d * self.scale).add_(push.log_T1)
-        total = functional.softplus(logits_TQ, threshold=LINEAR).mul_(share_TQ).sum()
-        pull_TQ = logits_TQ.sigmoid_().mul_(share_TQ).mul_(self.scale)
-        push_TM = push.powers.mul_(-pull_TQ.sum(1, keepdim=True) / push.sum_T1)
-        return RowTerms(total, len(rows.y_T), push_TM, pull_TQ)
+        return each_against_negatives(rows, share_TQ, self.scale)._replace(count=len(rows.y_T))
 
 
 class GeneralizedLiftedStructure(RowLoss):
@@ -551,12 +546,22 @@ def log_sum_exp(logits: Tensor, chosen: Tensor, plus_one: bool = False) -> LogSu
     return LogSumExp(sum_T1.log() + largest_T1, powers, sum_T1.clamp(min=1))
 
 
+def each_against_negatives(rows: Tile, share_TQ: Tensor, scale: Tensor | float) -> RowTerms:
+    """sum_j share_ij log(1 + sum_{neg(i)} e^{scale (d_ij - d_ik)}) over the tile, with its slopes; the count is 0."""
+    positive, negative = rows.positive, rows.negative
+    push = log_sum_exp(negative.d * -scale, negative.chosen)
+    logits_TQ = (positive.d * scale).add_(push.log_T1)
+    total = functional.softplus(logits_TQ, threshold=LINEAR).mul_(share_TQ).sum()
+    pull_TQ = logits_TQ.sigmoid_().mul_(share_TQ).mul_(scale)
+    return RowTerms(total, 0, push.powers.mul_(-pull_TQ.sum(1, keepdim=True) / push.sum_T1), pull_TQ)
+
+
 def _where_any(log_T1: Tensor) -> Tensor:
     """The logarithms of sums, 0 where there was nothing to sum."""
     return log_T1.masked_fill(log_T1 == -math.inf, 0)
 
 
-def _softplus(gap: Tensor, chosen: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+def softplus_sum(gap: Tensor, chosen: Tensor, rate: Tensor | float) -> tuple[Tensor, Tensor]:
     """sum_{chosen} log(1 + e^{rate gap}) and its slopes by the gap, whose memory is reused."""
     logits = gap.mul_(rate).masked_fill_(~chosen, -math.inf)
     return functional.softplus(logits, threshold=LINEAR).sum(), logits.sigmoid_().mul_(rate)

@@ -15,7 +15,7 @@ from dmlstudy.losses.distances import euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, per_anchor
 from dmlstudy.losses.mining import only_nearest
 from dmlstudy.losses.parameters import at_least, choice
-from dmlstudy.losses.tiles import RowLoss, RowTerms, Side, Tile, in_order
+from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile, in_order
 
 PAIRS = {"all": True, "negatives": False}
 """Names of the pairs that a regulariser looks at, and whether positives are among them."""
@@ -42,10 +42,7 @@ class KoLeo(RowLoss):
 
     def rows(self, rows: Tile) -> RowTerms:
         """Sum of L_i over the tile's anchors, and their number."""
-        chosen_TM = rows.negative.chosen
-        if self.with_positives:
-            chosen_TM[:, rows.band] |= rows.positive.chosen
-        nearest_TM = only_nearest(Side(rows.d_TM, chosen_TM))
+        nearest_TM = only_nearest(rows.others if self.with_positives else rows.negative)
         distance_TM = (rows.d_TM + KOLEO_FLOOR).masked_fill_(~nearest_TM, 1)
         return RowTerms(
             -distance_TM.log().sum(), len(rows.y_T), distance_TM.reciprocal_().neg_().mul_(nearest_TM)

@@ -73,6 +73,13 @@ class Tile:
         chosen_TM[:, self.band] = self.y_T[:, None] != self.y_Q
         return Side(self.d_TM, chosen_TM)
 
+    @property
+    def others(self) -> Side:
+        """pos(i) and neg(i) together: all other images, (T, M)."""
+        side = self.negative
+        side.chosen[:, self.band] |= self.positive.chosen
+        return side
+
 
 class RowTerms(NamedTuple):
     """Sum of a tile's terms, their number, and the slopes of the sum by each distance.

@@ -51,18 +51,18 @@ class StartWeights:
     """
 
     def __init__(self, embedder: Embedder) -> None:
-        self.weights = {name: weight.detach().clone() for name, weight in _begun(embedder)}
+        self.weights = {name: weight.detach().clone() for name, weight in begun(embedder)}
 
     @torch.no_grad()
     def mixed(self, embedder: Embedder, share: float) -> Embedder:
         """A copy of the embedder with the mean in the place of what came from the file."""
         mixed = copy.deepcopy(embedder)
-        for name, weight in _begun(mixed):
+        for name, weight in begun(mixed):
             weight.copy_(torch.lerp(self.weights[name], weight, share))
         return mixed
 
 
-def _begun(embedder: Embedder) -> Iterator[tuple[str, nn.Parameter]]:
+def begun(embedder: Embedder) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters of the parts whose weights came from a file."""
     for part in embedder.begun_parts:
         for name, weight in embedder.get_submodule(part).named_parameters():

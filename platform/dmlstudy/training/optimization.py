@@ -18,6 +18,7 @@ from dmlstudy.embedders.adapters import depths
 from dmlstudy.embedders.blocks import blocks_of, not_decayed, rest
 from dmlstudy.records import TrainingConfig
 from dmlstudy.training import schedule
+from dmlstudy.training.averaging import begun
 from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.recipe import check_unfrozen
 
@@ -90,14 +91,14 @@ class Optimization:
             step_factor=training.step_factor,
         )
         groups = list(_groups(training, embedder, loss, self.unfrozen.names))
-        begun = _begun(embedder) if training.l2_sp else {}
-        self.optimizer = _optimizer(training, groups, set(begun.values()), device)
-        if begun:
+        started = dict(begun(embedder)) if training.l2_sp else {}
+        self.optimizer = _optimizer(training, groups, set(started.values()), device)
+        if started:
             is_decoupled = training.optimizer == "adamw"
             self.optimizer.register_step_pre_hook(
-                DecayToStart(begun.values(), training.l2_sp, is_decoupled=is_decoupled)
+                DecayToStart(started.values(), training.l2_sp, is_decoupled=is_decoupled)
             )
-        self._has_decay_to_start = bool(begun)
+        self._has_decay_to_start = bool(started)
         self._lrs: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self._clipped = [
             ("embedder", list(embedder.parameters()), training.clip_norm),
@@ -149,14 +150,6 @@ class DecayToStart:
                     weight.lerp_(start, group["lr"] * self.coefficient)
                 else:
                     weight.grad.add_(weight - start, alpha=self.coefficient)
-
-
-def _begun(embedder: embedders.Embedder) -> dict[str, nn.Parameter]:
-    """The parameters of the parts whose weights came from a file."""
-    parts = {part: embedder.get_submodule(part) for part in embedder.begun_parts}
-    return {
-        f"{part}.{name}": weight for part, own in parts.items() for name, weight in own.named_parameters()
-    }
 
 
 def _clip(part: str, parameters: Iterable[nn.Parameter], most: float, *, is_scaled: bool) -> None:
@@ -217,12 +210,12 @@ def _of_adapters(
 
 
 def _optimizer(
-    training: TrainingConfig, groups: Iterable[Group], begun: set[nn.Parameter], device: torch.device
+    training: TrainingConfig, groups: Iterable[Group], started: set[nn.Parameter], device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimiser of these groups; what ``begun`` holds decays elsewhere."""
+    """The optimiser of these groups; what ``started`` holds decays elsewhere."""
     options: list[dict[str, Any]] = []
     for group in groups:
-        undecayed = group.undecayed | {name for name, value in group.named.items() if value in begun}
+        undecayed = group.undecayed | {name for name, value in group.named.items() if value in started}
         decayed = [value for name, value in group.named.items() if name not in undecayed]
         own = {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
         options.append({"params": decayed, "lr": group.lr, **own})
