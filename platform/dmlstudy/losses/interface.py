@@ -6,6 +6,7 @@ Shapes: N rows (B anchors on this rank, or M references), D embedding size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -157,6 +158,20 @@ class Loss(nn.Module, ABC):
 def per_anchor(total: Tensor, anchors: Embeddings) -> LossSum:
     """The sum with the number of all local anchors as its count, also those with an empty selection."""
     return LossSum(total, total.new_tensor(float(anchors.z_ND.shape[0])))
+
+
+def brought_to(count: Tensor, parts: Sequence[tuple[float, LossSum]], world: World) -> list[Tensor]:
+    """Weighted totals of sums with counts of their own, so that over all ranks' ``count`` each is weight x its mean.
+
+    weight x total x Z / Z_part, the counts of all ranks and at least 1. Every rank must call this.
+    """
+    counts = world.sum(torch.stack([count.double(), *(part.count.double() for _, part in parts)])).clamp(
+        min=1
+    )
+    return [
+        (weight * counts[0] / own).to(part.total.dtype) * part.total
+        for (weight, part), own in zip(parts, counts[1:], strict=True)
+    ]
 
 
 def check_classes(y_B: Tensor, num_classes: int) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch.func import functional_call
 from torch.nn import functional
 
 from dmlstudy.losses.distances import full_precision
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, brought_to
 
 
 class Matryoshka(Loss):
@@ -56,11 +55,9 @@ class Matryoshka(Loss):
             own = _cut(anchors, size)
             others = own if references is anchors else _cut(references, size)
             sums.append(self._of_size(size, own, others, world))
-        counts_S = world.sum(torch.stack([each.count.double() for each in sums])).clamp(min=1)
-        total = sums[-1].total
-        for each, count in zip(sums[:-1], counts_S[:-1], strict=True):
-            total = total + (counts_S[-1] / count).to(total.dtype) * each.total
-        return LossSum(total / len(self.sizes), sums[-1].count)
+        *parts, whole = sums
+        total = sum(brought_to(whole.count, [(1.0, part) for part in parts], world), whole.total)
+        return LossSum(total / len(self.sizes), whole.count)
 
     def _of_size(self, size: int, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The base's sum, its class vectors (parameters of more than one dimension, D the last) cut to ``size``."""

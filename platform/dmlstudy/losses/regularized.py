@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, brought_to
 from dmlstudy.losses.parameters import at_least
 
 
@@ -54,6 +54,5 @@ class Regularized(Loss):
             batch = references.rows(slice(0, int(world.sum(num_anchors))))
         base = self.base(anchors, references, world)
         regularizer = self.regularizer(anchors, batch, world)
-        counts_2 = world.sum(torch.stack([base.count.double(), regularizer.count.double()])).clamp(min=1)
-        scale = (self.weight * counts_2[0] / counts_2[1]).to(regularizer.total.dtype)
-        return LossSum(base.total + scale * regularizer.total, base.count)
+        (term,) = brought_to(base.count, [(self.weight, regularizer)], world)
+        return LossSum(base.total + term, base.count)

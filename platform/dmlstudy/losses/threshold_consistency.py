@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from dmlstudy.losses.distances import cosine
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, brought_to
 from dmlstudy.losses.parameters import at_least
 from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 
@@ -30,7 +28,6 @@ class ThresholdConsistentMargin(Loss):
     """
 
     accepts_memory = True
-
     has_precision = True
 
     def __init__(
@@ -51,10 +48,9 @@ class ThresholdConsistentMargin(Loss):
         pull = self.pulls.terms(anchors, references, world)
         push = self.pushes.terms(anchors, references, world)
         count = pull.count.new_tensor(float(len(anchors.z_ND)))
-        counts_3 = world.sum(torch.stack([pull.count, push.count, count]).detach().double())
-        by_pull, by_push = (counts_3[2] / counts_3[:2].clamp(min=1)).to(pull.total.dtype)
-        total = self.positive_weight * by_pull * pull.total + self.negative_weight * by_push * push.total
-        return LossSum(total, count)
+        parts = [(self.positive_weight, pull), (self.negative_weight, push)]
+        by_pull, by_push = brought_to(count, parts, world)
+        return LossSum(by_pull + by_push, count)
 
 
 class _Pulls(RowLoss):
