@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy.losses.batch_loss import BatchLoss, of_batch
-from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, check_embeddings
+from dmlstudy.losses.interface import ALONE, Embeddings, Labels, LossSum, World, check_embeddings
+from dmlstudy.transfers import placed
 
 Result = TypeVar("Result")
 
@@ -55,6 +56,60 @@ def gather(local: Embeddings) -> Embeddings:
     labels_M2 = _gather_padded(torch.stack([local.y_N, local.id_N], dim=1), sizes)
     norm_M = None if local.norm_N is None else _gather_padded(local.norm_N.detach(), sizes)
     return Embeddings(z_MD, labels_M2[:, 0], labels_M2[:, 1], norm_N=norm_M)
+
+
+class GlobalLabels:
+    """Labels and ids of a batch of all ranks, of which the host of each knows all: none asks another for them.
+
+    ``labels`` are those of all ranks' rows, in rank order, in the host's memory; ``sizes`` the ranks' numbers of rows.
+    They lie on ``device`` too, to where they are copied without a wait.
+    """
+
+    def __init__(self, labels: Labels, sizes: Sequence[int], device: torch.device) -> None:
+        self.labels, self.sizes = labels, list(sizes)
+        assert len(labels.y_N) == len(labels.id_N) == sum(self.sizes)
+        first = sum(self.sizes[: rank()])
+        self.own = slice(first, first + self.sizes[rank()])
+        """This rank's rows."""
+        self._placed = Labels(*(placed(x_M, device) for x_M in labels))
+
+    @property
+    def device(self) -> torch.device:
+        return self._placed.y_N.device
+
+    def of_own(self, z_ND: Tensor, structure_ND: Tensor | None = None) -> Embeddings:
+        """This rank's embeddings, labelled."""
+        y_N, id_N = self._placed.rows(self.own)
+        return Embeddings(z_ND, y_N, id_N, structure_ND, on_host=self.labels.rows(self.own))
+
+    def gathered(self, local: Embeddings) -> Embeddings:
+        """All ranks' rows, as ``gather`` has them, without a question to another rank's host and without a check.
+
+        Every rank must call this, and backward through it.
+        """
+        z_MD, norm_M = local.z_ND, None if local.norm_N is None else local.norm_N.detach()
+        if world_size() > 1:
+            z_MD = _Gather.apply(z_MD, self.sizes)
+            norm_M = None if norm_M is None else _gather_padded(norm_M, self.sizes)
+        return Embeddings(z_MD, *self._placed, norm_N=norm_M, on_host=self.labels)
+
+    def words(self, unsound_WW: Sequence[Sequence[float]]) -> str:
+        """The complaint of each rank whose embeddings are not finite, or ''.
+
+        ``unsound_WW`` has each rank's number of such rows, and the first of them.
+        """
+        said = []
+        for number, (size, (num_rows, row)) in enumerate(zip(self.sizes, unsound_WW, strict=True)):
+            if num_rows:
+                image = int(self.labels.id_N[sum(self.sizes[:number]) + int(row)])
+                said.append(f"rank {number}: {not_finite(int(num_rows), size, image)}")
+        return "; ".join(said)
+
+
+def asked(y_N: Tensor, id_N: Tensor) -> GlobalLabels:
+    """The labels of all ranks' rows, of which each rank knows its own alone; every rank must call this."""
+    y_M, id_M = (gather_rows(x_N).cpu() for x_N in (y_N, id_N))
+    return GlobalLabels(Labels(y_M, id_M), _sizes(len(y_N)), y_N.device)
 
 
 def gather_rows(x: Tensor) -> Tensor:
@@ -110,21 +165,33 @@ def own_slice(n: int) -> slice:
     return slice(rank() * n // world_size(), (rank() + 1) * n // world_size())
 
 
+def share_sizes(n: int) -> list[int]:
+    """The sizes of all ranks' shares of n items."""
+    num_ranks = world_size()
+    return [(number + 1) * n // num_ranks - number * n // num_ranks for number in range(num_ranks)]
+
+
 def world() -> World:
     """The ranks that share a batch, as a loss may ask them."""
     return ALONE if world_size() == 1 else _AllRanks()
 
 
-def scaled_for_mean(loss: LossSum) -> tuple[Tensor, float]:
-    """The objective that this rank must backpropagate, and the global mean loss for the log.
+def scaled_for_mean(loss: LossSum, unsound_2: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The objective that this rank must backpropagate, the global mean loss for the log, and what ranks say beside it.
 
     The objective is (W/Z) * total with Z = max(1, sum over ranks of the count): data parallel averages
     gradients over ranks, so the result is the gradient of one process on the global batch.
+
+    The mean and each rank's ``unsound_2``, (W, 2), are float64 and lie where the loss does: no device is waited for.
     """
-    sums = torch.stack([loss.total.detach(), loss.count]).cpu().double()
-    total, count = sum_over_ranks(sums).tolist()
-    count = max(1.0, count)
-    return loss.total * (world_size() / count), total / count
+    sums = torch.zeros(2 + 2 * world_size(), dtype=torch.float64, device=loss.total.device)
+    sums[0], sums[1] = loss.total.detach(), loss.count
+    if unsound_2 is not None:
+        sums[2 + 2 * rank() : 4 + 2 * rank()] = unsound_2
+    sums = sum_over_ranks(sums)
+    count = sums[1].clamp(min=1)
+    objective = loss.total * (world_size() / count).to(loss.total.dtype)
+    return objective, sums[0] / count, sums[2:].view(-1, 2)
 
 
 def data_parallel(module: nn.Module) -> nn.Module:
@@ -199,8 +266,8 @@ class _GlobalMean(nn.Module):
             before = sum(_sizes(len(z_ND))[: rank()])
             ids_N = torch.arange(before, before + len(z_ND), device=z_ND.device)
         anchors = of_batch(self.loss, z_ND, labels_N, ids_N)
-        objective, mean = scaled_for_mean(LossSum(*self.loss(anchors, gather(anchors), world())))
-        return objective - objective.detach() + mean
+        objective, mean, _ = scaled_for_mean(LossSum(*self.loss(anchors, gather(anchors), world())))
+        return objective - objective.detach() + mean.to(objective.dtype)
 
 
 class _AllRanks:
@@ -213,6 +280,9 @@ class _AllRanks:
     def sum(self, x: Tensor) -> Tensor:
         summed: Tensor = _Sum.apply(x)
         return summed
+
+    def total(self, n: int) -> int:
+        return sum(_sizes(n))
 
     def share(self, n: int) -> slice:
         return own_slice(n)
@@ -307,10 +377,12 @@ def _problem(local: Embeddings) -> str | None:
     if finite_N.all():
         return None
     row = int((~finite_N).nonzero()[0])
-    return (
-        f"the embeddings of {int((~finite_N).sum())} of {len(finite_N)} images are not finite, "
-        f"the first of image {int(local.id_N[row])}"
-    )
+    return not_finite(int((~finite_N).sum()), len(finite_N), int(local.id_N[row]))
+
+
+def not_finite(num_rows: int, size: int, image: int) -> str:
+    """The complaint of a share of ``size`` images."""
+    return f"the embeddings of {num_rows} of {size} images are not finite, the first of image {image}"
 
 
 def _gather_padded(x: Tensor, sizes: list[int]) -> Tensor:

@@ -64,15 +64,15 @@ def answers() -> dict[str, Any]:
     x = torch.tensor([1.0, rank], requires_grad=True)
     summed = distributed.sum_over_ranks(x)
     loss = LossSum(torch.tensor(2.0 + rank, requires_grad=True), torch.tensor(float(rank)))
-    objective, mean = distributed.scaled_for_mean(loss)
-    nothing, no_mean = distributed.scaled_for_mean(LossSum(0 * loss.total, torch.tensor(0.0)))
+    objective, mean, _ = distributed.scaled_for_mean(loss)
+    nothing, no_mean, _ = distributed.scaled_for_mean(LossSum(0 * loss.total, torch.tensor(0.0)))
     return {
         "rank": (rank, distributed.world_size()),
         "sum": (summed.tolist(), summed.requires_grad, x.tolist()),
         "any": (distributed.any_rank(rank == 1), distributed.any_rank(False)),
         "agree": (distributed.agree(rank == 0), distributed.agree(rank != 0)),
         "slices": [range(n)[distributed.own_slice(n)] for n in (0, 1, 7, 12)],
-        "objective": (objective.item(), mean, nothing.item(), no_mean),
+        "objective": (objective.item(), mean.item(), nothing.item(), no_mean.item()),
         "parallel": isinstance(distributed.data_parallel(nn.Linear(2, 2)), DistributedDataParallel),
     }
 

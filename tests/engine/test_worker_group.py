@@ -16,10 +16,10 @@ from dmlstudy.records import ResourcesConfig
     [
         (1, 0, "gloo"),
         (4, 0, "gloo"),
-        (1, 0.5, "nccl"),
+        (1, 0.5, "cpu:gloo,cuda:nccl"),
         (2, 0.5, "gloo"),  # perhaps both on one GPU, which NCCL refuses
-        (2, 1, "nccl"),
-        (2, 2, "nccl"),
+        (2, 1, "cpu:gloo,cuda:nccl"),
+        (2, 2, "cpu:gloo,cuda:nccl"),
     ],
 )
 def test_workers_that_may_share_a_gpu_speak_gloo(

@@ -295,6 +295,9 @@ class Rank:
     def sum(self, x: Tensor) -> Tensor:
         return torch.stack(self.meeting.all_of(self.rank, x)).sum(0)
 
+    def total(self, n: int) -> int:
+        return int(self.sum(torch.tensor(n)))
+
     def share(self, n: int) -> slice:
         num_ranks = len(self.meeting.said)
         return slice(self.rank * n // num_ranks, (self.rank + 1) * n // num_ranks)

@@ -239,6 +239,9 @@ class SecondOfTwo(OneProcess):
     def sum(self, x: Tensor) -> Tensor:
         return x + 3
 
+    def total(self, n: int) -> int:
+        return n + 3
+
     def share(self, n: int) -> slice:
         return slice(n // 2, n)
 

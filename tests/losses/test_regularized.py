@@ -82,6 +82,9 @@ class _Rank:
     def sum(self, x: Tensor) -> Tensor:
         return self._exchange("sum", x)
 
+    def total(self, n: int) -> int:
+        return int(self.sum(torch.tensor(n)))
+
     def share(self, n: int) -> slice:
         return slice(self.number * n // len(self.split), (self.number + 1) * n // len(self.split))
 

@@ -19,9 +19,9 @@ from torch.nn import functional
 from dmlstudy.losses import catalogue, tiles
 from dmlstudy.losses.distances import euclidean
 from dmlstudy.losses.interface import Embeddings, Loss
-from dmlstudy.losses.mining import DistanceWeighted, distance_weighted, pair_numbers
+from dmlstudy.losses.mining import DistanceWeighted, distance_weighted
 from dmlstudy.losses.pairs import Margin
-from dmlstudy.losses.tiles import Layout
+from dmlstudy.losses.tiles import Layout, pair_numbers
 from dmlstudy.losses.triplets import Triplet
 from dmlstudy.records import Scalar
 
@@ -243,7 +243,7 @@ def test_pair_numbers_count_the_pairs() -> None:
     batch = embeddings()
     for anchors in (batch, batch.rows(slice(2, 7)), batch.rows(slice(0, 0))):
         sets = [pair_sets(anchors, batch, i) for i in range(len(anchors.y_N))]
-        positives_B, negatives_B = pair_numbers(anchors, batch)
+        positives_B, negatives_B = pair_numbers(anchors.labels, batch.labels)
         assert positives_B.tolist() == [len(positives) for positives, _ in sets]
         assert negatives_B.tolist() == [len(negatives) for _, negatives in sets]
 

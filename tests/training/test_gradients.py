@@ -15,7 +15,6 @@ from support.ranks import broken_trial, config, steady, trial
 from torch import Tensor, nn
 
 from dmlstudy import data, distributed, heartbeat
-from dmlstudy.losses.interface import Embeddings
 from dmlstudy.records import BatchConfig, TrialConfig
 from dmlstudy.spec import study_file
 from dmlstudy.training import exactness
@@ -98,7 +97,7 @@ def test_one_step_with_layers_has_the_gradient_of_the_weights_before_it() -> Non
 
 def test_dropout_draws_what_encoding_chunk_by_chunk_draws() -> None:
     """One backward through all chunks is the truth; random numbers go on from where it leaves them."""
-    batch, found, states = exactness.global_batch(0), [], []
+    batch, found, states = exactness.whole_batch(0), [], []
     for is_truth in (True, False):
         backbone = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh())
         with torch.no_grad():
@@ -107,11 +106,10 @@ def test_dropout_draws_what_encoding_chunk_by_chunk_draws() -> None:
         step = in_float64(STRUCTURED, backbone)
         torch.manual_seed(3)
         if is_truth:
-            x, y, ids = batch
+            x, labels = batch
             parts = [step.encode(part) for part in x.split(7)]
             omegas = [omega for _, omega in parts if omega is not None]
-            anchors = Embeddings(torch.cat([z for z, _ in parts]), y, ids, torch.cat(omegas))
-            total, count = step.compare(anchors)
+            total, count, _ = step.compare((torch.cat([z for z, _ in parts]), torch.cat(omegas)), labels)
             (total / count).backward()
         else:
             gradients_of(step, 7)(*batch)
@@ -136,7 +134,7 @@ def test_both_passes_find_the_same_embeddings_in_lower_precision(precision: str)
     one.module.encode = seeing  # type: ignore[method-assign]
     images = torch.from_numpy(one.images.read(np.arange(20)))
     assert one.gradients is not None
-    one.gradients(images, torch.arange(20) % 4, torch.arange(20))
+    one.gradients(images, distributed.asked(torch.arange(20) % 4, torch.arange(20)))
     first, second = seen[:4], seen[4:]
     assert torch.equal(torch.cat(first), torch.cat(second))
 
@@ -208,7 +206,8 @@ def refused_of(split: tuple[int, ...]) -> str:
     rows = slice(sum(split[:rank]), sum(split[: rank + 1]))
     step = in_float64(CASE, nn.Sequential(nn.Linear(6, 8), Counting()))
     try:
-        gradients_of(step, 4)(*(part[rows] for part in exactness.global_batch(0)))  # type: ignore[call-arg]
+        x, y, ids = (part[rows] for part in exactness.global_batch(0))
+        gradients_of(step, 4)(x, distributed.asked(y, ids))
     except distributed.Refused as error:
         assert not gradients(step)
         return str(error)
@@ -235,7 +234,7 @@ def test_a_trial_of_such_a_module_fails_in_one_line() -> None:
 def test_a_buffer_that_stays_not_a_number_has_not_changed() -> None:
     backbone = nn.Sequential(nn.Linear(6, 8), Counting())
     backbone[1].forward = lambda x: x
-    gradients_of(in_float64(CASE, backbone), 4)(*exactness.global_batch(0))
+    gradients_of(in_float64(CASE, backbone), 4)(*exactness.whole_batch(0))
 
 
 def test_a_frozen_backbone_sees_each_image_once_and_a_trained_one_twice() -> None:
@@ -254,31 +253,31 @@ def test_a_frozen_backbone_sees_each_image_once_and_a_trained_one_twice() -> Non
 def test_each_chunk_is_a_sign_of_life() -> None:
     beats = []
     with heartbeat.heard_by(lambda: beats.append(1), every_s=0):
-        gradients_of(in_float64(CASE), 5)(*exactness.global_batch(0))
+        gradients_of(in_float64(CASE), 5)(*exactness.whole_batch(0))
     assert len(beats) == 10
 
 
-def test_images_stay_until_the_next_batch_s_loss_is_known() -> None:
-    # Chunks of pinned memory are copied without waiting. Nothing else keeps that memory from being filled anew.
-    step = in_float64(CASE)
-    calculate = InChunks(step, 4)
-    kept = []
-    for _ in range(2):
-        images_NHWC, y_N, id_N = (tensor.clone() for tensor in exactness.global_batch(0))
-        kept.append(weakref.ref(images_NHWC))
-        calculate(images_NHWC, y_N, id_N)
-        del images_NHWC
-        assert kept[-1]() is not None
-    assert kept[0]() is None
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_images_stay_until_the_loss_is_read(chunk: int | None) -> None:
+    # Pinned memory is copied without waiting. Nothing else keeps that memory from being filled anew.
+    images_NHWC, labels = exactness.whole_batch(0)
+    kept = weakref.ref(images_NHWC)
+    mean = gradients_of(in_float64(CASE), chunk)(images_NHWC, labels)
+    del images_NHWC
+    assert mean.read() > 0
+    assert kept() is not None
+    del mean
+    assert kept() is None
 
 
-def test_a_loss_that_is_not_finite_leaves_no_gradient() -> None:
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_a_loss_that_is_not_finite_is_refused_where_it_is_read(chunk: int | None) -> None:
     step = in_float64(CASE)
     with torch.no_grad():
         step.embedder.backbone.get_submodule("0").get_parameter("bias").fill_(torch.nan)
-    with pytest.raises(distributed.Refused, match="the embeddings of 24 of 24 images are not finite"):
-        gradients_of(step, 5)(*exactness.global_batch(0))
-    assert not gradients(step)
+    mean = gradients_of(step, chunk)(*exactness.whole_batch(0))
+    with pytest.raises(distributed.Refused, match="rank 0: the embeddings of 24 of 24 images are not finite"):
+        mean.read()
 
 
 class Live:
@@ -313,7 +312,7 @@ def test_activations_are_those_of_one_chunk() -> None:
     for chunk in (None, 32):
         one = learner(batch={"classes": 4, "images_per_class": 5, "chunk": chunk})
         images = torch.from_numpy(one.images.read(np.arange(256)))
-        batch = images, torch.arange(256) % 4, torch.arange(256)
+        batch = images, distributed.asked(torch.arange(256) % 4, torch.arange(256))
         assert one.gradients is not None
         live = Live()
         peaks.append(live.measured(lambda one=one, batch=batch: one.gradients(*batch)))  # type: ignore[misc]

@@ -13,7 +13,7 @@ from support.worked_example import example
 from torch import Tensor
 from torch.nn import functional
 
-from dmlstudy import data, embedders
+from dmlstudy import data, distributed, embedders
 from dmlstudy.losses.interface import Embeddings
 from dmlstudy.losses.retention import Retention
 from dmlstudy.records import TrialConfig
@@ -76,7 +76,7 @@ def test_the_step_finds_the_distances_from_the_start(of: str, started: dict[str,
 
     loss.forward = look
     with torch.no_grad():
-        one.module(images, torch.arange(50) % 3, torch.arange(50))
+        one.module(images, distributed.asked(torch.arange(50) % 3, torch.arange(50)))
     now = outputs(one.embedder, of)
     wanted = (functional.normalize(now, dim=1) - functional.normalize(start, dim=1)).square().sum(1)
     assert wanted.max() > 1e-3

@@ -13,7 +13,7 @@ import torch
 from support.gloo_pool import GlooPool
 from support.ranks import broken_trial, config, steady, trial
 
-from dmlstudy import data, embedders
+from dmlstudy import data, distributed, embedders
 from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.losses import catalogue
 from dmlstudy.records import TrialConfig
@@ -139,7 +139,7 @@ def test_a_compiled_embedder_is_the_eager_one() -> None:
         step = Step(
             embedder, catalogue.build("contrastive", {}, num_classes=2, dim=4), None, "float32", is_compiled
         )
-        total, _ = step(x, torch.tensor([0, 0, 1, 1, 1]), torch.arange(5))
+        total, *_ = step(x, distributed.asked(torch.tensor([0, 0, 1, 1, 1]), torch.arange(5)))
         embedder.zero_grad()
         total.backward()
         gradients.append([total.detach(), *(p.grad.clone() for p in embedder.parameters())])
@@ -164,7 +164,7 @@ def test_whatever_a_process_has_served_before_the_next_architecture_is_compiled_
         embedder = embedders.build("mlp1", dim, width=8, in_channels=6, image_size=(), seed=0)
         loss = catalogue.build("contrastive", {}, num_classes=2, dim=dim)
         step = Step(embedder, loss, None, "float32", True)
-        step(torch.randn(4, 6), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+        step(torch.randn(4, 6), distributed.asked(torch.tensor([0, 0, 1, 1]), torch.arange(4)))
         counts.append(num_compiled - before)
     assert counts == [1] * 12
 

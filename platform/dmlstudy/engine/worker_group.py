@@ -88,11 +88,13 @@ def scaling(resources: ResourcesConfig) -> ray.train.ScalingConfig:
 def process_group(resources: ResourcesConfig, *, is_loopback: bool) -> TorchConfig:
     """The backend through which a trial's workers communicate.
 
+    Beside NCCL, gloo carries what lies in the hosts' memory, such as flags, so that no GPU is waited for.
+
     NCCL refuses two ranks on one GPU, so workers that have a part of one use gloo, which copies through the
     CPU. An operation that hangs is given up later than the trial is (``silence_limit_s``): the reason is then always
     that limit, and not that a worker, which NCCL ends, was lost.
     """
-    backend = "nccl" if resources.gpus_per_worker else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if resources.gpus_per_worker else "gloo"
     if resources.workers > 1 and 0 < resources.gpus_per_worker < 1:
         backend = "gloo"
     timeout_s = math.ceil(resources.silence_limit_s + HANG_GRACE_S)

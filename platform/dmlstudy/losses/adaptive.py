@@ -163,4 +163,4 @@ class _OfLayer(RowLoss):
 
 
 def _layer(embeddings: Embeddings, f_NE: Tensor) -> Embeddings:
-    return Embeddings(f_NE, embeddings.y_N, embeddings.id_N)
+    return Embeddings(f_NE, embeddings.y_N, embeddings.id_N, on_host=embeddings.on_host)

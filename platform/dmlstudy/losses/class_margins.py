@@ -26,6 +26,7 @@ from dmlstudy.losses.parameters import above, at_least, choice
 from dmlstudy.losses.proxies import unit_vectors
 from dmlstudy.losses.tiles import in_order
 from dmlstudy.text import shown
+from dmlstudy.transfers import placed
 
 MARGIN_BY = {"fixed": False, "class_size": True}
 NORM_BOUNDS = {"relative": True, "absolute": False}
@@ -134,13 +135,13 @@ class CurricularFace(ClassSoftmax):
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Move t towards the mean own cosine."""
-        sums_2 = world.sum(torch.stack([own_B.double().sum(), own_B.new_tensor(len(own_B)).double()]))
+        sums_2 = world.sum(torch.stack([own_B.double().sum(), own_B.new_full((), len(own_B)).double()]))
         moved = 0.99 * self.t + 0.01 * sums_2[0] / sums_2[1].clamp(min=1)
         self.t.copy_(torch.where(sums_2[1] > 0, moved, self.t))
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta + m); N(S) = S (t + S) where S is hard."""
-        margin = own_B.new_tensor(self.margin)
+        margin = own_B.new_full((), self.margin)
         bound_B, _ = cos_of_sum(own_B, margin)
         t = self.t.to(own_B.dtype, copy=True)  # it has moved on before backward
 
@@ -198,7 +199,8 @@ class AdaFace(ClassSoftmax):
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Take the batch's norms into the running mean and deviation."""
-        norm_M = _norms(references)[in_order(references)].double().clamp(_QUALITY, 100)
+        norm_M = _norms(references)
+        norm_M = norm_M[placed(in_order(references.labels), norm_M.device)].double().clamp(_QUALITY, 100)
         if len(norm_M):
             self.mean.lerp_(norm_M.mean(), self.t_alpha)
         if len(norm_M) > 1:

@@ -75,7 +75,9 @@ class ClassSoftmax(ProxyLoss):
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         if self.uses_norms:
             self._check_norms(references)
-        anchors = anchors.rows(in_order(anchors))  # the own classes of a tile are then those of adjacent rows
+        anchors = anchors.rows(
+            in_order(anchors.labels)
+        )  # the own classes of a tile are then those of adjacent rows
         (vectors,) = self.parameters()
         w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
@@ -89,7 +91,7 @@ class ClassSoftmax(ProxyLoss):
         leaves = [z_BD, w_CKD]
         if transforms.norm_slope_B is not None and norm_B is not None:
             leaves.append(norm_B)
-        batch = _Batch(y_B, self.scale, transforms, self.product)
+        batch = _Batch(y_B, anchors.labels.y_N, self.scale, transforms, self.product)
         num_vectors = w_CKD.shape[0] * w_CKD.shape[1]
         fits = tile_height(num_vectors, z_BD.element_size(), z_BD.device) >= len(z_BD)
         if fits or num_vectors <= len(z_BD):
@@ -118,6 +120,9 @@ class _Batch(NamedTuple):
     """A batch as a sweep needs it, whose anchors are in the order of their labels, beside embeddings and vectors."""
 
     y_B: Tensor
+    labels_B: Tensor
+    """The same where they are read best."""
+
     scale: float
     transforms: Transforms
     product: Product
@@ -179,7 +184,7 @@ def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
             add_product(unit_gradient_CKD[:, k], slope_k_TC.T, z_TD, batch.product)
     w_gradient_CKD = _through_unit(unit_gradient_CKD, unit_CKD, size_CK1).to(w_CKD.dtype)
     gradients = [z_gradient_BD, w_gradient_CKD, *batch.norm_slopes(share_B)]
-    return batch.total(loss_B), z_BD.new_tensor(float(len(z_BD))), gradients
+    return batch.total(loss_B), z_BD.new_full((), len(z_BD)), gradients
 
 
 class _ByClasses(torch.autograd.Function):
@@ -240,8 +245,8 @@ class _ClassTile(NamedTuple):
 def _tiles(batch: _Batch, z_BD: Tensor, w_CKD: Tensor) -> Iterator[_ClassTile]:
     num_classes, num_vectors, dim = w_CKD.shape
     width = tile_height(num_vectors * (len(z_BD) + dim), z_BD.element_size(), z_BD.device)
-    starts = torch.arange(0, num_classes + width, width, device=z_BD.device)
-    bounds = torch.searchsorted(batch.y_B, starts).tolist()
+    starts = torch.arange(0, num_classes + width, width, device=batch.labels_B.device)
+    bounds = torch.searchsorted(batch.labels_B, starts).tolist()
     for number, start in enumerate(range(0, num_classes, width)):
         rows = slice(bounds[number], bounds[number + 1])
         classes = slice(start, min(start + width, num_classes))
@@ -387,7 +392,7 @@ class ArcFace(ClassSoftmax):
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta + m)."""
-        return Transforms(*widened(own_B, own_B.new_tensor(self.angle)))
+        return Transforms(*widened(own_B, own_B.new_full((), self.angle)))
 
 
 class CosFace(ClassSoftmax):

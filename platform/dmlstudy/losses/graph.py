@@ -17,6 +17,7 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.mining import scrambled
 from dmlstudy.losses.parameters import above, choice
 from dmlstudy.losses.tiles import in_order, in_tiles
+from dmlstudy.transfers import placed
 
 Term: TypeAlias = Literal["gc_bar", "gc_bar_squared", "gc"]
 SigmaMode: TypeAlias = Literal["fixed", "median"]
@@ -78,13 +79,13 @@ class GraphConsistency(Loss):
         (z_MD,) = full_precision(references.z_ND)
         with torch.autocast(z_MD.device.type, enabled=False):
             halves = two_draws(references) if self.draw == "two_draws" else split(references, self.seed)
-            first_n, second_n = halves
+            first_n, second_n = (placed(place_n, z_MD.device) for place_n in halves)
             return self._value(z_MD[first_n], z_MD[second_n], world)
 
     def _value(self, x1_nD: Tensor, x2_nD: Tensor, world: World) -> LossSum:
         num_rows = len(x1_nD)
         share = world.share(num_rows)
-        sigma = x1_nD.new_tensor(self.sigma) if self.sigma_mode == "fixed" else _median(x1_nD, x2_nD)
+        sigma = x1_nD.new_full((), self.sigma) if self.sigma_mode == "fixed" else _median(x1_nD, x2_nD)
 
         def pieces(own: list[Tensor], common: list[Tensor]) -> Iterator[tuple[Tensor, float]]:
             edges = [
@@ -114,10 +115,11 @@ def two_draws(references: Embeddings) -> tuple[Tensor, Tensor]:
 
     Raises ValueError unless the halves have the same classes, each as often.
     """
-    num_rows = len(references.y_N)
-    first_n = references.y_N[: num_rows // 2].argsort(stable=True)
-    second_n = references.y_N[num_rows // 2 :].argsort(stable=True) + num_rows // 2
-    if not torch.equal(references.y_N[first_n], references.y_N[second_n]):
+    y_M, _ = references.labels
+    num_rows = len(y_M)
+    first_n = y_M[: num_rows // 2].argsort(stable=True)
+    second_n = y_M[num_rows // 2 :].argsort(stable=True) + num_rows // 2
+    if not torch.equal(y_M[first_n], y_M[second_n]):
         raise ValueError(
             f"draw='two_draws': the first and the last half of a batch of {num_rows} rows differ in their classes; "
             "draw batches with batch.draw: two_draws, or set draw='split'"
@@ -127,8 +129,8 @@ def two_draws(references: Embeddings) -> tuple[Tensor, Tensor]:
 
 def split(references: Embeddings, seed: int) -> tuple[Tensor, Tensor]:
     """Places in the batch of the rows of X' and of X'': sorted by class, in random order within a class."""
-    order_U = in_order(references)
-    y_U, id_U = references.y_N[order_U], references.id_N[order_U]
+    order_U = in_order(references.labels)
+    y_U, id_U = references.labels.rows(order_U)
     is_first_U = torch.ones_like(y_U, dtype=torch.bool)
     is_first_U[1:] = (y_U[1:] != y_U[:-1]) | (id_U[1:] != id_U[:-1])
     order_U, y_U, id_U = order_U[is_first_U], y_U[is_first_U], id_U[is_first_U]
@@ -151,7 +153,7 @@ def _median(x1_nD: Tensor, x2_nD: Tensor) -> Tensor:
         return x1_nD.new_ones(())
     num_kept = min(num_rows, MEDIAN_ROWS)
     kept_K = torch.arange(num_kept, device=x1_nD.device) * num_rows // num_kept
-    pair_KK = torch.ones(num_kept, num_kept, dtype=torch.bool, device=x1_nD.device).triu(1)
+    first_P, second_P = torch.triu_indices(num_kept, num_kept, 1, device=x1_nD.device)
     x1_KD, x2_KD = x1_nD.detach()[kept_K], x2_nD.detach()[kept_K]
-    squares = [squared_euclidean(x_KD, x_KD)[pair_KK] for x_KD in (x1_KD, x2_KD)]
+    squares = [squared_euclidean(x_KD, x_KD)[first_P, second_P] for x_KD in (x1_KD, x2_KD)]
     return torch.cat(squares).median().clamp(min=MEDIAN_FLOOR)

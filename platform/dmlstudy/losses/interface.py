@@ -13,6 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from dmlstudy.transfers import placed
+
+
+class Labels(NamedTuple):
+    """Labels of samples, and the names of their images, int64."""
+
+    y_N: Tensor
+    id_N: Tensor
+
+    def rows(self, selected: slice | Tensor) -> Labels:
+        """The selected rows of both."""
+        return Labels(self.y_N[selected], self.id_N[selected])
+
 
 class Embeddings(NamedTuple):
     """Embedded samples: the own batch, the gathered batch or a memory queue, one type for all.
@@ -23,6 +36,9 @@ class Embeddings(NamedTuple):
 
     ``norm_N`` holds the norms before normalising where the loss ``uses_norms``; those of references have no gradient.
     ``drift_N`` holds squared distances from the start's model where the loss ``retains`` it; references have none.
+
+    ``on_host`` holds labels and ids in the host's memory too, where they are known there: what follows from them alone,
+    such as the order of rows, is then found without waiting for a device.
     """
 
     z_ND: Tensor
@@ -31,20 +47,34 @@ class Embeddings(NamedTuple):
     structure_ND: Tensor | None = None
     norm_N: Tensor | None = None
     drift_N: Tensor | None = None
+    on_host: Labels | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """Labels and ids where they are read best: on the host if they are known there, else beside the embeddings."""
+        return Labels(self.y_N, self.id_N) if self.on_host is None else self.on_host
 
     def rows(self, selected: slice | Tensor) -> Embeddings:
-        """The selected rows of every part."""
+        """The selected rows of every part; a tensor of places lies where ``labels`` do."""
+        on_host = None if self.on_host is None else self.on_host.rows(selected)
+        if isinstance(selected, Tensor):
+            selected = placed(selected, self.z_ND.device)
         structure_ND = None if self.structure_ND is None else self.structure_ND[selected]
         norm_N = None if self.norm_N is None else self.norm_N[selected]
         drift_N = None if self.drift_N is None else self.drift_N[selected]
-        return Embeddings(
-            self.z_ND[selected], self.y_N[selected], self.id_N[selected], structure_ND, norm_N, drift_N
-        )
+        y_N, id_N = self.y_N[selected], self.id_N[selected]
+        return Embeddings(self.z_ND[selected], y_N, id_N, structure_ND, norm_N, drift_N, on_host)
 
     def with_norms(self) -> Embeddings:
         """Embeddings that are not normalised yet as unit vectors, with their norms beside them; float32 at least."""
         z_ND = self.z_ND.to(torch.promote_types(self.z_ND.dtype, torch.float32))
         return self._replace(z_ND=normalize(z_ND, dim=1, eps=1e-12), norm_N=z_ND.norm(dim=1))
+
+
+def labelled(z_ND: Tensor, labels: Labels) -> Embeddings:
+    """Embeddings whose labels and ids the host knows."""
+    y_N, id_N = (placed(x_N, z_ND.device) for x_N in labels)
+    return Embeddings(z_ND, y_N, id_N, on_host=labels)
 
 
 class LossSum(NamedTuple):
@@ -65,6 +95,10 @@ class World(Protocol):
         """Sum of every rank's x on every rank; backward sums what the ranks say about it."""
         ...
 
+    def total(self, n: int) -> int:
+        """Sum of every rank's n, known to the host."""
+        ...
+
     def share(self, n: int) -> slice:
         """This rank's part of n items that every rank has; the parts are disjoint and cover all n."""
         ...
@@ -80,6 +114,10 @@ class OneProcess:
     def sum(self, x: Tensor) -> Tensor:
         """x itself."""
         return x
+
+    def total(self, n: int) -> int:
+        """n itself."""
+        return n
 
     def share(self, n: int) -> slice:
         """All n."""
@@ -157,7 +195,7 @@ class Loss(nn.Module, ABC):
 
 def per_anchor(total: Tensor, anchors: Embeddings) -> LossSum:
     """The sum with the number of all local anchors as its count, also those with an empty selection."""
-    return LossSum(total, total.new_tensor(float(anchors.z_ND.shape[0])))
+    return LossSum(total, total.new_full((), anchors.z_ND.shape[0]))
 
 
 def brought_to(count: Tensor, parts: Sequence[tuple[float, LossSum]], world: World) -> list[Tensor]:
@@ -174,18 +212,22 @@ def brought_to(count: Tensor, parts: Sequence[tuple[float, LossSum]], world: Wor
     ]
 
 
-def check_classes(y_B: Tensor, num_classes: int) -> None:
+def check_classes(embeddings: Embeddings, num_classes: int) -> None:
     """Raises ValueError unless every label lies in 0..num_classes-1."""
-    if y_B.numel() and not 0 <= int(y_B.min()) <= int(y_B.max()) < num_classes:
+    y_N, _ = embeddings.labels
+    if not y_N.numel():
+        return
+    first, last = torch.stack(y_N.aminmax()).tolist()
+    if not 0 <= first <= last < num_classes:
         raise ValueError(
-            f"labels run from {int(y_B.min())} to {int(y_B.max())}, but the loss was built for "
+            f"labels run from {first} to {last}, but the loss was built for "
             f"num_classes={num_classes}; number the training classes 0..{num_classes - 1}"
         )
 
 
 def check_embeddings(role: str, embeddings: Embeddings) -> None:
     """Raises ValueError for embeddings, labels or ids of a wrong type or shape, naming their ``role``."""
-    z_ND, y_N, id_N, structure_ND, norm_N, drift_N = embeddings
+    z_ND, y_N, id_N, structure_ND, norm_N, drift_N, _ = embeddings
     if z_ND.ndim != 2 or not z_ND.is_floating_point():
         raise ValueError(
             f"{role}: embeddings must be a floating (N, D) tensor, not {z_ND.dtype} {tuple(z_ND.shape)}"

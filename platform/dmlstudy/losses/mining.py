@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dmlstudy.losses.interface import Embeddings
 from dmlstudy.losses.parameters import part
-from dmlstudy.losses.tiles import Side, Tile, in_order
+from dmlstudy.losses.tiles import Side, Tile
+from dmlstudy.transfers import is_free_to_read
 
 
 @runtime_checkable
@@ -129,12 +129,15 @@ def farthest(side: Side) -> Tensor:
     return side.d.detach().masked_fill(~side.chosen, -math.inf).amax(1, keepdim=True)
 
 
-def positives_in_columns(chosen_TQ: Tensor) -> tuple[Tensor, Tensor]:
+def positives_in_columns(rows: Tile, chosen_TQ: Tensor) -> tuple[Tensor, Tensor]:
     """Each anchor's chosen positives side by side: their places in the band, and which are real, (T, P).
 
-    P is the most that any anchor of the tile has; anchors with fewer are padded.
+    P is the most that any anchor of the tile has; anchors with fewer are padded. Where it can only be read from a
+    device it is the most that any could have, which the host knows.
     """
-    num_TP = int(chosen_TQ.sum(1).max()) if chosen_TQ.numel() else 0
+    num_TP = 0
+    if chosen_TQ.numel():
+        num_TP = int(chosen_TQ.sum(1).max()) if is_free_to_read(chosen_TQ) else rows.most_positives()
     place_TP = chosen_TQ.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :num_TP]
     return place_TP, chosen_TQ.gather(1, place_TP)
 
@@ -195,7 +198,7 @@ def distance_weighted(rows: Tile, seed: int, d_TM: Tensor) -> Draw:
     on no rank, tile or order of the batch (but on that of two copies of one image, which also draw the same).
     """
     chosen_TM = rows.negative.chosen
-    place_TP, real_TP = positives_in_columns(rows.positive.chosen)
+    place_TP, real_TP = positives_in_columns(rows, rows.positive.chosen)
     if place_TP.shape[1] == 0:
         return Draw(place_TP, real_TP, place_TP, real_TP)
     quarter_TM = d_TM.clamp(NEAR, FAR)
@@ -211,22 +214,6 @@ def distance_weighted(rows: Tile, seed: int, d_TM: Tensor) -> Draw:
     target_TP = (uniforms(rows, seed, rows.id_Q[place_TP]) * whole_T1).long()
     column_TP = torch.searchsorted(upto_TM, target_TP.minimum(whole_T1 - 1), right=True)
     return Draw(place_TP, real_TP, column_TP, real_TP & (whole_T1 > 0))
-
-
-def pair_numbers(anchors: Embeddings, references: Embeddings) -> tuple[Tensor, Tensor]:
-    """Numbers of positive and of negative pairs of each anchor, (B,) and (B,), from labels and ids."""
-    y_N, id_N = torch.cat([anchors.y_N, references.y_N]), torch.cat([anchors.id_N, references.id_N])
-    order_N = in_order(Embeddings(y_N, y_N, id_N))  # looks at labels and ids alone
-    is_reference_N = (order_N >= len(anchors.y_N)).long()
-    changed_N = torch.zeros_like(y_N, dtype=torch.bool)
-    alike: list[Tensor] = []  # references of an anchor's class, and those of its class and image
-    for x_N in (y_N[order_N], id_N[order_N]):
-        changed_N = changed_N | (x_N != x_N.roll(1))
-        group_N = changed_N.cumsum(0)
-        number_N = torch.zeros(len(y_N) + 1, dtype=torch.int64, device=y_N.device)
-        number_N.index_add_(0, group_N, is_reference_N)
-        alike.append(torch.empty_like(y_N).scatter_(0, order_N, number_N[group_N])[: len(anchors.y_N)])
-    return alike[0] - alike[1], len(references.y_N) - alike[0]
 
 
 def uniforms(rows: Tile, seed: int, id_TP: Tensor) -> Tensor:

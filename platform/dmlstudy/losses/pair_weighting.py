@@ -170,7 +170,7 @@ class Triplets:
         pull_TQ, push_TM = miner(positive, negative)
         self.margin, self.semi_hard = margin, semi_hard
         self.num_band = positive.d.shape[1]
-        self.place_TP, real_TP = positives_in_columns(pull_TQ)
+        self.place_TP, real_TP = positives_in_columns(rows, pull_TQ)
         self.d_TP = positive.d.gather(1, self.place_TP).masked_fill_(~real_TP, -math.inf)
         self.d_TM = negative.d.masked_fill(~push_TM, math.inf)
 

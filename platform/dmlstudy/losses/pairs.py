@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy.losses.distances import cosine, euclidean, full_precision
-from dmlstudy.losses.interface import Embeddings, LossSum, World, check_classes
+from dmlstudy.losses.interface import Embeddings, Labels, LossSum, World, check_classes
 from dmlstudy.losses.mining import (
     NegativeDraw,
     SimilarityRule,
     only_nearest,
-    pair_numbers,
     positives_in_columns,
 )
 from dmlstudy.losses.pair_weighting import PairWeighting
@@ -36,6 +35,7 @@ from dmlstudy.losses.tiles import (
     in_one_sweep,
     in_order,
     in_tiles,
+    pair_numbers,
     row_values,
 )
 from dmlstudy.losses.weighting import Exponential
@@ -132,7 +132,9 @@ class BinomialDeviance(RowLoss):
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The scaled sums over the anchors' pairs, and the number of anchors."""
-        positives_B, negatives_B = pair_numbers(anchors, references)
+        positives_B, negatives_B = pair_numbers(
+            *(Labels(each.y_N, each.id_N) for each in (anchors, references))
+        )
         numbers_3B = torch.stack([positives_B, negatives_B, torch.ones_like(positives_B)])
         numbers_3 = world.sum(numbers_3B.sum(1).double())
         self._scales_2 = numbers_3[2] / numbers_3[:2].clamp(min=1)
@@ -182,11 +184,11 @@ class Margin(RowLoss):
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum of the pairs' terms and what ``nu`` adds, and the number of the terms above 0."""
-        check_classes(anchors.y_N, self.num_classes)
-        check_classes(references.y_N, self.num_classes)  # so that all ranks refuse a label together
+        check_classes(anchors, self.num_classes)
+        check_classes(references, self.num_classes)  # so that all ranks refuse a label together
         total, count = super().terms(anchors, references, world)
         if self.nu > 0:
-            positives_B, _ = pair_numbers(anchors, references)
+            positives_B, _ = pair_numbers(*(Labels(each.y_N, each.id_N) for each in (anchors, references)))
             beta_B = self.beta_C[anchors.y_N].to(total.dtype)
             reached = world.sum(count.detach()) > 0
             total = total + self.nu * (beta_B * positives_B).sum() * reached
@@ -476,7 +478,7 @@ class Angular(TiledLoss):
             s_TM = z_TD @ z_MD.T
             rows = layout.rows(s_TM, tile, band, z_BD.shape[1])
             negative_TM = rows.negative.chosen
-            place_TP, real_TP = positives_in_columns(rows.positive.chosen)
+            place_TP, real_TP = positives_in_columns(rows, rows.positive.chosen)
             count += real_TP.sum()
             for place_T, real_T in zip(place_TP.T, real_TP.T, strict=True):
                 positive_TD, real_T1 = z_QD[place_T], real_T[:, None]
@@ -499,8 +501,8 @@ class Angular(TiledLoss):
 
 def first_two_of_each_class(embeddings: Embeddings) -> tuple[Tensor, Tensor]:
     """Rows of the first image of each class and of its next one, by id; classes with one image are left out."""
-    order_N = in_order(embeddings)
-    y_N, id_N = embeddings.y_N[order_N], embeddings.id_N[order_N]
+    order_N = in_order(embeddings.labels)
+    y_N, id_N = embeddings.labels.rows(order_N)
     is_first_N = torch.ones_like(y_N, dtype=torch.bool)
     is_first_N[1:] = y_N[1:] != y_N[:-1]
     other_image_N = torch.zeros_like(is_first_N)

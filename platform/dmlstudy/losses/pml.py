@@ -85,7 +85,7 @@ class ForeignLoss(Loss):
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The library's loss of all references times B/M, and B/M."""
-        check_classes(references.y_N, self.num_classes)
+        check_classes(references, self.num_classes)
         if references.z_ND.shape[1] != self.dim:
             raise ValueError(
                 f"embeddings have size {references.z_ND.shape[1]}, the loss's dim is {self.dim}; "
@@ -103,7 +103,7 @@ class ForeignLoss(Loss):
         with torch.autocast(z_MD.device.type, enabled=False), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int.from_bytes(digest[:4], "big"))
             value: Tensor = self.library_loss(z_MD, references.y_N)
-        return LossSum(total + part * value.to(total).reshape(()), total.new_tensor(part))
+        return LossSum(total + part * value.to(total).reshape(()), total.new_full((), part))
 
     def _dtype(self, z_MD: Tensor) -> torch.dtype:
         """The parameters' dtype, which the library would else change to that of the embeddings."""

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy.losses.distances import euclidean
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, check_classes
+from dmlstudy.losses.interface import (
+    Embeddings,
+    Labels,
+    Loss,
+    LossSum,
+    World,
+    check_classes,
+    labelled,
+)
 from dmlstudy.losses.parameters import above, at_least
 from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 
@@ -59,7 +67,7 @@ class PotentialField(Loss):
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Energy of the anchors' pairs and of this rank's share of proxies, and the number of anchors."""
         for each in (anchors, references):  # so that all ranks refuse a label together
-            check_classes(each.y_N, self.num_classes)
+            check_classes(each, self.num_classes)
         if self.proxies_CKD is not None and anchors.z_ND.shape[1] != self.proxies_CKD.shape[-1]:
             raise ValueError(
                 f"embeddings have size {anchors.z_ND.shape[1]}, proxies {self.proxies_CKD.shape[-1]}; "
@@ -69,8 +77,8 @@ class PotentialField(Loss):
         if self.proxies_CKD is None:
             return LossSum(total, count)
         proxies = self._proxies(self.proxies_CKD, anchors, references)
-        same_image = torch.full_like(anchors.id_N, -1)  # a proxy is another thing than any image
-        total = total + 2 * self.field(anchors._replace(id_N=same_image), proxies, world).total
+        same_image = Labels(anchors.labels.y_N, torch.full_like(anchors.labels.id_N, -1))  # which no proxy is
+        total = total + 2 * self.field(labelled(anchors.z_ND, same_image), proxies, world).total
         own = proxies.rows(world.share(len(proxies.y_N)))
         among_proxies = self.field(own, proxies, world).total
         return LossSum(total + among_proxies * (len(references.y_N) > 0), count)
@@ -79,8 +87,8 @@ class PotentialField(Loss):
         """The proxies as unit vectors in the batch's precision, each with its class and a number of its own."""
         dtype = reduce(torch.promote_types, (each.z_ND.dtype for each in batch), proxies_CKD.dtype)
         z_CKD = functional.normalize(proxies_CKD.to(dtype), dim=-1)
-        place_E = torch.arange(z_CKD.shape[0] * z_CKD.shape[1], device=z_CKD.device)
-        return Embeddings(z_CKD.flatten(0, 1), place_E // z_CKD.shape[1], place_E)
+        place_E = torch.arange(z_CKD.shape[0] * z_CKD.shape[1])
+        return labelled(z_CKD.flatten(0, 1), Labels(place_E // z_CKD.shape[1], place_E))
 
 
 class _Field(RowLoss):

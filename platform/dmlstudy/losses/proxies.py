@@ -31,9 +31,9 @@ class ProxyLoss(Loss):
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """``_terms`` in float32 at least; ValueError for labels beyond the classes or another size D."""
-        check_classes(anchors.y_N, self.num_classes)
+        check_classes(anchors, self.num_classes)
         if references is not anchors:
-            check_classes(references.y_N, self.num_classes)
+            check_classes(references, self.num_classes)
         size = next(self.parameters()).shape[-1]
         if anchors.z_ND.shape[1] != size:
             raise ValueError(
@@ -75,9 +75,9 @@ class ProxyNCA(ProxyLoss):
         d_BC = squared_euclidean(anchors.z_ND, _normalized(self.proxies_CD, anchors)) / self.temperature
         if self.num_classes == 1:
             return per_anchor(0 * d_BC.sum(), anchors)
-        own_BC = _own(anchors, self.num_classes)
-        others_B = (-d_BC).masked_fill(own_BC, -math.inf).logsumexp(1)
-        return per_anchor(d_BC[own_BC].sum() + others_B.sum(), anchors)
+        others_B = (-d_BC).masked_fill(_own(anchors, self.num_classes), -math.inf).logsumexp(1)
+        own_B = d_BC.gather(1, anchors.y_N[:, None])[:, 0]
+        return per_anchor(own_B.sum() + others_B.sum(), anchors)
 
 
 class ProxyAnchor(ProxyLoss):
@@ -111,7 +111,7 @@ class ProxyAnchor(ProxyLoss):
         num_present = _own(references, self.num_classes).any(0).sum().clamp(min=1)
         total = pull_C.sum() / num_present + push_C.sum() / self.num_classes
         on_the_graph = anchors.z_ND[:0].sum()
-        return LossSum(total + on_the_graph, total.new_tensor(len(classes_C) / self.num_classes))
+        return LossSum(total + on_the_graph, total.new_full((), len(classes_C) / self.num_classes))
 
 
 class SoftTriple(ProxyLoss):
@@ -180,7 +180,7 @@ class SoftTriple(ProxyLoss):
             slope_TE = slope_TCK.mul_(slope_TC[:, :, None]).flatten(1)
             slope_BD[start : start + height] = slope_TE @ w_ED
             slope_ED.addmm_(slope_TE.T, z_TD)
-        return total, total.new_tensor(float(len(z_BD))), [slope_BD, slope_ED]
+        return total, total.new_full((), len(z_BD)), [slope_BD, slope_ED]
 
     def _spread(self, w_CKD: Tensor) -> Tensor:
         """Half the mean distance of two centres of one class, smoothed at 0; 0 for one centre."""
@@ -207,7 +207,7 @@ def _in(dtype: torch.dtype, embeddings: Embeddings) -> Embeddings:
 
 def _own(embeddings: Embeddings, num_classes: int) -> Tensor:
     """True at each row's own class, (N, C)."""
-    return functional.one_hot(embeddings.y_N, num_classes).bool()
+    return embeddings.y_N[:, None] == torch.arange(num_classes, device=embeddings.y_N.device)
 
 
 def _log_one_plus_sum_exp(logits_CM: Tensor, chosen_CM: Tensor) -> Tensor:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from dmlstudy.losses.distances import cosine, full_precision
-from dmlstudy.losses.interface import Embeddings, LossSum, World
+from dmlstudy.losses.interface import Embeddings, Labels, LossSum, World, labelled
 from dmlstudy.losses.mining import positives_in_columns, scrambled, unit_interval
 from dmlstudy.losses.parameters import LARGEST, above, at_least, choice
 from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile, in_order
 from dmlstudy.text import shown
+from dmlstudy.transfers import placed
 
 TIE = 1e-6
 """Cosines that differ by no more count as equal where a step is not smooth: rounding must not decide on it."""
@@ -173,8 +174,7 @@ class RecallAtK(RowLoss):
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum of L_i over the anchors, virtual ones among them, and their number."""
         if self.simix:
-            num_anchors = anchors.z_ND.new_tensor(len(anchors.z_ND), dtype=torch.float64)
-            virtual = virtual_rows(references.rows(slice(0, int(world.sum(num_anchors)))))
+            virtual = virtual_rows(references.rows(slice(0, world.total(len(anchors.z_ND)))))
             share = world.share(len(virtual.z_ND))
             anchors, references = joined(anchors, virtual.rows(share)), joined(references, virtual)
         return super().terms(anchors, references, world)
@@ -231,7 +231,7 @@ class RankedTile:
         self.tau = tau
         self.num_anchors, self.num_references = rows.d_TM.shape
         self.num_band = positive.d.shape[1]
-        self.place_TP, self.real_TP = positives_in_columns(positive.chosen)
+        self.place_TP, self.real_TP = positives_in_columns(rows, positive.chosen)
         self.num_positives = self.place_TP.shape[1]
         self.d_TP = positive.d.gather(1, self.place_TP).div_(tau)
         self.number_T1 = self.real_TP.sum(1, keepdim=True).to(self.d_TP.dtype)
@@ -311,8 +311,9 @@ def virtual_rows(batch: Embeddings) -> Embeddings:
     order of the batch. Two rows of one image give no virtual row, and their rows with a third image have one id.
     """
     (z_ND,) = full_precision(batch.z_ND)
-    order_N = in_order(batch)
-    y_N, id_N = batch.y_N[order_N], batch.id_N[order_N]
+    device = z_ND.device
+    order_N = in_order(batch.labels)
+    y_N, id_N = batch.labels.rows(order_N)
     place_N = torch.arange(len(y_N), device=y_N.device)
     later_N = torch.searchsorted(y_N, y_N, right=True) - place_N - 1  # rows of one's class behind one
     first_V = place_N.repeat_interleave(later_N)
@@ -320,13 +321,17 @@ def virtual_rows(batch: Embeddings) -> Embeddings:
     second_V = torch.arange(len(first_V), device=y_N.device) - begin_N[first_V] + first_V + 1
     differ_V = id_N[first_V] != id_N[second_V]
     first_V, second_V = first_V[differ_V], second_V[differ_V]
-    hash_V = scrambled(scrambled(scrambled(batch.id_N.sum()) + id_N[first_V]) + id_N[second_V])
-    a_V1 = unit_interval(scrambled(hash_V))[:, None].to(z_ND.dtype)
-    z_VD = a_V1 * z_ND[order_N[first_V]] + (1 - a_V1) * z_ND[order_N[second_V]]
-    return Embeddings(z_VD, y_N[first_V], hash_V)
+    hash_V = scrambled(scrambled(scrambled(id_N.sum()) + id_N[first_V]) + id_N[second_V])
+    a_V1 = placed(unit_interval(scrambled(hash_V))[:, None].to(z_ND.dtype), device)
+    first_VD, second_VD = (z_ND[placed(order_N[place_V], device)] for place_V in (first_V, second_V))
+    return labelled(a_V1 * first_VD + (1 - a_V1) * second_VD, Labels(y_N[first_V], hash_V))
 
 
 def joined(rows: Embeddings, others: Embeddings) -> Embeddings:
     """The rows, then the others, in full precision."""
     z_ND = torch.cat(full_precision(rows.z_ND, others.z_ND))
-    return Embeddings(z_ND, torch.cat([rows.y_N, others.y_N]), torch.cat([rows.id_N, others.id_N]))
+    y_N, id_N = torch.cat([rows.y_N, others.y_N]), torch.cat([rows.id_N, others.id_N])
+    on_host = None
+    if rows.on_host is not None and others.on_host is not None:
+        on_host = Labels(*(torch.cat(both) for both in zip(rows.on_host, others.on_host, strict=True)))
+    return Embeddings(z_ND, y_N, id_N, on_host=on_host)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, brought_to
@@ -50,8 +49,7 @@ class Regularized(Loss):
         """The base's sum and the regulariser's, brought to the base's count."""
         batch = references
         if self.accepts_memory:
-            num_anchors = anchors.z_ND.new_tensor(len(anchors.z_ND), dtype=torch.float64)
-            batch = references.rows(slice(0, int(world.sum(num_anchors))))
+            batch = references.rows(slice(0, world.total(len(anchors.z_ND))))
         base = self.base(anchors, references, world)
         regularizer = self.regularizer(anchors, batch, world)
         (term,) = brought_to(base.count, [(self.weight, regularizer)], world)

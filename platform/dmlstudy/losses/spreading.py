@@ -16,6 +16,7 @@ from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, per_anch
 from dmlstudy.losses.mining import only_nearest
 from dmlstudy.losses.parameters import at_least, choice
 from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile, in_order
+from dmlstudy.transfers import placed
 
 PAIRS = {"all": True, "negatives": False}
 """Names of the pairs that a regulariser looks at, and whether positives are among them."""
@@ -79,8 +80,9 @@ class GlobalOrthogonal(Loss):
         return per_anchor(mean * len(anchors.z_ND), anchors)
 
     def _mean(self, references: Embeddings) -> Tensor:
-        order_M = in_order(references)
-        z_MD, y_M, id_M = references.z_ND[order_M], references.y_N[order_M], references.id_N[order_M]
+        order_M = in_order(references.labels)
+        y_M, id_M = references.labels.rows(order_M)
+        z_MD = references.z_ND[placed(order_M, references.z_ND.device)]
         changed_M = y_M[1:] != y_M[:-1]
         if self.with_positives:
             changed_M = changed_M | (id_M[1:] != id_M[:-1])
@@ -90,8 +92,8 @@ class GlobalOrthogonal(Loss):
             return 0 * z_MD.sum()
         sum_1 = z_MD.sum(0).square().sum()
         sum_2 = (z_MD.T @ z_MD).square().sum()
-        alone_M = z_MD.new_tensor([size == 1 for size in sizes_G for _ in range(size)], dtype=torch.bool)
-        norm_N = z_MD[alone_M].square().sum(1)
+        alone_N = torch.tensor([size == 1 for size in sizes_G for _ in range(size)]).nonzero().flatten()
+        norm_N = z_MD[placed(alone_N, z_MD.device)].square().sum(1)
         sum_1, sum_2 = sum_1 - norm_N.sum(), sum_2 - norm_N.square().sum()
         for z_ND in torch.split(z_MD, sizes_G):
             if len(z_ND) > 1:

@@ -47,7 +47,7 @@ class ThresholdConsistentMargin(Loss):
         """The scaled sums over the anchors' pairs, and the number of anchors."""
         pull = self.pulls.terms(anchors, references, world)
         push = self.pushes.terms(anchors, references, world)
-        count = pull.count.new_tensor(float(len(anchors.z_ND)))
+        count = pull.count.new_full((), len(anchors.z_ND))
         parts = [(self.positive_weight, pull), (self.negative_weight, push)]
         by_pull, by_push = brought_to(count, parts, world)
         return LossSum(by_pull + by_push, count)

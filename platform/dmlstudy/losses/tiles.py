@@ -20,6 +20,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -27,8 +28,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dmlstudy.losses.distances import Distance, full_precision
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
 from dmlstudy.losses.products import Product, add_product, exact
+from dmlstudy.transfers import placed
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
 """Memory for the arrays of one tile, by kind of device: on a CPU they should stay near its caches."""
@@ -59,6 +61,8 @@ class Tile:
     id_Q: Tensor
     salt: Tensor
     dim: int
+    most_positives: Callable[[], int]
+    """The most positives of any anchor, of which the host knows all."""
 
     @property
     def positive(self) -> Side:
@@ -177,17 +181,24 @@ class RowLoss(TiledLoss):
 
 
 class Layout:
-    """Anchors and references in the order of (label, id), and the tiles of anchors with their bands."""
+    """Anchors and references in the order of (label, id), and the tiles of anchors with their bands.
+
+    It follows from labels and ids: where the host knows them, no device is waited for.
+    """
 
     def __init__(self, anchors: Embeddings, references: Embeddings, element_size: int) -> None:
-        self.anchor_order_B, self.reference_order_M = in_order(anchors), in_order(references)
-        self._anchors = (anchors.y_N[self.anchor_order_B], anchors.id_N[self.anchor_order_B])
-        y_M, id_M = references.y_N[self.reference_order_M], references.id_N[self.reference_order_M]
-        self._references = (y_M, id_M)
+        device = anchors.z_ND.device
+        of_anchors, of_references = anchors.labels, references.labels
+        anchor_order_B, reference_order_M = in_order(of_anchors), in_order(of_references)
+        self.anchor_order_B = placed(anchor_order_B, device)
+        self.reference_order_M = placed(reference_order_M, device)
+        self._anchors = Labels(anchors.y_N, anchors.id_N).rows(self.anchor_order_B)
+        self._references = Labels(references.y_N, references.id_N).rows(self.reference_order_M)
         self.salt = references.id_N.sum()
-        y_B, id_B = self._anchors
+        self._labels = of_anchors.rows(anchor_order_B), of_references.rows(reference_order_M)
+        (y_B, id_B), (y_M, id_M) = self._labels
         num_anchors, num_references = len(y_B), len(y_M)
-        height = tile_height(num_references, element_size, y_B.device)
+        height = tile_height(num_references, element_size, device)
         starts = range(0, num_anchors, height)
         lows_B, highs_B = torch.searchsorted(y_M, y_B), torch.searchsorted(y_M, y_B, right=True)
         last_of_tile = [min(start + height, num_anchors) - 1 for start in starts]
@@ -196,7 +207,7 @@ class Layout:
         if num_references:  # ids are in order within a class: another image than i's is its first or its last
             first_B, last_B = id_M[lows_B.clamp(max=num_references - 1)], id_M[(highs_B - 1).clamp(min=0)]
             asked += [((lows_B < highs_B) & ((first_B != id_B) | (last_B != id_B))).any()[None]]
-        answers = torch.cat(asked).tolist()  # the one wait for a GPU
+        answers = torch.cat(asked).tolist()  # the one wait, where labels are known to a GPU alone
         self.has_no_positive = num_references > 0 and not any(answers[2 * len(starts) :])
         bounds = answers[: 2 * len(starts)]
         self.tiles = [
@@ -208,13 +219,38 @@ class Layout:
         """The tile's anchors with their distances, to all references or, with ``only_band``, to the band's."""
         (y_B, id_B), (y_M, id_M) = self._anchors, self._references
         place = slice(0, band.stop - band.start) if only_band else band
-        return Tile(d_TM, place, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim)
+        most = partial(self._most_positives, tile)
+        return Tile(d_TM, place, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim, most)
+
+    def _most_positives(self, tile: slice) -> int:
+        return int(self._positives_B[tile].max())
+
+    @cached_property
+    def _positives_B(self) -> Tensor:
+        """The number of positives of each anchor, in order."""
+        return pair_numbers(*self._labels)[0]
 
 
-def in_order(embeddings: Embeddings) -> Tensor:
-    """The permutation that sorts by label, and by id within a label."""
-    by_id_N = embeddings.id_N.argsort(stable=True)
-    return by_id_N[embeddings.y_N[by_id_N].argsort(stable=True)]
+def in_order(labels: Labels) -> Tensor:
+    """The permutation that sorts by label, and by id within a label; it lies where the labels do."""
+    by_id_N = labels.id_N.argsort(stable=True)
+    return by_id_N[labels.y_N[by_id_N].argsort(stable=True)]
+
+
+def pair_numbers(anchors: Labels, references: Labels) -> tuple[Tensor, Tensor]:
+    """Numbers of positive and of negative pairs of each anchor, (B,) and (B,), from labels and ids."""
+    y_N, id_N = torch.cat([anchors.y_N, references.y_N]), torch.cat([anchors.id_N, references.id_N])
+    order_N = in_order(Labels(y_N, id_N))
+    is_reference_N = (order_N >= len(anchors.y_N)).long()
+    changed_N = torch.zeros_like(y_N, dtype=torch.bool)
+    alike: list[Tensor] = []  # references of an anchor's class, and those of its class and image
+    for x_N in (y_N[order_N], id_N[order_N]):
+        changed_N = changed_N | (x_N != x_N.roll(1))
+        group_N = changed_N.cumsum(0)
+        number_N = torch.zeros(len(y_N) + 1, dtype=torch.int64, device=y_N.device)
+        number_N.index_add_(0, group_N, is_reference_N)
+        alike.append(torch.empty_like(y_N).scatter_(0, order_N, number_N[group_N])[: len(anchors.y_N)])
+    return alike[0] - alike[1], len(references.y_N) - alike[0]
 
 
 def tile_height(num_columns: int, element_size: int, device: torch.device) -> int:

@@ -23,13 +23,14 @@ from dmlstudy.data.images import Indices, Inputs
 from dmlstudy.embedders import Embedder
 from dmlstudy.embedders.adapters import merged
 from dmlstudy.heartbeat import beat
+from dmlstudy.losses.interface import Labels
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import TrialConfig
 from dmlstudy.training import assembly, canvases, dataset_cache, feature_cache, started, trainer_state
 from dmlstudy.training.averaging import MovingAverage, StartWeights
-from dmlstudy.training.gradients import Gradients, gradients_of
+from dmlstudy.training.gradients import Gradients, MeanLoss, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
-from dmlstudy.training.optimization import Optimization
+from dmlstudy.training.optimization import Norms, Optimization
 from dmlstudy.training.retrieval_scores import Embedded, retrieval_scores
 from dmlstudy.training.scores import Scored, joined
 from dmlstudy.training.shares import shares_of
@@ -111,28 +112,30 @@ class EmbedderTrainer(Trainer):
             self.embedder.backbone.eval()
         assert self.gradients is not None
         losses: list[float] = []
+        launched: _Launched | None = None
         num_images = 0
         started = time.perf_counter()
-        for number, batch, local, read_NHWC in self._read_batches(epoch):
+        for number, batch, read_NHWC in self._read_batches(epoch):
             self.optimization.start_step(epoch * len(self.batches) + number)
-            y_N = torch.from_numpy(self.labels_N[local]).to(self.device)
-            id_N = torch.from_numpy(local.astype(np.int64)).to(self.device)
             self.optimizer.zero_grad(set_to_none=True)
             try:
-                mean = self.gradients(torch.from_numpy(read_NHWC), y_N, id_N, self.scaler.scale)
+                mean = self.gradients(torch.from_numpy(read_NHWC), self._labels(batch), self.scaler.scale)
             except ValueError as error:
+                if launched is not None:
+                    launched.read()  # where it has failed, the weights of this batch were not to be
                 if distributed.world_size() > 1 and not isinstance(error, distributed.Refused):
                     raise  # other ranks may know nothing of it, and wait for this one
-                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
-            try:
-                self.optimization.step(self.scaler)
-            except TrialFailed as error:
-                raise TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}") from None
+                raise _failed(epoch, number, error) from None
+            norms = self.optimization.step(self.scaler)
             if self.average is not None:
                 self.average.update(self.embedder)
-            losses.append(mean)
+            if launched is not None:
+                losses.append(launched.read())
+            launched = _Launched(epoch, number, mean, norms)
             num_images += len(batch)
             beat()
+        if launched is not None:
+            losses.append(launched.read())
         elapsed = time.perf_counter() - started
         metrics = {TRAIN_LOSS: statistics.fmean(losses), IMAGES_PER_SECOND: num_images / elapsed}
         weights = self.module.loss.layer_weights
@@ -144,18 +147,23 @@ class EmbedderTrainer(Trainer):
             metrics["loader_wait_share"] = waited / elapsed
         return metrics
 
-    def _read_batches(self, epoch: int) -> Iterator[tuple[int, Indices, Indices, Inputs]]:
-        """Number, global indices, this rank's share of them and its images, of each batch of an epoch."""
+    def _labels(self, batch: Indices) -> distributed.GlobalLabels:
+        """Labels of a global batch, and its indices as ids."""
+        labels = Labels(torch.from_numpy(self.labels_N[batch]), torch.from_numpy(batch.astype(np.int64)))
+        return distributed.GlobalLabels(labels, distributed.share_sizes(len(batch)), self.device)
+
+    def _read_batches(self, epoch: int) -> Iterator[tuple[int, Indices, Inputs]]:
+        """Number, global indices and the images of this rank's share of them, of each batch of an epoch."""
         batches, again = itertools.tee(self.batches.epoch(epoch))
         shares = (batch[distributed.own_slice(len(batch))] for batch in again)
         if self.features is not None:
             features_NF = self.features.in_training(epoch)
             for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
-                yield number, batch, local, features_NF.read(local)
+                yield number, batch, features_NF.read(local)
             return
         if self.loader is None:
             for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
-                yield number, batch, local, self.images.read(local)
+                yield number, batch, self.images.read(local)
             return
         to_read, taken = itertools.tee(shares)
         read = self.loader.epoch(to_read, feature_cache.view_of(self.config.training, epoch))
@@ -163,7 +171,7 @@ class EmbedderTrainer(Trainer):
             read_NHWC, error = _next(read)
             if distributed.any_rank(error is not None):
                 raise _unreadable(self.images, local, error, epoch)
-            yield number, batch, local, read_NHWC
+            yield number, batch, read_NHWC
 
     def embed(self, images: LabelledImages, *, structure: bool = False) -> Embedded:
         """Embeddings of the images, found in shares by the ranks; all of them on each rank.
@@ -296,6 +304,28 @@ class EmbedderTrainer(Trainer):
                 buffer.copy_(distributed.sum_over_ranks(own))
         if self.average is not None:
             self.average.take_over_buffers(self.embedder)
+
+
+class _Launched(NamedTuple):
+    """A step that a device may still be busy with, while the host launches the next one."""
+
+    epoch: int
+    number: int
+    mean: MeanLoss
+    norms: Norms
+
+    def read(self) -> float:
+        """The mean loss. Raises TrialFailed, which names the batch, on every rank alike."""
+        try:
+            mean = self.mean.read()
+            self.norms.check()
+        except ValueError as error:
+            raise _failed(self.epoch, self.number, error) from None
+        return mean
+
+
+def _failed(epoch: int, number: int, error: ValueError) -> TrialFailed:
+    return TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}")
 
 
 def _next(read: Iterator[Inputs]) -> tuple[Inputs, ValueError | None]:

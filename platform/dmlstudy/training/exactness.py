@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,14 @@ from torch.nn import functional
 from dmlstudy import distributed
 from dmlstudy.embedders.ball import on_ball
 from dmlstudy.losses import catalogue
-from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
+from dmlstudy.losses.interface import ALONE, Embeddings, Labels, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import CLIP_RADIUS, CURVATURE, HYPERBOLIC, Scalar
 from dmlstudy.training.gradients import gradients_of
 from dmlstudy.training.step import Step
+
+Batch: TypeAlias = tuple[Tensor, distributed.GlobalLabels]
+"""Images of a rank, and the labels of all ranks."""
 
 NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
 CHUNK = 5
@@ -226,32 +229,41 @@ def ranks_step(
     case: Case, step: Step, share: slice, chunk: int | None = None, device: torch.device | str = "cpu"
 ) -> Outcome:
     """One training step of all ranks, each with its share of the global batch, as a trial makes it."""
-    step = _prepared(case, step, share, device)
-    value = gradients_of(step, chunk)(*_batch(0, share, device))
-    return Outcome(value, _gradients(step))
+    batch = _batch(0, share, device)
+    step = _prepared(case, step, _batch(1, share, device), device)
+    mean = gradients_of(step, chunk)(*batch)
+    return Outcome(mean.read(), _gradients(step))
 
 
 def _alone(case: Case, step: Step, device: torch.device | str) -> Outcome:
     """The same step of one process on the whole batch."""
-    step = _prepared(case, step, slice(None), device)
-    loss = LossSum(*step(*_batch(0, slice(None), device)))
-    objective = loss.total / loss.count.clamp(min=1)
-    objective.backward()  # type: ignore[no-untyped-call]
+    step = _prepared(case, step, _whole(1, device), device)
+    total, count, _ = step(*_whole(0, device))
+    objective = total / count.clamp(min=1)
+    objective.backward()
     return Outcome(objective.item(), _gradients(step))
 
 
-def _prepared(case: Case, step: Step, share: slice, device: torch.device | str) -> Step:
+def _prepared(case: Case, step: Step, before: Batch, device: torch.device | str) -> Step:
     """The step in float64, after another batch that fills the memory where there is one."""
     step = step.double().to(device)
     if case.memory_size:
         with torch.no_grad():
-            step(*_batch(1, share, device))
+            step(*before)
     return step
 
 
-def _batch(number: int, share: slice, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(number: int, share: slice, device: torch.device | str) -> Batch:
+    """The images of this rank's share, and the labels of all."""
     x, y, ids = (part[share].to(device) for part in global_batch(number))
-    return x, y, ids
+    return x, distributed.asked(y, ids)
+
+
+def _whole(number: int, device: torch.device | str) -> Batch:
+    """The batch as one process has it, for which other ranks have no rows."""
+    x, y, ids = global_batch(number)
+    sizes = [len(y) if rank == distributed.rank() else 0 for rank in range(distributed.world_size())]
+    return x.to(device), distributed.GlobalLabels(Labels(y, ids), sizes, torch.device(device))
 
 
 def _gradients(step: Step) -> dict[str, Tensor]:
@@ -279,6 +291,11 @@ def _worse(worst: Finding, found: Outcome, truth: Outcome) -> Finding:
         max(ratios, key=lambda ratio: abs(ratio - 1)),
         max(errors),
     )
+
+
+def whole_batch(number: int) -> Batch:
+    """The global batch of one process."""
+    return _whole(number, "cpu")
 
 
 def global_batch(number: int) -> tuple[Tensor, Tensor, Tensor]:

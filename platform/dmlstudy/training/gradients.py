@@ -11,18 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from dmlstudy import distributed
+from dmlstudy.distributed import GlobalLabels
 from dmlstudy.heartbeat import beat
-from dmlstudy.losses.interface import Embeddings, LossSum
-from dmlstudy.training.step import Step
+from dmlstudy.losses.interface import LossSum
+from dmlstudy.training.step import Compared, Step
+from dmlstudy.transfers import ReadLater, placed
 
 Scale = Callable[[Tensor], Tensor]
 """Makes the objective the number that is backpropagated, larger in fp16 (``GradScaler.scale``)."""
+
+
+Told: TypeAlias = tuple[Tensor, Tensor]
+"""The mean loss, and of each rank the number of its embeddings that are not finite and the first of them, (W, 2)."""
 
 
 def as_it_is(objective: Tensor) -> Tensor:
@@ -33,13 +39,32 @@ def as_it_is(objective: Tensor) -> Tensor:
 class Gradients(Protocol):
     """The gradient of the mean loss of a batch."""
 
-    def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
+    def __call__(self, images_NHWC: Tensor, labels: GlobalLabels, scale: Scale = as_it_is) -> MeanLoss:
         """Give every trained parameter the gradient of the global batch's mean loss, scaled; the mean loss.
 
-        Parameters must have no gradient yet. Each rank gives its own share, which may be empty; the images may lie on
-        the CPU. Raises Refused, on every rank alike, for a loss or embeddings that are not finite.
+        Parameters must have no gradient yet. Each rank gives the images of its own share, which may be empty; they may
+        lie on the CPU. No device is waited for.
         """
         ...
+
+
+class MeanLoss:
+    """The global mean loss of a step, which a device may find only later."""
+
+    def __init__(self, told: Told, labels: GlobalLabels, images_NHWC: Tensor) -> None:
+        mean, unsound_W2 = told
+        self._numbers = ReadLater(torch.cat([mean[None], unsound_W2.flatten()]))
+        self._labels = labels
+        self._images_NHWC = images_NHWC  # which a device may still be copying
+
+    def read(self) -> float:
+        """The mean. Raises Refused, on every rank alike, where it or embeddings are not finite."""
+        mean, *unsound = self._numbers.read()
+        if words := self._labels.words(list(zip(unsound[::2], unsound[1::2], strict=True))):
+            raise distributed.Refused(words)
+        if not math.isfinite(mean):
+            raise distributed.Refused(f"the loss is {mean}")
+        return mean
 
 
 def gradients_of(step: Step, chunk: int | None = None) -> Gradients:
@@ -58,12 +83,12 @@ class AtOnce(Gradients):
         self.step = step
         self.parallel = distributed.data_parallel(step)
 
-    def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
-        images_NHWC = images_NHWC.to(y_N.device, non_blocking=True)
-        self.step.begin([images_NHWC])
-        mean = _backpropagated(LossSum(*self.parallel(images_NHWC, y_N, id_N)), scale)
+    def __call__(self, images_NHWC: Tensor, labels: GlobalLabels, scale: Scale = as_it_is) -> MeanLoss:
+        placed_NHWC = placed(images_NHWC, labels.device)
+        self.step.begin([placed_NHWC])
+        told = _backpropagated(Compared(*self.parallel(placed_NHWC, labels)), scale)
         self.step.renew()
-        return mean
+        return MeanLoss(told, labels, images_NHWC)
 
 
 class InChunks(Gradients):
@@ -89,48 +114,44 @@ class InChunks(Gradients):
             parameter.requires_grad for parameter in step.embedder.backbone.parameters()
         )
         self.is_checked = False
-        self.copied_NHWC: Tensor | None = None
         distributed.take_over_rank_0(step)
 
-    def __call__(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale = as_it_is) -> float:
-        self.step.begin(self._chunks(images_NHWC, y_N.device))
+    def __call__(self, images_NHWC: Tensor, labels: GlobalLabels, scale: Scale = as_it_is) -> MeanLoss:
+        self.step.begin(self._chunks(images_NHWC, labels.device))
         of_batch = self._through_the_head if self.has_frozen_backbone else self._twice
-        mean = of_batch(images_NHWC, y_N, id_N, scale)
-        # A device may still be copying the second pass's chunks. What it copied before was waited for by the mean.
-        self.copied_NHWC = images_NHWC
+        told = of_batch(images_NHWC, labels, scale)
         self.step.renew()
         self.step.weigh_layers()  # not before the second pass, which must find the weights of the first
         distributed.average_gradients(self.step.parameters())
-        return mean
+        return MeanLoss(told, labels, images_NHWC)
 
-    def _through_the_head(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale) -> float:
+    def _through_the_head(self, images_NHWC: Tensor, labels: GlobalLabels, scale: Scale) -> Told:
         """The mean loss, after a backward from it to the features."""
         with self._unchanged_buffers():
             features_NF = torch.cat(
-                [self.step.features(images) for images in self._chunks(images_NHWC, y_N.device)]
+                [self.step.features(images) for images in self._chunks(images_NHWC, labels.device)]
             )
-        z_ND, omega_ND = self.step.embed_features(features_NF)
-        return _backpropagated(self.step.compare(Embeddings(z_ND, y_N, id_N, omega_ND)), scale)
+        return _backpropagated(self.step.compare(self.step.embed_features(features_NF), labels), scale)
 
-    def _twice(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale) -> float:
+    def _twice(self, images_NHWC: Tensor, labels: GlobalLabels, scale: Scale) -> Told:
         """The mean loss, after a backward from it to the embeddings and another from these to the images."""
-        device = y_N.device
+        device = labels.device
         states: list[_Randomness] = []
         found: list[tuple[Tensor, Tensor | None]] = []
         with self._unchanged_buffers():
             for images in self._chunks(images_NHWC, device):
                 states.append(_Randomness.of(device))
                 found.append(_detached(*self.step.encode(images)))
-        batch = Embeddings(_leaf([z for z, _ in found]), y_N, id_N)
+        z_ND, omega_ND = _leaf([z for z, _ in found]), None
         if found[0][1] is not None:
-            batch = batch._replace(structure_ND=_leaf([omega for _, omega in found if omega is not None]))
-        mean = _backpropagated(self.step.compare(batch), scale)
+            omega_ND = _leaf([omega for _, omega in found if omega is not None])
+        told = _backpropagated(self.step.compare((z_ND, omega_ND), labels), scale)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for number, images in enumerate(self._chunks(images_NHWC, device)):
                 states[number].restore()
                 rows = slice(number * self.size, (number + 1) * self.size)
-                self._backpropagate(images, _gradient(batch.z_ND, rows), _gradient(batch.structure_ND, rows))
-        return mean
+                self._backpropagate(images, _gradient(z_ND, rows), _gradient(omega_ND, rows))
+        return told
 
     def _backpropagate(self, images: Tensor, of_z_ND: Tensor | None, of_omega_ND: Tensor | None) -> None:
         """Embed a chunk again and take the gradient of its embeddings to the parameters."""
@@ -148,7 +169,7 @@ class InChunks(Gradients):
     def _chunks(self, images_NHWC: Tensor, device: torch.device) -> Iterator[Tensor]:
         """The chunks, on the device one at a time; one empty chunk of an empty share."""
         for images in torch.split(images_NHWC, self.size):
-            yield images.to(device, non_blocking=True)  # as pinned memory can be copied
+            yield placed(images, device)
             beat()
 
     @contextmanager
@@ -175,13 +196,12 @@ class InChunks(Gradients):
         self.is_checked = True
 
 
-def _backpropagated(loss: LossSum, scale: Scale) -> float:
-    """The global mean loss, after a backward from it. Raises Refused where it is not finite."""
-    objective, mean = distributed.scaled_for_mean(loss)
-    if not math.isfinite(mean):
-        raise distributed.Refused(f"the loss is {mean}")
+def _backpropagated(compared: Compared, scale: Scale) -> Told:
+    """The global mean loss, after a backward from it, and each rank's embeddings that are not finite."""
+    loss = LossSum(compared.total, compared.count)
+    objective, *told = distributed.scaled_for_mean(loss, compared.unsound_2)
     scale(objective).backward()  # type: ignore[no-untyped-call]
-    return mean
+    return told[0], told[1]
 
 
 def _detached(z_ND: Tensor, omega_ND: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -6,11 +6,11 @@ Groups are made by layer of the backbone, head and loss, and, where norms are no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dmlstudy import embedders
@@ -21,6 +21,7 @@ from dmlstudy.training import schedule
 from dmlstudy.training.averaging import begun
 from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.recipe import check_unfrozen
+from dmlstudy.transfers import ReadLater
 
 
 class Group(NamedTuple):
@@ -111,19 +112,37 @@ class Optimization:
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             group["lr"] = lr * factor
 
-    def step(self, scaler: torch.amp.GradScaler) -> None:
-        """Clip the gradients, which are the same on every rank, and take the step.
+    def step(self, scaler: torch.amp.GradScaler) -> Norms:
+        """Clip the gradients, which are the same on every rank, and take the step; the norms that were clipped.
 
-        fp16's scaler leaves out a step whose gradients overflow. Raises TrialFailed, on every rank alike, for a norm
-        to be clipped that is not finite otherwise.
+        fp16's scaler leaves out a step whose gradients overflow.
         """
+        norms: dict[str, ReadLater] = {}
         if self._has_decay_to_start or any(most is not None for _, _, most in self._clipped):
             scaler.unscale_(self.optimizer)
             for part, parameters, most in self._clipped:
-                if most is not None:
-                    _clip(part, parameters, most, is_scaled=scaler.is_enabled())
+                if most is None:
+                    continue
+                norm = _clip(parameters, most, is_scaled=scaler.is_enabled())
+                if norm is not None:
+                    norms[part] = ReadLater(norm)
         scaler.step(self.optimizer)
         scaler.update()
+        return Norms(norms)
+
+
+class Norms:
+    """Norms of the gradients of some parts, which a device may find only later."""
+
+    def __init__(self, norms: Mapping[str, ReadLater]) -> None:
+        self._norms = norms
+
+    def check(self) -> None:
+        """Raise TrialFailed, on every rank alike, for a norm that is not finite."""
+        for part, later in self._norms.items():
+            (norm,) = later.read()
+            if not math.isfinite(norm):
+                raise TrialFailed(f"the norm of the {part}'s gradient is {norm}; set training.lr lower")
 
 
 class DecayToStart:
@@ -152,18 +171,24 @@ class DecayToStart:
                     weight.grad.add_(weight - start, alpha=self.coefficient)
 
 
-def _clip(part: str, parameters: Iterable[nn.Parameter], most: float, *, is_scaled: bool) -> None:
-    """Gradients times min(1, most / (norm + 1e-6)), the norm that of all of them together."""
+def _clip(parameters: Iterable[nn.Parameter], most: float, *, is_scaled: bool) -> Tensor | None:
+    """Gradients times min(1, most / (norm + 1e-6)), the norm that of all of them together; the norm.
+
+    None without gradients, and where some of fp16 have overflowed, which its scaler has seen, too.
+    """
     own = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in own if parameter.grad is not None]
     if not gradients:
-        return
+        return None
     norm = get_total_norm(gradients)
-    if not norm.isfinite():
-        if is_scaled and not all(bool(gradient.isfinite().all()) for gradient in gradients):
-            return  # the scaler has seen them, too
-        raise TrialFailed(f"the norm of the {part}'s gradient is {norm.item()}; set training.lr lower")
+    if (
+        is_scaled
+        and not norm.isfinite()
+        and not all(bool(gradient.isfinite().all()) for gradient in gradients)
+    ):
+        return None
     clip_grads_with_norm_(own, most, norm)
+    return norm
 
 
 def _groups(

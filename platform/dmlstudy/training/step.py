@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy import distributed
+from dmlstudy.distributed import GlobalLabels
 from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.embedders.structure import RunningInput
 from dmlstudy.losses.distances import full_precision
-from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
+from dmlstudy.losses.interface import Embeddings, Loss, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.losses.structure import mean_distance
 
@@ -44,6 +45,17 @@ class Encoder(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def weigh_layers(self, alpha_L: Tensor) -> None: ...
+
+
+class Compared(NamedTuple):
+    """A rank's sum of loss terms, on the graph, their number, and its embeddings that are not finite.
+
+    ``unsound_2`` has the number of such rows and the first of them, in float64.
+    """
+
+    total: Tensor
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count
+    unsound_2: Tensor
 
 
 class Step(nn.Module):
@@ -95,11 +107,10 @@ class Step(nn.Module):
         """Inputs of heads whose statistics follow the batches."""
         self.has_begun = not self.running
 
-    def forward(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
-        z_ND, structure_ND = self.encode(images_NHWC)
-        total, count = self.compare(Embeddings(z_ND, y_N, id_N, structure_ND))
+    def forward(self, images_NHWC: Tensor, labels: GlobalLabels) -> Compared:
+        compared = self.compare(self.encode(images_NHWC), labels)
         self.weigh_layers()
-        return total, count
+        return compared
 
     def encode(self, images_NHWC: Tensor) -> tuple[Tensor, Tensor | None]:
         """Embeddings of images and, from a structure head, their structure embeddings."""
@@ -139,20 +150,22 @@ class Step(nn.Module):
             drift_N = squared_distance(z_ND, start_ND)
         return torch.cat([z_ND, drift_N[:, None].to(z_ND.dtype)], dim=1), omega_ND
 
-    def compare(self, anchors: Embeddings) -> LossSum:
+    def compare(self, encoded: tuple[Tensor, Tensor | None], labels: GlobalLabels) -> Compared:
         """The loss of this rank's embeddings beside those of all ranks, and of the memory, which takes them in."""
+        anchors = labels.of_own(*encoded)
         if self.loss.retains:
             anchors = anchors._replace(z_ND=anchors.z_ND[:, :-1], drift_N=anchors.z_ND[:, -1])
         if self.loss.uses_norms:
             anchors = anchors.with_norms()
-        references = (self.gather or distributed.gather)(anchors)
+        anchors, unsound_2 = made_finite(anchors)
+        references = (self.gather or labels.gathered)(anchors)
         if self.is_rescaled:
             scale = mean_distance(references.z_ND, self.world or distributed.world())
             anchors, references = (each._replace(z_ND=each.z_ND / scale) for each in (anchors, references))
         (memory,) = self.memory
         if memory is not None:
             references = memory.references(references)
-        return self.loss(anchors, references, self.world or distributed.world())
+        return Compared(*self.loss(anchors, references, self.world or distributed.world()), unsound_2)
 
     def begin(self, chunks: Iterable[Tensor]) -> None:
         """Give heads the statistics of the first batch before it is trained on; later batches are left alone.
@@ -196,6 +209,22 @@ class Frozen(nn.Module):
         """Stay in eval mode."""
         super().train(False)
         return self
+
+
+def made_finite(batch: Embeddings) -> tuple[Embeddings, Tensor]:
+    """The batch with zeros for rows that are not finite, and the number of these rows and the first of them, (2,).
+
+    A device is not waited for, so the step goes on: a loss has then sound rows to sort, draw and count, and whoever
+    reads the numbers ends the training.
+    """
+    unsound_N = ~batch.z_ND.detach().isfinite().all(dim=1)
+    if batch.norm_N is not None:
+        unsound_N = unsound_N | ~batch.norm_N.detach().isfinite()
+        batch = batch._replace(norm_N=batch.norm_N.masked_fill(unsound_N, 0))
+    batch = batch._replace(z_ND=batch.z_ND.masked_fill(unsound_N[:, None], 0))
+    if not len(unsound_N):
+        return batch, unsound_N.new_zeros(2, dtype=torch.float64)
+    return batch, torch.stack([unsound_N.sum(), unsound_N.to(torch.uint8).argmax()]).double()
 
 
 def squared_distance(a_NF: Tensor, b_NF: Tensor) -> Tensor:
