@@ -150,7 +150,7 @@ def computed_once(compute: Callable[[], Result]) -> Result:
         try:
             told[0] = compute()
         except Exception as error:
-            failure, told[1] = error, f"{type(error).__name__}: {error}"
+            failure, told[1] = error, _words(error)
     dist.broadcast_object_list(told, src=0)
     if failure is not None:
         raise failure
@@ -158,6 +158,31 @@ def computed_once(compute: Callable[[], Result]) -> Result:
         raise RuntimeError(f"rank 0: {told[1]}")
     result: Result = told[0]
     return result
+
+
+def computed_by_each(compute: Callable[[], Result]) -> list[Result]:
+    """Every rank's result on every rank, in rank order. Where it raises on a rank, every rank does: those that could
+    compute theirs a RuntimeError of the same words."""
+    if world_size() == 1:
+        return [compute()]
+    result: Result | None = None
+    failure: Exception | None = None
+    try:
+        result = compute()
+    except Exception as error:
+        failure = error
+    told: list[Any] = [None] * world_size()
+    dist.all_gather_object(told, (result, None if failure is None else _words(failure)))
+    if failure is not None:
+        raise failure
+    for number, (_, words) in enumerate(told):
+        if words is not None:
+            raise RuntimeError(f"rank {number}: {words}")
+    return [each for each, _ in told]
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def own_slice(n: int) -> slice:

@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from support.hard_sets import HARD, on_an_arc
 
 from dmlstudy import retrieval
 
@@ -73,26 +74,6 @@ def in_itself(z: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([p.index_QK for p in parts]), np.concatenate([p.distance_QK for p in parts])
 
 
-def with_copies(z: np.ndarray) -> np.ndarray:
-    z = z.copy()
-    z[50:120] = z[7]
-    return z
-
-
-HARD = {
-    "spread": lambda z: z,
-    "with ties": np.round,
-    "with copies": with_copies,
-    "far from the origin": lambda z: z + 1000,
-    "far apart": lambda z: z * np.where(np.arange(len(z)) == 3, 1e6, 1)[:, None].astype(np.float32),
-    "nearly collapsed": lambda z: 1 + 1e-6 * z,
-    "collapsed": np.ones_like,
-    "half dead": lambda z: z * (np.arange(len(z)) % 2)[:, None],  # zeros of either sign
-    "few vectors": lambda z: z[np.arange(len(z)) % 11],
-    "on an arc": lambda z: on_an_arc(z),
-}
-
-
 @pytest.mark.parametrize("many_copies", [2, 60, 1000])
 @pytest.mark.parametrize("k", [1, 5, 30, 436])
 @pytest.mark.parametrize("hard", HARD)
@@ -115,12 +96,6 @@ def test_the_product_finds_what_the_direct_kernel_ranks(
     np.testing.assert_array_equal(retrieval.retrieve(z, z, k, np.arange(437))[0], expected)
     queries = np.arange(300, 100, -3)
     np.testing.assert_array_equal(retrieval.retrieve(z[queries], z, k, queries)[0], expected[queries])
-
-
-def on_an_arc(z: np.ndarray) -> np.ndarray:
-    """What is left where one dimension is: neighbours are nearer than rounding tells."""
-    angle = np.linspace(0, 1, len(z))
-    return np.stack([np.cos(angle), np.sin(angle), *np.zeros((7, len(z)))], axis=1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 GROUP_TIMEOUT = timedelta(seconds=30)
-START_SECONDS, TASK_SECONDS = 120, 60
+START_SECONDS, TASK_SECONDS = 120, 120
 
 
 class GlooPool:

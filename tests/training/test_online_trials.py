@@ -153,6 +153,9 @@ def test_it_is_estimated_and_described() -> None:
     assert line.startswith(
         "split: all 1797 are shuffled by each verdict seed and cut in halves; the search has 2 fold(s)"
     )
+    assert [line for line in lines if line.startswith("device: ")] == [
+        "device: one CPU, for a stream is learned one constraint after another"
+    ]
     own = study(online={"split": "own"})
     lines = describe(own, checks.check_parts(own), measure=False)
     assert not [line for line in lines if line.startswith("split: ")]

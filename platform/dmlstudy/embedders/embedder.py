@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.starting import begun_with
 from dmlstudy.embedders.structure import AS_THEY_ARE, NO_STRUCTURE, StructureHead, check_structure
+from dmlstudy.embedders.transfers import sent
 from dmlstudy.heartbeat import beat
 from dmlstudy.records import CLIP_RADIUS, CURVATURE
 from dmlstudy.text import nearest
@@ -356,20 +357,39 @@ def embed_with_structure(
     device: str | torch.device | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     """Return ``z_ND`` as ``embed`` does, and ``omega_ND``, which is None without a structure head."""
+    starts = range(0, len(images_NHWC), batch_size)
+    batches = (images_NHWC[start : start + batch_size] for start in starts)
+    return embed_batches(embedder, batches, len(images_NHWC), device)
+
+
+def embed_batches(
+    embedder: Embedder,
+    batches: Iterable[NDArray[np.uint8] | NDArray[np.float32]],
+    num_images: int,
+    device: str | torch.device | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    """The same of batches that come one by one, ``num_images`` in all at most.
+
+    A GPU computes one while the next is made and sent (``transfers``). The numbers are those of each batch alone.
+    """
     home = embedder.mean_C.device
     target = home if device is None else torch.device(device)
-    z_ND = np.empty((len(images_NHWC), embedder.architecture.dim), dtype=np.float32)
-    omega_ND = None if embedder.structure_head is None else np.empty_like(z_ND)
+    z_ND = torch.empty(num_images, embedder.architecture.dim, device=target)
+    omega_ND = None if embedder.structure_head is None else torch.empty_like(z_ND)
+    done = 0
     try:
         embedder.to(target)  # half of it may be there when memory runs out
-        with in_eval_mode(embedder), torch.inference_mode(), full_float32():
-            for start in range(0, len(images_NHWC), batch_size):
+        with in_eval_mode(embedder), full_float32():
+            for images in sent(batches, target):
                 beat()
-                rows = slice(start, start + batch_size)
-                z, omega = embedder.embed_with_structure(torch.tensor(images_NHWC[rows], device=target))
-                z_ND[rows] = z.cpu().numpy()
-                if omega_ND is not None and omega is not None:
-                    omega_ND[rows] = omega.cpu().numpy()
+                rows = slice(done, done + len(images))
+                with torch.inference_mode():
+                    z, omega = embedder.embed_with_structure(images)
+                    z_ND[rows] = z
+                    if omega_ND is not None and omega is not None:
+                        omega_ND[rows] = omega
+                done = rows.stop
     finally:
         embedder.to(home)
-    return z_ND, omega_ND
+    on_host = z_ND[:done].cpu().numpy()
+    return on_host, None if omega_ND is None else omega_ND[:done].cpu().numpy()

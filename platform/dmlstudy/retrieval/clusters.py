@@ -6,10 +6,11 @@ Shapes: N items, D embedding size.
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import faiss
 import numpy as np
+import torch
 
 from dmlstudy.heartbeat import beating_while_it_computes
 from dmlstudy.retrieval.neighbours import Floats, Ints, checked
@@ -21,14 +22,23 @@ MAX_STEPS = 300
 
 
 def k_means(
-    z_ND: Floats, num_clusters: int, *, seed: int = 0, num_restarts: int = 10, num_steps: int = MAX_STEPS
+    z_ND: Floats,
+    num_clusters: int,
+    *,
+    seed: int = 0,
+    num_restarts: int = 10,
+    num_steps: int = MAX_STEPS,
+    device: torch.device | None = None,
 ) -> Ints:
     """The cluster of each L2-normalised embedding (a zero one stays zero), by the restart of least cost.
 
     Each restart begins with random items and runs until its cost no longer falls, which is when no item changes its
     cluster, or for ``num_steps``. The best of ten is near the least cost, not always at it.
 
-    The same seed and number of threads give the same clusters. Raises ValueError for embeddings that are not
+    A GPU as ``device`` measures the distances, where faiss sees it: from the same random items, but its rounding is
+    another, and so may be some clusters.
+
+    The same seed, device and number of threads give the same clusters. Raises ValueError for embeddings that are not
     finite and unless 1 <= num_clusters <= N.
     """
     z_ND = checked("clustered", z_ND)
@@ -46,10 +56,21 @@ def k_means(
         min_points_per_centroid=1,
         max_points_per_centroid=math.ceil(num_items / num_clusters),  # never a sample
     )
+    means.index = _placed(means.index, device)
     with beating_while_it_computes():
         means.train(unit_ND)
     _, cluster_N1 = means.index.search(unit_ND, 1)
     return np.asarray(cluster_N1[:, 0], dtype=np.int64)
+
+
+def _placed(index: Any, device: torch.device | None) -> Any:
+    """The index on this GPU, or as it is where there is none, or none that faiss sees."""
+    if device is None or device.type != "cuda" or not hasattr(faiss, "StandardGpuResources"):
+        return index
+    number = device.index or 0
+    if number >= faiss.get_num_gpus():
+        return index
+    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), number, index)
 
 
 def nmi(label_N: Ints, cluster_N: Ints, mean: Mean = "arithmetic") -> float:
@@ -79,13 +100,18 @@ def pair_f1(label_N: Ints, cluster_N: Ints) -> float:
 
 
 def evaluate_clusters(
-    z_ND: Floats, label_N: Ints, *, seed: int = 0, num_restarts: int = 10
+    z_ND: Floats,
+    label_N: Ints,
+    *,
+    seed: int = 0,
+    num_restarts: int = 10,
+    device: torch.device | None = None,
 ) -> dict[str, float]:
     """``nmi``, ``nmi_geometric`` and ``f1`` of k-means with as many clusters as there are classes."""
     if len(label_N) != len(z_ND) or not np.issubdtype(label_N.dtype, np.integer):
         raise ValueError(f"{len(z_ND)} embeddings, {len(label_N)} labels: needs one integer label each")
     num_classes = len(np.unique(label_N))
-    cluster_N = k_means(z_ND, num_classes, seed=seed, num_restarts=num_restarts)
+    cluster_N = k_means(z_ND, num_classes, seed=seed, num_restarts=num_restarts, device=device)
     return {
         "nmi": nmi(label_N, cluster_N),
         "nmi_geometric": nmi(label_N, cluster_N, "geometric"),

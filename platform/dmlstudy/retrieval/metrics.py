@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dmlstudy.retrieval.neighbours import Floats, Ints, checked, in_gallery, in_itself
@@ -220,6 +221,7 @@ def evaluate(
     full_map: bool = False,
     macro: bool = False,
     curvature: float | None = None,
+    device: torch.device | None = None,
 ) -> dict[str, float]:
     """Score a set that is both query and gallery, each query left out of its own ranking.
 
@@ -228,8 +230,8 @@ def evaluate(
     ``map_at_<k>_of_<denominator>``, ``map`` (of the whole ranking: Q x M sorted) and all of them once more as
     ``macro_<metric>``.
 
-    Equally near items stand in ``tie_order``; ``curvature`` is as for ``retrieve``. Raises ValueError for fewer than 2
-    items, and for embeddings that are not finite.
+    Equally near items stand in ``tie_order``; ``curvature`` and ``device`` are as for ``retrieve``. Raises ValueError
+    for fewer than 2 items, and for embeddings that are not finite.
     """
     if len(labels_N) != len(z_ND) or len(z_ND) < 2:
         raise ValueError(f"{len(z_ND)} embeddings, {len(labels_N)} labels: needs as many, and at least 2")
@@ -237,7 +239,8 @@ def evaluate(
     z_ND, labels_N = checked("gallery", z_ND)[order_N], labels_N[order_N]
     num_relevant_N = count_relevant(labels_N, labels_N, np.arange(len(z_ND)))
     k = len(z_ND) if full_map else num_ranks(num_relevant_N, recall_at, map_at)
-    rankings = ((part.row_Q, part.index_QK) for part in in_itself(z_ND, k, curvature=curvature))
+    parts = in_itself(z_ND, k, curvature=curvature, device=device)
+    rankings = ((part.row_Q, part.index_QK) for part in parts)
     return score(rankings, labels_N, labels_N, num_relevant_N, recall_at, map_at, full_map, macro)
 
 
@@ -253,6 +256,7 @@ def evaluate_query_gallery(
     full_map: bool = False,
     macro: bool = False,
     curvature: float | None = None,
+    device: torch.device | None = None,
 ) -> dict[str, float]:
     """Score queries against a separate gallery (In-Shop); else as ``evaluate``.
 
@@ -267,7 +271,8 @@ def evaluate_query_gallery(
     order_M = tie_order(len(gallery_MD))
     if self_index is not None:
         self_index = np.where(self_index >= 0, np.argsort(order_M)[self_index], -1)
-    parts = in_gallery(query_QD, checked("gallery", gallery_MD)[order_M], k, self_index, curvature=curvature)
+    gallery_MD = checked("gallery", gallery_MD)[order_M]
+    parts = in_gallery(query_QD, gallery_MD, k, self_index, curvature=curvature, device=device)
     rankings = ((part.row_Q, part.index_QK) for part in parts)
     return score(rankings, label_Q, label_M[order_M], num_relevant_Q, recall_at, map_at, full_map, macro)
 
@@ -318,6 +323,17 @@ class Scores:
         self._label_Q, self._label_M, self._num_relevant_Q = label_Q, label_M, num_relevant_Q
         self._recall_at, self._map_at, self._full_map, self._macro = recall_at, map_at, full_map, macro
         self._parts: list[dict[str, Values]] = []
+
+    @classmethod
+    def joined(cls, of_shares: Sequence[Scores]) -> Scores:
+        """The scores of consecutive queries, asked the same metrics, as one."""
+        first = of_shares[0]
+        label_Q = np.concatenate([each._label_Q for each in of_shares])
+        num_relevant_Q = np.concatenate([each._num_relevant_Q for each in of_shares])
+        asked = first._recall_at, first._map_at, first._full_map, first._macro
+        whole = cls(label_Q, first._label_M, num_relevant_Q, *asked)
+        whole._parts = [part for each in of_shares for part in each._parts]
+        return whole
 
     def add(self, row_Q: Ints, index_QK: Ints) -> None:
         """The next part, rows ascending. Raises ValueError for a ranking too short for a metric."""

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from dmlstudy.retrieval import hyperbolic
+from dmlstudy.retrieval.device_products import DeviceProduct, Found
 from dmlstudy.retrieval.threads import Threads, as_many_as_torch_has
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -72,6 +73,7 @@ def retrieve(
     self_index: Ints | None = None,
     *,
     curvature: float | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Ints, Floats]:
     """Return the k nearest gallery items of each query by Euclidean distance, ties by gallery index.
 
@@ -81,10 +83,12 @@ def retrieve(
     the gallery). k is clamped to the gallery's size, less one where every query is in it. Where only some are, their
     rows have one item less, and with k the gallery's size they end in -1 and infinity.
 
+    A GPU as ``device`` finds the candidates faster, outside a ball; the answer is the same, digit for digit.
+
     Returns ``index_QK`` (int64) and ``distance_QK`` (float32, same unit as the embeddings), nearest first.
     Raises ValueError for NaN or infinite embeddings, unequal D, k < 1, an empty gallery, or points outside the ball.
     """
-    parts = list(in_gallery(query_QD, gallery_MD, k, self_index, curvature=curvature))
+    parts = list(in_gallery(query_QD, gallery_MD, k, self_index, curvature=curvature, device=device))
     if not parts:
         k = min(k, num_reachable(len(gallery_MD), self_index))
         return np.empty((0, k), np.int64), np.empty((0, k), np.float32)
@@ -98,6 +102,7 @@ def in_gallery(
     self_index: Ints | None = None,
     *,
     curvature: float | None = None,
+    device: torch.device | None = None,
 ) -> Iterator[Neighbours]:
     """Yield the answer of ``retrieve`` in parts, rows ascending; memory O((Q + M) D) beside one part."""
     query_QD = checked("query", query_QD)
@@ -110,11 +115,13 @@ def in_gallery(
         raise ValueError(f"k = {k} neighbours of {num_items} gallery items; needs k >= 1 and an item to find")
     self_Q = np.full(num_queries, -1, np.int64) if self_index is None else np.asarray(self_index, np.int64)
     assert self_Q.shape == (num_queries,)
+    if not num_queries:
+        return iter(())
     if curvature is not None:
         return _InBall(query_QD, gallery_MD, k, self_Q, curvature).neighbours()
     if (copies := _Copies.where_many(gallery_MD)) is not None:
-        return copies.neighbours(query_QD, k, self_Q)
-    return _neighbours(query_QD, gallery_MD, k, self_Q, is_one_set=False)
+        return copies.neighbours(query_QD, k, self_Q, device)
+    return _neighbours(query_QD, gallery_MD, k, self_Q, is_one_set=False, device=device)
 
 
 def num_reachable(num_items: int, self_index: Ints | None) -> int:
@@ -122,7 +129,9 @@ def num_reachable(num_items: int, self_index: Ints | None) -> int:
     return num_items - (self_index is not None and bool((np.asarray(self_index) >= 0).all()))
 
 
-def in_itself(z_ND: Floats, k: int, *, curvature: float | None = None) -> Iterator[Neighbours]:
+def in_itself(
+    z_ND: Floats, k: int, *, curvature: float | None = None, device: torch.device | None = None
+) -> Iterator[Neighbours]:
     """Yield, in parts, the k nearest others of every item of a set, as ``retrieve`` finds them, in half the time.
 
     k is clamped to N - 1. Raises ValueError for embeddings that are not finite, k < 1 and fewer than 2 items.
@@ -134,12 +143,18 @@ def in_itself(z_ND: Floats, k: int, *, curvature: float | None = None) -> Iterat
     if curvature is not None:
         return _InBall(z_ND, z_ND, k, np.arange(len(z_ND)), curvature).neighbours()
     if (copies := _Copies.where_many(z_ND)) is not None:
-        return copies.neighbours(z_ND, k, np.arange(len(z_ND)))
-    return _neighbours(z_ND, z_ND, k, np.arange(len(z_ND)), is_one_set=True)
+        return copies.neighbours(z_ND, k, np.arange(len(z_ND)), device)
+    return _neighbours(z_ND, z_ND, k, np.arange(len(z_ND)), is_one_set=True, device=device)
 
 
 def _neighbours(
-    query_QD: Floats, gallery_MD: Floats, k: int, self_Q: Ints, *, is_one_set: bool
+    query_QD: Floats,
+    gallery_MD: Floats,
+    k: int,
+    self_Q: Ints,
+    *,
+    is_one_set: bool,
+    device: torch.device | None,
 ) -> Iterator[Neighbours]:
     num_queries, num_items = len(query_QD), len(gallery_MD)
     num_sampled = min(num_items, max(_SMALL_GALLERY // 2, num_items // 32))
@@ -151,7 +166,7 @@ def _neighbours(
             yield from threads.map(every_pair.of_rows, every_pair.parts(np.arange(num_queries), threads))
             return
 
-        product = _Product(query_QD, gallery_MD, self_Q, num_sampled, rank)
+        product = _Product(query_QD, gallery_MD, self_Q, num_sampled, rank, device)
         floor_Q = np.concatenate(list(threads.map(product.sampled_floor, range(0, num_queries, _TILE))))
         hits_per_row = rank * num_items // num_sampled
         width = math.ceil(
@@ -161,8 +176,7 @@ def _neighbours(
         for first in range(0, num_queries, rows_per_panel):
             after = min(first + rows_per_panel, num_queries)
             panel = _Panel(product, floor_Q, first, after, width)
-            for _ in threads.map(panel.sift, panel.tiles(num_items, is_one_set=is_one_set)):
-                pass
+            panel.sift_all(threads, num_items, is_one_set=is_one_set)
             for found, is_certain_B in threads.map(
                 lambda hits: hits.nearest(product, query_QD, gallery_MD, k), panel.filled()
             ):
@@ -184,7 +198,20 @@ class _Panel:
             for start in range(first, after, _TILE)
         }
 
-    def tiles(self, num_items: int, *, is_one_set: bool) -> Iterator[tuple[_Hits, int, _Hits | None]]:
+    def sift_all(self, threads: Threads, num_items: int, *, is_one_set: bool) -> None:
+        """Find the hits of all rows, on the device where there is one: it makes the mirror images too."""
+        if self._product.on_device is None:
+            finds = threads.map(self._sift, self._tiles(num_items, is_one_set=is_one_set))
+        else:
+            finds = threads.map(self._sift_on_device, self._hits.values())
+        for _ in finds:
+            pass
+
+    def _sift_on_device(self, own: _Hits) -> None:
+        for row_H, item_H, value_H in self._product.above(own.start, own.floor_B):
+            own.add(row_H, item_H, value_H)
+
+    def _tiles(self, num_items: int, *, is_one_set: bool) -> Iterator[tuple[_Hits, int, _Hits | None]]:
         """Rows, first column, and the rows that these columns are, where the tile tells of them too.
 
         In one set a tile's mirror image is not made.
@@ -197,7 +224,7 @@ class _Panel:
                 elif column > start:
                     yield own, column, mirrored
 
-    def sift(self, tile: tuple[_Hits, int, _Hits | None]) -> None:
+    def _sift(self, tile: tuple[_Hits, int, _Hits | None]) -> None:
         own, column, mirrored = tile
         product_BC = self._product.tile(own.start, len(own.floor_B), column)
         of_row, of_column = _above(product_BC, own.floor_B, None if mirrored is None else mirrored.floor_B)
@@ -228,7 +255,13 @@ class _Product:
     """
 
     def __init__(
-        self, query_QD: Floats, gallery_MD: Floats, self_Q: Ints, num_sampled: int, rank: int
+        self,
+        query_QD: Floats,
+        gallery_MD: Floats,
+        self_Q: Ints,
+        num_sampled: int,
+        rank: int,
+        device: torch.device | None = None,
     ) -> None:
         self._centre_D = gallery_MD.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._query_QD, self._self_Q, self._rank = query_QD, self_Q, rank
@@ -247,11 +280,16 @@ class _Product:
         self._column_S = np.sort(
             np.random.default_rng(0).choice(num_items, num_sampled, replace=False, shuffle=False)
         )
+        self.on_device: DeviceProduct | None = None
+        if device is not None and device.type != "cpu":
+            self.on_device = DeviceProduct(self._right_ME, self._column_S, device)
         self._right_SE = self._right_ME[self._column_S]
         self._of_thread = _OfThread()
 
     def sampled_floor(self, start: int) -> Floats:
         """The floors of the tile's rows from ``start``."""
+        if self.on_device is not None:
+            return self.on_device.floor(self._left_of(start), self._self_Q[start : start + _TILE], self._rank)
         product_BS = (torch.from_numpy(self._left_of(start)) @ torch.from_numpy(self._right_SE).T).numpy()
         last, floor = len(self._column_S) - 1, len(self._column_S) - self._rank
         self_B = self._self_Q[start : start + _TILE]
@@ -273,6 +311,13 @@ class _Product:
         own_B = np.flatnonzero((self_B >= 0) & (self_B < len(right_CE)))
         out_BC[own_B, self_B[own_B]] = -np.inf
         return out_BC
+
+    def above(self, start: int, floor_B: Floats) -> Iterator[Found]:
+        """Row, item and p above the floors of the rows from ``start``, as the device finds them."""
+        assert self.on_device is not None
+        rows = slice(start, start + len(floor_B))
+        left_BE = self._left_of(start)[: len(floor_B)]
+        yield from self.on_device.above(left_BE, floor_B, self._self_Q[rows])
 
     def candidates(self, start: int, place_B: Ints, k: int) -> tuple[Ints, Ints]:
         """For some rows of the tile from ``start`` every item that may be of their k nearest, as (place, item).
@@ -354,7 +399,7 @@ class _Hits:
         self._value_BX = np.full((len(floor_B), width), -np.inf, np.float32)
         self._item_BX = np.empty(self._value_BX.shape, np.int32)
 
-    def add(self, row_H: Ints, item_H: Ints, value_H: Floats) -> None:
+    def add(self, row_H: NDArray[np.integer], item_H: NDArray[np.integer], value_H: Floats) -> None:
         """Hits in ascending order of their rows, which count from ``start``."""
         found_B = np.bincount(row_H, minlength=len(self._num_B))
         first_B = np.cumsum(found_B) - found_B
@@ -548,7 +593,9 @@ class _Copies:
         vector_M, first_V = _told_apart(gallery_MD)
         return None if _largest(vector_M) < _MANY_COPIES else cls(gallery_MD, vector_M, first_V)
 
-    def neighbours(self, query_QD: Floats, k: int, self_Q: Ints) -> Iterator[Neighbours]:
+    def neighbours(
+        self, query_QD: Floats, k: int, self_Q: Ints, device: torch.device | None
+    ) -> Iterator[Neighbours]:
         """As ``_neighbours``; equal queries are asked once.
 
         The k + 1 nearest items, oneself among them, are of the k + 1 nearest vectors by (distance, first item): before
@@ -563,7 +610,7 @@ class _Copies:
             key_UX = np.full((len(first_U), k + 1), _LAST)
             of_nobody_U = np.full(len(first_U), -1)
             for row_A, vector_AK, _ in _neighbours(
-                asked_UD, self._vector_VD, num_vectors, of_nobody_U, is_one_set=False
+                asked_UD, self._vector_VD, num_vectors, of_nobody_U, is_one_set=False, device=device
             ):
                 squared_A = _direct(asked_UD, self._vector_VD, row_A.repeat(num_vectors), vector_AK.ravel())
                 for row, vector_K, squared_K in zip(

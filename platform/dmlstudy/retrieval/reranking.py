@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -80,17 +81,24 @@ class KReciprocal:
     V_i is exp(-d_ij) on R*(i), scaled to sum 1, then the mean of V over the k2 first of i; d_J = 1 - sum
     min(V_i, V_j) / sum max(V_i, V_j).
 
-    The encodings are computed with the first order. Memory: O(N k1^2) at most, never N^2. Raises ValueError
-    for k1 < 2, k2 < 1 and a weight outside [0, 1].
+    The encodings are computed with the first order, from neighbours found on the ``device``. Memory: O(N k1^2) at most,
+    never N^2. Raises ValueError for k1 < 2, k2 < 1 and a weight outside [0, 1].
     """
 
-    def __init__(self, z_ND: Floats, k1: int = 20, k2: int = 6, weight: float = 0.3) -> None:
+    def __init__(
+        self,
+        z_ND: Floats,
+        k1: int = 20,
+        k2: int = 6,
+        weight: float = 0.3,
+        device: torch.device | None = None,
+    ) -> None:
         if k1 < 2 or k2 < 1 or not 0 <= weight <= 1:
             raise ValueError(
                 f"k1 = {k1}, k2 = {k2}, weight = {weight}: needs k1 >= 2, k2 >= 1 and 0 <= weight <= 1"
             )
         self.z_ND = z_ND
-        self.k1, self.k2, self.weight = k1, k2, weight
+        self.k1, self.k2, self.weight, self.device = k1, k2, weight, device
 
     def order(self, row_Q: Ints, index_QK: Ints, n: int) -> Ints:
         """The results ``index_QK`` of the queries ``row_Q``, both places in z, with the first n in another order.
@@ -121,7 +129,8 @@ class KReciprocal:
     @cached_property
     def _prepared(self) -> tuple[sparse.csr_array, Floats]:
         """The encodings V, and each row's largest squared distance."""
-        others_NK = np.concatenate([part.index_QK for part in in_itself(self.z_ND, max(self.k1, self.k2))])
+        parts = in_itself(self.z_ND, max(self.k1, self.k2), device=self.device)
+        others_NK = np.concatenate([part.index_QK for part in parts])
         near_NK = np.column_stack([np.arange(len(self.z_ND)), others_NK])
         largest_N = _largest_squared_distances(self.z_ND)
         encoded_NN = _encodings(self.z_ND, near_NK, largest_N, self.k1)
@@ -141,6 +150,15 @@ class Ranked(NamedTuple):
     ms_per_query: dict[str, float]
     query_Q: Ints
     """The queries' places among the embeddings, in the order of the scores."""
+
+    @classmethod
+    def joined(cls, of_shares: Sequence[Ranked]) -> Ranked:
+        """Rankings of consecutive shares of the queries as one; its times are means over all queries."""
+        query_Q = np.concatenate([each.query_Q for each in of_shares])
+        names = of_shares[0].scores
+        scores = {name: Scores.joined([each.scores[name] for each in of_shares]) for name in names}
+        ms = {name: sum(each.ms_per_query[name] * len(each.query_Q) for each in of_shares) for name in names}
+        return cls(scores, {name: ms[name] / len(query_Q) for name in names}, query_Q)
 
 
 def compare(
@@ -188,10 +206,13 @@ def rank(
     full_map: bool = False,
     macro: bool = False,
     curvature: float | None = None,
+    device: torch.device | None = None,
+    share: Callable[[int], slice] | None = None,
 ) -> Ranked:
     """The metrics of ``evaluate`` without re-ranking ('none') and with each reranker, in one search.
 
-    ``curvature`` is as for ``retrieve``.
+    ``curvature`` and ``device`` are as for ``retrieve``. Of so many queries those of a ``share`` are ranked, by default
+    all; whoever ranks the others joins them (``Ranked.joined``), and finds what one call does, digit for digit.
 
     ``query`` and ``gallery`` are places in z; without them each item is both. A query that is in the gallery is left
     out of its own ranking; equally near items stand in ``tie_order``. A reranker is given places in z as well.
@@ -212,10 +233,13 @@ def rank(
     place_N[gallery] = np.arange(len(gallery))
     num_relevant_Q = count_relevant(labels_N[query], labels_N[gallery], place_N[query])
     k = len(gallery) if full_map else max(n, num_ranks(num_relevant_Q, recall_at, map_at))
+    own = slice(0, len(query)) if share is None else share(len(query))
+    has_all = own == slice(0, len(query))
+    query, num_relevant_Q = query[own], num_relevant_Q[own]
     parts = (
-        in_itself(z_ND[gallery], k, curvature=curvature)
-        if is_one_set
-        else in_gallery(z_ND[query], z_ND[gallery], k, place_N[query], curvature=curvature)
+        in_itself(z_ND[gallery], k, curvature=curvature, device=device)
+        if is_one_set and has_all
+        else in_gallery(z_ND[query], z_ND[gallery], k, place_N[query], curvature=curvature, device=device)
     )
     names = ("none", *rerankers)
     scores = {
@@ -236,7 +260,7 @@ def rank(
                 raise ValueError(f"reranker {name!r} gave other items than those it was given")
             scores[name].add(row_Q, again_QK)
         started = time.perf_counter()
-    return Ranked(scores, {name: 1e3 * seconds[name] / len(query) for name in names}, query)
+    return Ranked(scores, {name: 1e3 * seconds[name] / max(1, len(query)) for name in names}, query)
 
 
 def _same_items(first_QK: Ints, again_QK: Ints) -> bool:

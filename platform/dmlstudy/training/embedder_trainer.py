@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from dmlstudy.training.shares import shares_of
 from dmlstudy.training.short_vectors import short_vector_scores
 
 EMBEDDED = 256
-"""Images that are read and embedded at once where they are not in memory."""
+"""Images that are read and embedded at once."""
 
 
 class HeldOut(NamedTuple):
@@ -183,8 +183,6 @@ class EmbedderTrainer(Trainer):
         share = distributed.own_slice(len(images.labels_N))
         if self.features is not None and self.held_out is not None and images is self.held_out.images:
             local_NE = self.features.embedded_held_out(embedder, share, structure=structure)
-        elif isinstance(images, ImageSet | Features):
-            local_NE = self._columns(embedder, images.read(np.arange(len(images))[share]), structure)
         else:
             local_NE = self._read_and_embed(embedder, images, np.arange(len(images))[share], structure)
         both_NE: NDArray[np.float32] = (
@@ -204,40 +202,38 @@ class EmbedderTrainer(Trainer):
     def _read_and_embed(
         self, embedder: Embedder, images: LabelledImages, indices: Indices, structure: bool
     ) -> NDArray[np.float32]:
-        canvases.prepare(images, self.config.data)
         pieces = [indices[start : start + EMBEDDED] for start in range(0, len(indices), EMBEDDED)]
-        read = Loader(images).epoch(pieces)
-        parts = [np.empty((0, self.config.embedder.size * (1 + structure)), np.float32)]
-        error = None
-        for piece in pieces:
-            read_NHWC, error = _next(read)
-            if error is not None:
-                indices = piece
-                break
-            parts.append(self._columns(embedder, read_NHWC, structure))
-        if distributed.any_rank(error is not None):
-            raise _unreadable(images, indices, error, self.num_epochs - 1)
-        return np.concatenate(parts)
+        if isinstance(images, ImageSet | Features):
+            return self._columns(embedder, map(images.read, pieces), len(indices), structure)
+        canvases.prepare(images, self.config.data)
+        read = _UntilUnreadable(Loader(images).epoch(pieces), pieces)
+        local_NE = self._columns(embedder, read, len(indices), structure)
+        if distributed.any_rank(read.error is not None):
+            raise _unreadable(images, read.piece, read.error, self.num_epochs - 1)
+        return local_NE
 
-    def _columns(self, embedder: Embedder, images_NHWC: Inputs, structure: bool) -> NDArray[np.float32]:
+    def _columns(
+        self, embedder: Embedder, batches: Iterable[Inputs], num_images: int, structure: bool
+    ) -> NDArray[np.float32]:
         """z_ND and, if wished for, omega_ND to its right."""
-        z_ND, omega_ND = embedders.embed_with_structure(embedder, images_NHWC, device=self.device)
+        z_ND, omega_ND = embedders.embed_batches(embedder, batches, num_images, self.device)
         if not structure:
             return z_ND
         assert omega_ND is not None
         return np.concatenate([z_ND, omega_ND], axis=1)
 
     def score(self) -> dict[str, float]:
-        """Metrics of retrieval among the held-out images, computed by rank 0 for all."""
+        """Metrics of retrieval among the held-out images; each rank ranks a share of the queries."""
         embedded, (images, query, gallery) = self._embed_held_out()
-        return retrieval_scores(embedded, images.labels_N, query, gallery, self.config).metrics
+        rest = images.labels_N, query, gallery, self.config
+        return retrieval_scores(embedded, *rest, device=self.device).metrics
 
     def judge(self) -> Scored:
         """The same, with sums by class."""
         embedded, (images, query, gallery) = self._embed_held_out()
         rest = images.labels_N, query, gallery, self.config
-        short = short_vector_scores(embedded.z_ND, *rest)
-        return joined([retrieval_scores(embedded, *rest, by_class=True), short])
+        short = short_vector_scores(embedded.z_ND, *rest, device=self.device)
+        return joined([retrieval_scores(embedded, *rest, device=self.device, by_class=True), short])
 
     def score_elsewhere(self, dataset: ZeroShotData) -> dict[str, float]:
         """The same among the test images of other data."""
@@ -245,7 +241,7 @@ class EmbedderTrainer(Trainer):
             canvases.prepare(dataset.test, self.config.retention)
         embedded = self._embed_to_judge(dataset.test)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery
-        return retrieval_scores(embedded, *rest, self.config).metrics
+        return retrieval_scores(embedded, *rest, self.config, device=self.device).metrics
 
     def score_shares(self, scores: dict[str, float]) -> list[dict[str, float]]:
         """Metrics with each share of the trained weights, the largest's being ``scores``; none where there is one."""
@@ -334,6 +330,23 @@ def _next(read: Iterator[Inputs]) -> tuple[Inputs, ValueError | None]:
         return next(read), None
     except ValueError as error:
         return np.empty((0, 0, 0, 0), np.uint8), error
+
+
+class _UntilUnreadable:
+    """The images of some pieces, up to the first that cannot be read, and why that one cannot."""
+
+    def __init__(self, read: Iterator[Inputs], pieces: Sequence[Indices]) -> None:
+        self._read, self._pieces = read, pieces
+        self.piece = np.arange(0)
+        self.error: ValueError | None = None
+
+    def __iter__(self) -> Iterator[Inputs]:
+        for piece in self._pieces:
+            self.piece = piece
+            images_NHWC, self.error = _next(self._read)
+            if self.error is not None:
+                return
+            yield images_NHWC
 
 
 def _unreadable(

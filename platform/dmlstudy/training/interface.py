@@ -197,7 +197,9 @@ class Task(Protocol):
     def fit(self, config: TrialConfig, share: Share, device: torch.device) -> Trainer:
         """A trainer that has learned nothing yet. Raises ValueError for settings that have no meaning for it."""
 
-    def score_fold_models(self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]) -> Scored:
+    def score_fold_models(
+        self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]], device: torch.device
+    ) -> Scored:
         """Scores on the test items of a verdict's fold models, which left these ``outputs``."""
         assert not self.has_fold_models
         return Scored({})
@@ -213,7 +215,7 @@ class Task(Protocol):
         return np.arange(len(self.dataset(config.data).test))
 
     def notes(self, config: TrialConfig, num_items: int) -> list[str]:
-        """Lines on how the data are split beyond what every task's are: none, for most."""
+        """Lines on the split and the device beyond what every task tells: none, for most."""
         return []
 
     def seconds(

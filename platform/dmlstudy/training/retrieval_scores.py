@@ -64,9 +64,13 @@ def retrieval_scores(
     gallery: Indices | None,
     config: TrialConfig,
     *,
+    device: torch.device | None = None,
     by_class: bool = False,
 ) -> Scored:
-    """Metrics of the retrieval that the configuration asks for, computed by rank 0 for all: every rank must call this.
+    """Metrics of the retrieval that the configuration asks for: every rank must call this.
+
+    Each rank ranks its share of the queries, a GPU as ``device`` finding the candidates; whatever is not of single
+    queries (clusters, verification) rank 0 computes for all. The numbers are those of one process, digit for digit.
 
     With structure embeddings there are ``omega_deviation`` and ``omega_saturated`` of the queries'.
 
@@ -76,19 +80,22 @@ def retrieval_scores(
 
     Verification, if wished for, adds thresholds in a search, and errors of pairs in a verdict.
     """
-    return distributed.computed_once(lambda: _scores(embedded, labels_N, query, gallery, config, by_class))
+    items = embedded, labels_N, query, gallery, config, device
+    ranked = retrieval.Ranked.joined(distributed.computed_by_each(lambda: _own_share(*items)))
+    return distributed.computed_once(lambda: _scores(ranked, *items, by_class))
 
 
-def _scores(
+def _own_share(
     embedded: Embedded,
     labels_N: Labels,
     query: Indices | None,
     gallery: Indices | None,
     config: TrialConfig,
-    by_class: bool,
-) -> Scored:
-    rerankers = _rerankers(embedded, config.retrieval)
-    ranked = retrieval.rank(
+    device: torch.device | None,
+) -> retrieval.Ranked:
+    """The rankings of this rank's share of the queries."""
+    rerankers = _rerankers(embedded, config.retrieval, device)
+    return retrieval.rank(
         embedded.z_ND,
         labels_N,
         rerankers,
@@ -100,8 +107,22 @@ def _scores(
         full_map=config.full_map,
         macro=config.macro,
         curvature=config.embedder.ball_curvature,
+        device=device,
+        share=distributed.own_slice,
     )
-    final = config.retrieval.rerank if rerankers else "none"
+
+
+def _scores(
+    ranked: retrieval.Ranked,
+    embedded: Embedded,
+    labels_N: Labels,
+    query: Indices | None,
+    gallery: Indices | None,
+    config: TrialConfig,
+    device: torch.device | None,
+    by_class: bool,
+) -> Scored:
+    final = config.retrieval.rerank
     prefixes = {name: "" if name == final else FIRST_STAGE for name in ranked.scores}
     label_Q = labels_N[ranked.query_Q] if by_class else None
     scored = joined([_named(ranked.scores[name], label_Q, prefix) for name, prefix in prefixes.items()])
@@ -110,11 +131,11 @@ def _scores(
         omega_QD = embedded.omega_ND if query is None else embedded.omega_ND[query]
         metrics |= structure_scores(omega_QD, config.embedder.size, config)
     if config.phase == "verdict":
-        if rerankers:
+        if final != "none":
             metrics["search_ms_per_query"] = ranked.ms_per_query["none"]
             metrics["rerank_ms_per_query"] = ranked.ms_per_query[final]
         if config.clusters:
-            metrics |= retrieval.evaluate_clusters(embedded.z_ND, labels_N)
+            metrics |= retrieval.evaluate_clusters(embedded.z_ND, labels_N, device=device)
     if config.verification:
         found, pair_counts = verification_scores(embedded.z_ND, labels_N, query, gallery, config)
         metrics |= found
@@ -142,11 +163,13 @@ def _named(scores: retrieval.Scores, label_Q: Labels | None, prefix: str) -> Sco
     )
 
 
-def _rerankers(embedded: Embedded, how: RetrievalConfig) -> dict[str, retrieval.Reranker]:
+def _rerankers(
+    embedded: Embedded, how: RetrievalConfig, device: torch.device | None
+) -> dict[str, retrieval.Reranker]:
     """The one that is wished for, by its name."""
     z_ND, omega_ND = embedded
     if how.rerank == "k_reciprocal":
-        encodings = retrieval.KReciprocal(z_ND, how.k1, how.k2, how.distance_weight)
+        encodings = retrieval.KReciprocal(z_ND, how.k1, how.k2, how.distance_weight, device)
         return {how.rerank: lambda row_Q, index_QK: encodings.order(row_Q, index_QK, how.first)}
     if how.rerank == "structure":
         assert omega_ND is not None

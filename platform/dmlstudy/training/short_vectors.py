@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dmlstudy import distributed, retrieval
@@ -60,22 +61,35 @@ def sizes_of(config: TrialConfig) -> tuple[int, ...]:
 
 
 def short_vector_scores(
-    z_ND: Floats, labels_N: Labels, query: Indices | None, gallery: Indices | None, config: TrialConfig
+    z_ND: Floats,
+    labels_N: Labels,
+    query: Indices | None,
+    gallery: Indices | None,
+    config: TrialConfig,
+    *,
+    device: torch.device | None = None,
 ) -> Scored:
     """The objective, MAP@R and Recall@1 of each short form, with sums by class; every rank must call this.
 
-    Names are as ``map_at_r_dim64_int8``. Empty in a search, and where neither ``protocol.short_vectors`` nor
-    ``embedder.matryoshka`` asks for them.
+    Names are as ``map_at_r_dim64_int8``. Each rank ranks its share of the queries, as in ``retrieval_scores``. Empty in
+    a search, and where neither ``protocol.short_vectors`` nor ``embedder.matryoshka`` asks for them.
     """
     if config.phase != "verdict" or not (config.short_vectors or config.embedder.parts):
         return Scored({})
+
+    def own_share() -> list[tuple[ShortForm, retrieval.Ranked]]:
+        return [
+            (form, _ranked(short_NE, labels_N, query, gallery, config, device))
+            for form, short_NE in forms(z_ND, sizes_of(config))
+        ]
+
+    of_ranks = distributed.computed_by_each(own_share)
+    by_form = [
+        (of_form[0][0], retrieval.Ranked.joined([ranked for _, ranked in of_form]))
+        for of_form in zip(*of_ranks, strict=True)
+    ]
     return distributed.computed_once(
-        lambda: joined(
-            [
-                _scored(short_NE, labels_N, query, gallery, config, form)
-                for form, short_NE in forms(z_ND, sizes_of(config))
-            ]
-        )
+        lambda: joined([_scored(form, ranked, labels_N, config) for form, ranked in by_form])
     )
 
 
@@ -112,17 +126,30 @@ def check(config: TrialConfig) -> None:
         )
 
 
-def _scored(
+def _ranked(
     short_NE: Floats,
     labels_N: Labels,
     query: Indices | None,
     gallery: Indices | None,
     config: TrialConfig,
-    form: ShortForm,
-) -> Scored:
-    ranked = retrieval.rank(
-        short_NE, labels_N, {}, 1, config.recall_at, query=query, gallery=gallery, macro=config.macro
+    device: torch.device | None,
+) -> retrieval.Ranked:
+    """The rankings of this rank's share of the queries."""
+    return retrieval.rank(
+        short_NE,
+        labels_N,
+        {},
+        1,
+        config.recall_at,
+        query=query,
+        gallery=gallery,
+        macro=config.macro,
+        device=device,
+        share=distributed.own_slice,
     )
+
+
+def _scored(form: ShortForm, ranked: retrieval.Ranked, labels_N: Labels, config: TrialConfig) -> Scored:
     scores = ranked.scores["none"]
     wanted = {config.objective, *METRICS}
     metrics = {form.of(name): value for name, value in scores.means().items() if name in wanted}

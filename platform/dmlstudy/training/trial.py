@@ -188,7 +188,7 @@ class _Trial:
         parts: list[Scored] = []
         if of_folds:
             left = [_numbered(self.outputs, number) for number in of_folds]
-            parts.append(self.task.score_fold_models(self.config, left))
+            parts.append(self.task.score_fold_models(self.config, left, self.device))
         trainer, last = self._train(whole)
         parts.append(last if last.metrics else trainer.judge())
         found, of_units, of_pairs = joined(parts)

@@ -97,7 +97,9 @@ class Embedding(Task):
             sides=sides_of(dataset, share),
         )
 
-    def score_fold_models(self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]]) -> Scored:
+    def score_fold_models(
+        self, config: TrialConfig, outputs: Sequence[Mapping[str, Tensor]], device: torch.device
+    ) -> Scored:
         """Metrics of each model alone, the mean over them, and of their concatenated embeddings."""
         from dmlstudy import metric_names
         from dmlstudy.training.retrieval_scores import Embedded, concatenated, retrieval_scores
@@ -106,8 +108,12 @@ class Embedding(Task):
         dataset = self.dataset(config.data)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery, config
         of_folds = [Embedded.of(each) for each in outputs]
-        separate = mean_scored([retrieval_scores(embedded, *rest, by_class=True) for embedded in of_folds])
-        ensemble = retrieval_scores(concatenated(of_folds), *rest, by_class=True)
+
+        def scored(embedded: Embedded) -> Scored:
+            return retrieval_scores(embedded, *rest, device=device, by_class=True)
+
+        separate = mean_scored([scored(embedded) for embedded in of_folds])
+        ensemble = scored(concatenated(of_folds))
         return joined(
             [renamed(separate, metric_names.separate), renamed(ensemble, metric_names.concatenated)]
         )

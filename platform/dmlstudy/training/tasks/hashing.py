@@ -84,6 +84,10 @@ class Hashing(Task):
 
         return CodeTrainer(config, share, device)
 
+    def notes(self, config: TrialConfig, num_items: int) -> list[str]:
+        """A line on the device."""
+        return ["device: codes are trained on a worker's GPU where it has one, and ranked on its CPUs"]
+
     def seconds(
         self, config: TrialConfig, labels_N: Labels, num_test: int, first_reports: FirstReports
     ) -> tuple[float, float]:

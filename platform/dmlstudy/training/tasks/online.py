@@ -119,11 +119,14 @@ class Online(Task):
         return np.sort(held_out[held_out >= first] - first)
 
     def notes(self, config: TrialConfig, num_items: int) -> list[str]:
+        """Lines on the device and on shuffled halves."""
+        device = "device: one CPU, for a stream is learned one constraint after another"
         if _stream(config).split != "shuffled":
-            return []
+            return [device]
         return [
+            device,
             f"split: all {num_items} are shuffled by each verdict seed and cut in halves; the search"
-            f" has {config.num_folds} fold(s) of one such half"
+            f" has {config.num_folds} fold(s) of one such half",
         ]
 
     def seconds(
