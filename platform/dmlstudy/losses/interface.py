@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from dmlstudy.losses.products import Product, exact
+
 
 class Embeddings(NamedTuple):
     """Embedded samples: the own batch, the gathered batch or a memory queue, one type for all.
@@ -100,13 +102,17 @@ class Loss(nn.Module, ABC):
     """True if references may hold rows of earlier batches (a cross-batch memory) after the gathered ones."""
 
     has_precision: ClassVar[bool] = False
-    """True if its products may be computed in another precision than float32 (``products``)."""
+    """True if its products, by ``product``, may be computed in another precision than float32 (``products``)."""
 
     uses_norms: ClassVar[bool] = False
     """True if the loss looks at the norms that embeddings had before they were normalised."""
 
     retains: Literal["", "features", "embedding"] = ""
     """The output of the model, if any, whose distance from the start's the loss looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product: Product = exact
 
     def forward(
         self, anchors: Embeddings, references: Embeddings | None = None, world: World = ALONE

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from dmlstudy.losses.distances import Distance, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
-from dmlstudy.losses.products import Product, add_product, exact
+from dmlstudy.losses.products import add_product
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
 """Memory for the arrays of one tile, by kind of device: on a CPU they should stay near its caches."""
@@ -98,6 +98,7 @@ class RowTerms(NamedTuple):
 class TiledLoss(Loss):
     """A loss over pairs that goes tile by tile."""
 
+    has_precision = True
     needs_positives: ClassVar[bool] = True
     """True if a batch without positive pairs is a mistake, of which it then warns."""
 
@@ -125,14 +126,12 @@ class RowLoss(TiledLoss):
     """
 
     accepts_memory = True
-    has_precision = True
     only_positives: ClassVar[bool] = False
     """True if the terms look at positives alone: then tiles hold the band's Q references instead of all M."""
 
     def __init__(self, distance: Distance) -> None:
         super().__init__()
         self.distance = distance
-        self.product: Product = exact
 
     @abstractmethod
     def rows(self, rows: Tile) -> RowTerms:
