@@ -1,6 +1,6 @@
 """Interface of every loss: embeddings in, a sum over local anchors and its count out.
 
-Shapes: N rows (B anchors on this rank, or M references), D embedding size.
+Shapes: N rows (B anchors on this rank, or M references), D embedding size, L live rows.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class Embeddings(NamedTuple):
 
     ``norm_N`` holds the norms before normalising where the loss ``uses_norms``; those of references have no gradient.
     ``drift_N`` holds squared distances from the start's model where the loss ``retains`` it; references have none.
+
+    ``live_LD`` are the first rows of ``z_ND`` as they were before constants were put behind them, such as a memory's:
+    where given, a gradient may flow through these alone. Whoever replaces ``z_ND`` replaces them too.
     """
 
     z_ND: Tensor
@@ -33,9 +36,10 @@ class Embeddings(NamedTuple):
     structure_ND: Tensor | None = None
     norm_N: Tensor | None = None
     drift_N: Tensor | None = None
+    live_LD: Tensor | None = None
 
     def rows(self, selected: slice | Tensor) -> Embeddings:
-        """The selected rows of every part."""
+        """The selected rows of every part, all of them live."""
         structure_ND = None if self.structure_ND is None else self.structure_ND[selected]
         norm_N = None if self.norm_N is None else self.norm_N[selected]
         drift_N = None if self.drift_N is None else self.drift_N[selected]
@@ -191,7 +195,7 @@ def check_classes(y_B: Tensor, num_classes: int) -> None:
 
 def check_embeddings(role: str, embeddings: Embeddings) -> None:
     """Raises ValueError for embeddings, labels or ids of a wrong type or shape, naming their ``role``."""
-    z_ND, y_N, id_N, structure_ND, norm_N, drift_N = embeddings
+    z_ND, y_N, id_N, structure_ND, norm_N, drift_N, live_LD = embeddings
     if z_ND.ndim != 2 or not z_ND.is_floating_point():
         raise ValueError(
             f"{role}: embeddings must be a floating (N, D) tensor, not {z_ND.dtype} {tuple(z_ND.shape)}"
@@ -204,6 +208,7 @@ def check_embeddings(role: str, embeddings: Embeddings) -> None:
                 f"{role}: {name} must have one entry per embedding: "
                 f"shape ({z_ND.shape[0]},), not {tuple(x_N.shape)}"
             )
+    assert live_LD is None or (len(live_LD) <= len(z_ND) and live_LD.shape[1:] == z_ND.shape[1:])
     if structure_ND is not None and structure_ND.shape != z_ND.shape:
         raise ValueError(
             f"{role}: structure embeddings must have the embeddings' shape {tuple(z_ND.shape)}, "

@@ -5,6 +5,8 @@ Shapes: S rows of room in the memory, M rows gathered from all ranks, D embeddin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +17,9 @@ from dmlstudy.losses.parameters import at_least
 class CrossBatchMemory(nn.Module):
     """A queue of the last ``size`` embeddings, detached, with their labels and ids (Wang et al. 2020, XBM).
 
-    It belongs to the state of training and is saved with it: ``z``, ``y`` and ``id`` hold the rows, the oldest
-    first, ``filled`` how many there are, ``num_batches`` how many batches it has seen.
+    It belongs to the state of training and is saved with it. ``filled`` is the number of rows it has taken in, of
+    which ``z``, ``y`` and ``id`` hold the last: the n-th at place n modulo ``size``. ``num_batches`` is the number of
+    batches it has seen. Both are on the CPU, so that no step waits for a GPU.
 
     Every rank stores the rows of all ranks, so the queue is the same on each; it follows the batch's dtype and
     device. Losses make no positive pair of two rows of one class and image, so an image's older embedding is no
@@ -45,6 +48,8 @@ class CrossBatchMemory(nn.Module):
     def references(self, gathered: Embeddings) -> Embeddings:
         """The gathered rows, then the memory's, the oldest first; and takes the gathered rows in afterwards.
 
+        The gathered rows alone are live.
+
         In the first ``warmup`` batches the memory fills but is not shown. Beyond ``size`` the oldest rows fall
         out; of a larger batch its last rows stay. With memory rows there are no structure embeddings.
         Raises ValueError for rows of another size than ``dim``.
@@ -54,19 +59,39 @@ class CrossBatchMemory(nn.Module):
             raise ValueError(f"embeddings have size {z_MD.shape[1]}, the memory's dim is {self.dim}")
         self.z, self.y, self.id = self.z.to(z_MD), self.y.to(y_M), self.id.to(id_M)
         filled = int(self.filled)
-        older = Embeddings(self.z[:filled], self.y[:filled], self.id[:filled])
         references = gathered
         if filled and int(self.num_batches) >= self.warmup:
             references = Embeddings(
-                torch.cat([z_MD, older.z_ND]), torch.cat([y_M, older.y_N]), torch.cat([id_M, older.id_N])
+                torch.cat([z_MD, *self._oldest_first(self.z, filled)]),
+                torch.cat([y_M, *self._oldest_first(self.y, filled)]),
+                torch.cat([id_M, *self._oldest_first(self.id, filled)]),
+                live_LD=z_MD,
             )
-        for queue, old, new in (
-            (self.z, older.z_ND, z_MD),
-            (self.y, older.y_N, y_M),
-            (self.id, older.id_N, id_M),
-        ):
-            kept = torch.cat([old, new.detach()])[-self.size :]
-            queue[: len(kept)] = kept
-        self.filled.fill_(min(self.size, filled + len(z_MD)))
+        self._take_in(self.z, filled, z_MD.detach())
+        self._take_in(self.y, filled, y_M)
+        self._take_in(self.id, filled, id_M)
+        self.filled += len(z_MD)
         self.num_batches += 1
         return references
+
+    def _oldest_first(self, ring: Tensor, filled: int) -> list[Tensor]:
+        """The rows in it, in two parts where they go over its end."""
+        if filled <= self.size:
+            return [ring[:filled]]
+        oldest = filled % self.size
+        return [ring[oldest:], ring[:oldest]]
+
+    def _take_in(self, ring: Tensor, filled: int, new: Tensor) -> None:
+        """Write the new rows, or of more than it holds the last, in the place of the oldest."""
+        place = (filled + max(0, len(new) - self.size)) % self.size
+        kept = new[-self.size :]
+        until_end = min(len(kept), self.size - place)
+        ring[place : place + until_end] = kept[:until_end]
+        ring[: len(kept) - until_end] = kept[until_end:]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossBatchMemory:
+        """Move and convert the rows alone."""
+        counts = self.filled, self.num_batches
+        super()._apply(fn, recurse)
+        self.filled, self.num_batches = counts
+        return self
