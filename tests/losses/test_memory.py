@@ -43,7 +43,44 @@ def test_a_batch_larger_than_the_memory_leaves_its_last_rows() -> None:
     assert ids(memory.references(batch_of(1, 2, 3, 4, 5))) == [1, 2, 3, 4, 5]
     assert ids(memory.references(batch_of(6, 7, 8, 9))) == [6, 7, 8, 9, 3, 4, 5]
     assert ids(memory.references(batch_of(10))) == [10, 7, 8, 9]
-    assert memory.filled == 3
+    assert memory.filled == 10
+    assert ids(memory.references(batch_of())) == [8, 9, 10]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 7])
+def test_it_is_a_queue_whatever_the_batches(size: int) -> None:
+    memory, queue, next_id = CrossBatchMemory(size, DIM), list[int](), 1
+    for number in (0, 1, 3, 5, 2, 9, 1, 7, 14, 4, 4, 0, 6):
+        new = list(range(next_id, next_id + number))
+        next_id += number
+        assert ids(memory.references(batch_of(*new))) == new + queue
+        queue = (queue + new)[-size:]
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_memory_saved_with_its_oldest_row_first_goes_on(number: int) -> None:
+    """As it was saved before it was a ring: ``filled`` was at most the size."""
+    memory = CrossBatchMemory(4, DIM)
+    older = batch_of(*range(1, number + 1))
+    state = memory.state_dict() | {"filled": torch.tensor(number), "num_batches": torch.tensor(3)}
+    state["z"] = functional.pad(older.z_ND.detach(), (0, 0, 0, 4 - number))
+    state["y"], state["id"] = (functional.pad(x, (0, 4 - number)) for x in (older.y_N, older.id_N))
+    memory.load_state_dict(state)
+    assert ids(memory.references(batch_of(7, 8, 9))) == [7, 8, 9, *range(1, number + 1)]
+    assert ids(memory.references(batch_of())) == [number, 7, 8, 9]
+
+
+def test_counts_stay_on_the_cpu() -> None:
+    memory = CrossBatchMemory(2, DIM).to("meta")
+    assert memory.z.device.type == memory.id.device.type == "meta"
+    assert memory.filled.device.type == memory.num_batches.device.type == "cpu"
+
+
+def test_the_gathered_rows_alone_are_live() -> None:
+    memory = CrossBatchMemory(4, DIM)
+    assert memory.references(batch_of(1, 2)).live_LD is None
+    gathered = batch_of(3)
+    assert memory.references(gathered).live_LD is gathered.z_ND
 
 
 def test_warm_up_fills_but_does_not_show() -> None:

@@ -10,13 +10,17 @@ from torch.nn import functional
 
 from dmlstudy import losses
 from dmlstudy.losses import catalogue, products
-from dmlstudy.losses.interface import Embeddings
+from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.products import PRODUCTS
+from dmlstudy.losses.regularized import Regularized
+from dmlstudy.records import Scalar
 
 ERRORS = {"float32": 2.0**-22, "bf16x3": 2.0**-15, "tf32": 2.0**-10, "bf16": 2.0**-7}
 """Of a product, relative to the factors' norms: twice a factor's."""
 
-ABLE = [name for name in catalogue.CATALOGUE if catalogue.kind_of(name).has_precision]
+REGULARIZERS = [name for name, kind in catalogue.REGULARIZERS.items() if kind.has_precision]
+NAMES = [*catalogue.CATALOGUE, *(f"+ {name}" for name in REGULARIZERS)]
+"""Losses, and regularisers beside a loss that is silent on its own."""
 LABELS = torch.arange(48) % 6
 coarse = pytest.mark.parametrize("precision", ["bf16x3", "tf32", "bf16"])
 
@@ -60,22 +64,35 @@ def test_products_in_given_memory_are_the_same(precision: str, name: str) -> Non
     torch.testing.assert_close(out_NM, wanted, rtol=1e-5, atol=1e-5)
 
 
-def mean_and_gradient(name: str, precision: str) -> tuple[Tensor, Tensor]:
+def built(name: str, precision: str) -> Loss:
+    if name.startswith("+ "):
+        silent: dict[str, Scalar] = {"negative_margin": 0.0, "mining": "batch_hard", "positive_margin": 0.0}
+        pairs: dict[str, Scalar] = {"pairs": "all"} if name == "+ gor" else {}  # of others the bound is kept
+        regularizer = (name[2:], {"precision": precision, **pairs})
+        return catalogue.build("pair_weighting", silent, regularizer=regularizer, num_classes=6, dim=16)
+    return catalogue.build(
+        name, {"precision": precision}, class_sizes=[8] * 6, num_classes=6, dim=16, num_layers=2
+    )
+
+
+def mean_and_gradient(name: str, precision: str, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     z_ND = torch.randn(48, 16, generator=generator) + 2 * torch.eye(6, 16)[LABELS]
-    loss = losses.build(name, num_classes=6, dim=16, precision=precision)
-    if not loss.loss.uses_norms:
+    omega_ND = 0.5 + torch.rand(48, 16, generator=generator)
+    loss = built(name, precision)
+    if not loss.uses_norms:
         z_ND = functional.normalize(z_ND)
     z_ND.requires_grad_()
-    value = loss(z_ND, LABELS)
-    value.backward()
+    batch = Embeddings(z_ND, LABELS, torch.arange(48), omega_ND)
+    total, count = loss(batch.with_norms() if loss.uses_norms else batch)
+    (factor * total / count).backward()
     assert z_ND.grad is not None
-    return value.detach(), z_ND.grad
+    return (total / count).detach(), z_ND.grad
 
 
 @pytest.mark.filterwarnings("ignore:a batch holds no two images of one class")
 @coarse
-@pytest.mark.parametrize("name", ABLE)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_loss_is_near_its_exact_value(name: str, precision: str) -> None:
     """Hinges, mined sets and steep sigmoids may turn on a rounding, so gradients are compared as a whole."""
     value, gradient = mean_and_gradient(name, "float32")
@@ -92,11 +109,42 @@ def test_a_loss_is_near_its_exact_value(name: str, precision: str) -> None:
 
 def test_precision_is_a_parameter_like_others() -> None:
     assert catalogue.parameters_of("triplet")["precision"] == "float32"
-    assert "precision" not in catalogue.parameters_of("soft_triple")
+    assert catalogue.parameters_of_regularizer("gor")["precision"] == "float32"
+    assert "precision" not in catalogue.parameters_of_regularizer("retention")
     with pytest.raises(ValueError, match=r"precision='fp8' is unknown; .*bf16"):
         losses.build("triplet", precision="fp8")
-    with pytest.raises(ValueError, match="loss 'soft_triple' computes in float32 alone; leave precision out"):
-        losses.build("soft_triple", num_classes=3, dim=4, precision="bf16")
+    with pytest.raises(ValueError, match=r"regularizer 'gor': precision='fp8' is unknown"):
+        losses.build("triplet", regularizer=("gor", {"precision": "fp8"}))
+    with pytest.raises(ValueError, match=r"regularizer .retention. has no products .* leave precision out"):
+        losses.build("triplet", regularizer=("retention", {"precision": "bf16"}))
+
+
+def test_a_loss_and_its_regulariser_have_each_their_own() -> None:
+    loss = losses.build("triplet", precision="tf32", regularizer=("koleo", {"precision": "bf16"})).loss
+    assert isinstance(loss, Regularized)
+    assert loss.base.product is PRODUCTS["tf32"]
+    assert loss.regularizer.product is PRODUCTS["bf16"]
+
+
+@pytest.mark.filterwarnings("ignore:a batch holds no two images of one class")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_of_three_times_a_loss_is_three_times_its_own(name: str) -> None:
+    """Not its rounding: the factor is the number of ranks over the count, and must decide on nothing."""
+    _, gradient = mean_and_gradient(name, "bf16")
+    _, threefold = mean_and_gradient(name, "bf16", factor=3.0)
+    torch.testing.assert_close(threefold, 3 * gradient, rtol=1e-5, atol=1e-5 * gradient.abs().max().item())
+
+
+@coarse
+def test_on_a_graph_gradients_are_products_of_the_same_kind(precision: str) -> None:
+    a_NK, b_KM = (x.requires_grad_() for x in factors(torch.float32))
+    product = PRODUCTS[precision]
+    out_NM = products.differentiable(product)(a_NK, b_KM)
+    slope_NM = torch.randn(out_NM.shape, generator=torch.Generator().manual_seed(2))
+    out_NM.backward(slope_NM)
+    assert torch.equal(out_NM, product(a_NK, b_KM))
+    assert torch.equal(a_NK.grad, product(slope_NM, b_KM.T))
+    assert torch.equal(b_KM.grad, product(a_NK.T, slope_NM))
 
 
 def test_the_default_is_the_exact_product() -> None:

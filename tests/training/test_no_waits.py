@@ -29,11 +29,6 @@ INDEXING = (ATEN.index.Tensor, ATEN.index_put_.default, ATEN.index_put.default)
 
 WAITING = {
     "adaptive_bound": "weights of layers are found on the host, from the losses of a batch, for the next one",
-    "lifted_structure": "the bands of its tiles are read",
-    "lifted_structure_gpw": "as above",
-    "contrastive, memory": "labels of earlier batches lie on the device alone",
-    "contrastive + structure, memory": "as above",
-    "recall_at_k simix=True, memory": "as above",
 }
 """Cases that wait, and why."""
 

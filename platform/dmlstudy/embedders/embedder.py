@@ -35,10 +35,10 @@ from dmlstudy.embedders.precision import full_float32
 from dmlstudy.embedders.stages import NO_FUSION, OWN_POOLING, UNIT_HEADS
 from dmlstudy.embedders.starting import begun_with
 from dmlstudy.embedders.structure import AS_THEY_ARE, NO_STRUCTURE, StructureHead, check_structure
-from dmlstudy.embedders.transfers import sent
 from dmlstudy.heartbeat import beat
 from dmlstudy.records import CLIP_RADIUS, CURVATURE
 from dmlstudy.text import nearest
+from dmlstudy.transfers import sent
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class AdaptiveBound(Loss):
     embeddings of another size.
     """
 
+    has_precision = True
     alpha_L: Tensor
 
     def __init__(

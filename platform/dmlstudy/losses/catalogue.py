@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.class_margins import AdaFace, CurricularFace, MagFace, SubCenterArcFace
-from dmlstudy.losses.class_softmax import ArcFace, ClassSoftmax, CosFace, NormSoftmax, ProxyNCAPlusPlus
+from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.distances import (
     Distance,
@@ -62,7 +62,6 @@ from dmlstudy.losses.retention import Retention
 from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
-from dmlstudy.losses.tiles import RowLoss
 from dmlstudy.losses.triplets import Hardest, Triplet
 from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
 from dmlstudy.records import CURVATURE, HYPERBOLIC, Scalar
@@ -353,7 +352,7 @@ def build(
         )
     else:
         loss = constructed("loss", name, CATALOGUE, named, given, parts)
-        _set_precision(loss, name, precision)
+        _set_precision(loss, f"loss {name!r}", precision)
     if memory and not loss.accepts_memory:
         able = [entry for entry in CATALOGUE if kind_of(entry).accepts_memory]
         raise ValueError(
@@ -368,9 +367,10 @@ def build(
     weight = its_params.get(WEIGHT, 1.0)
     if isinstance(weight, str | bool):
         raise ValueError(f"regularizer {kind!r}: {WEIGHT}={weight!r} must be a number")
-    rest = {key: value for key, value in its_params.items() if key != WEIGHT}
     try:
+        rest = {key: value for key, value in its_params.items() if key not in (WEIGHT, PRECISION)}
         term = constructed("regularizer", kind, REGULARIZERS, rest, given)
+        _set_precision(term, f"regularizer {kind!r}", its_params.get(PRECISION, "float32"))
         return Regularized(loss, term, at_least(WEIGHT, weight, 0))
     except ValueError as error:
         said = str(error)
@@ -379,16 +379,15 @@ def build(
         ) from None
 
 
-def _set_precision(loss: Loss, name: str, precision: object) -> None:
+def _set_precision(loss: Loss, called: str, precision: object) -> None:
     """Let the loss compute its products so; raises ValueError for an unknown precision, and a loss that has but one."""
     product = choice(PRECISION, str(precision), PRODUCTS)
     if not loss.has_precision and product is not exact:
-        able = [entry for entry in CATALOGUE if kind_of(entry).has_precision]
         raise ValueError(
-            f"loss {name!r} computes in float32 alone; leave {PRECISION} out, or choose from {', '.join(able)}"
+            f"{called} has no products of matrices to compute in {precision}; leave {PRECISION} out"
         )
     for module in loss.modules():
-        if isinstance(module, RowLoss | ClassSoftmax):
+        if isinstance(module, Loss):
             module.product = product
 
 
@@ -431,4 +430,6 @@ def parameters_of_regularizer(name: str) -> dict[str, Scalar]:
 
     Raises ValueError for an unknown name.
     """
-    return {WEIGHT: 1.0} | hyperparameters(choice("regularizer", name, REGULARIZERS), _GIVEN)
+    kind = choice("regularizer", name, REGULARIZERS)
+    own = {WEIGHT: 1.0, **hyperparameters(kind, _GIVEN)}
+    return own | {PRECISION: "float32"} if kind.has_precision else own

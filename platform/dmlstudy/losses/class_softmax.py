@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -28,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from dmlstudy.losses.distances import SQUARED_FLOOR
 from dmlstudy.losses.interface import Embeddings, LossSum, World, per_anchor
 from dmlstudy.losses.parameters import above, at_least
-from dmlstudy.losses.products import Product, add_product, exact, write_product
+from dmlstudy.losses.products import Product, add_product, factor_last, write_product
 from dmlstudy.losses.proxies import ProxyLoss, unit_vectors
 from dmlstudy.losses.tiles import Swept, in_one_sweep, in_order, tile_height
 
@@ -57,12 +58,9 @@ class ClassSoftmax(ProxyLoss):
     With one class L_i = 0. References are no part of it, so there is no memory.
     """
 
-    has_precision = True
-
     def __init__(self, num_classes: int, dim: int, scale: float) -> None:
         super().__init__(num_classes, dim)
         self.scale = scale
-        self.product: Product = exact
         self._has_seen_norms = False
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:  # most have no state
@@ -99,7 +97,7 @@ class ClassSoftmax(ProxyLoss):
                 lambda wanted: _by_anchors(batch, [leaf.detach() for leaf in leaves], wanted), leaves
             )
         else:
-            total = _ByClasses.apply(batch, *leaves)
+            total = factor_last(partial(_ByClasses.apply, batch), self.product, *leaves)
         return per_anchor(total, anchors)
 
     def _check_norms(self, references: Embeddings) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dmlstudy.losses.distances import euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.parameters import at_least
+from dmlstudy.losses.products import differentiable
 from dmlstudy.losses.structure import PairBlock
 
 INITIAL_LEVELS = (-3.0, 0.0, 3.0)
@@ -38,6 +39,7 @@ class DistanceLevels(Loss):
     rows. Raises ValueError unless 0 <= momentum < 1.
     """
 
+    has_precision = True
     running_mean: Tensor
     running_std: Tensor
     num_batches: Tensor
@@ -60,7 +62,8 @@ class DistanceLevels(Loss):
         levels_L = self.levels_L.to(z_MD.dtype)
         with torch.autocast(z_MD.device.type, enabled=False):
             share = world.share(len(z_MD))
-            pairs = PairBlock(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world)
+            left_RF, right_MF = euclidean.left(z_MD[share]), euclidean.right(z_MD)
+            pairs = PairBlock(left_RF, right_MF, share, world, differentiable(self.product))
             if len(z_MD) < 2:
                 return pairs.mean_of(lambda d_TM, levels_L: 0 * d_TM, levels_L)
             mean, std = self._estimates(*pairs.statistics(counts_self=False))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dmlstudy.losses.parameters import above, part
+from dmlstudy.losses.products import Product, exact
 from dmlstudy.records import CURVATURE
 
 SQUARED_FLOOR = 1e-12
@@ -32,11 +33,11 @@ NEAR_BOUNDARY = 1e-3
 class Distance(Protocol):
     """(z_TD, z_MD) -> d_TM, differentiable; and its pieces, for those who go tile by tile."""
 
-    def __call__(self, z_TD: Tensor, z_MD: Tensor) -> Tensor:
+    def __call__(self, z_TD: Tensor, z_MD: Tensor, product: Product = exact) -> Tensor:
         """All distances at once."""
         z_TD, z_MD = full_precision(z_TD, z_MD)
         with torch.autocast(z_TD.device.type, enabled=False):
-            return self.of(self.left(z_TD) @ self.right(z_MD).T)
+            return self.of(product(self.left(z_TD), self.right(z_MD).T))
 
     @abstractmethod
     def left(self, z_ND: Tensor) -> Tensor:
@@ -204,7 +205,7 @@ def checked_distance(distance: object) -> Distance:
         slope_TM = torch.rand(2, 3, dtype=torch.float64, generator=generator)
         z_TD, z_MD = z_ND[:2], z_ND[2:]
         with torch.enable_grad():
-            leaves = [z_TD.clone().requires_grad_(), z_MD.clone().requires_grad_()]
+            leaves = (z_TD.clone().requires_grad_(), z_MD.clone().requires_grad_())
             d_TM = distance(*leaves)
             if d_TM.shape != slope_TM.shape:
                 return f"distances of 2 and 3 embeddings have the shape {tuple(d_TM.shape)}"

@@ -16,6 +16,7 @@ from dmlstudy.losses.distances import full_precision, squared_euclidean
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.mining import scrambled
 from dmlstudy.losses.parameters import above, choice
+from dmlstudy.losses.products import differentiable
 from dmlstudy.losses.tiles import in_order, in_tiles
 from dmlstudy.transfers import placed
 
@@ -56,6 +57,8 @@ class GraphConsistency(Loss):
     unknown names, and where 'two_draws' meets a batch whose halves differ in their classes.
     """
 
+    has_precision = True
+
     def __init__(
         self,
         term: str = "gc_bar",
@@ -84,16 +87,16 @@ class GraphConsistency(Loss):
 
     def _value(self, x1_nD: Tensor, x2_nD: Tensor, world: World) -> LossSum:
         num_rows = len(x1_nD)
-        share = world.share(num_rows)
+        share, product = world.share(num_rows), differentiable(self.product)
         sigma = x1_nD.new_full((), self.sigma) if self.sigma_mode == "fixed" else _median(x1_nD, x2_nD)
 
         def pieces(own: list[Tensor], common: list[Tensor]) -> Iterator[tuple[Tensor, float]]:
             edges = [
-                torch.exp(squared_euclidean.of(left_TF @ right_nF.T) / -sigma)
+                torch.exp(squared_euclidean.of(product(left_TF, right_nF.T)) / -sigma)
                 for left_TF, right_nF in zip(own, common[:2], strict=True)
             ]
             if self.term != "gc":
-                edges = [s_Tn @ x_nD for s_Tn, x_nD in zip(edges, common[2:], strict=True)]
+                edges = [product(s_Tn, x_nD) for s_Tn, x_nD in zip(edges, common[2:], strict=True)]
             yield (edges[0] - edges[1]).square().sum(), float(len(own[0]))
 
         squared, num_own = in_tiles(

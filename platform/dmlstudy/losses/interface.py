@@ -1,6 +1,6 @@
 """Interface of every loss: embeddings in, a sum over local anchors and its count out.
 
-Shapes: N rows (B anchors on this rank, or M references), D embedding size.
+Shapes: N rows (B anchors on this rank, or M references), D embedding size, L live rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from dmlstudy.losses.products import Product, exact
 from dmlstudy.transfers import placed
 
 
@@ -39,6 +40,8 @@ class Embeddings(NamedTuple):
 
     ``on_host`` holds labels and ids in the host's memory too, where they are known there: what follows from them alone,
     such as the order of rows, is then found without waiting for a device.
+    ``live_LD`` are the first rows of ``z_ND`` as they were before constants were put behind them, such as a memory's:
+    where given, a gradient may flow through these alone. Whoever replaces ``z_ND`` replaces them too.
     """
 
     z_ND: Tensor
@@ -48,6 +51,7 @@ class Embeddings(NamedTuple):
     norm_N: Tensor | None = None
     drift_N: Tensor | None = None
     on_host: Labels | None = None
+    live_LD: Tensor | None = None
 
     @property
     def labels(self) -> Labels:
@@ -55,7 +59,7 @@ class Embeddings(NamedTuple):
         return Labels(self.y_N, self.id_N) if self.on_host is None else self.on_host
 
     def rows(self, selected: slice | Tensor) -> Embeddings:
-        """The selected rows of every part; a tensor of places lies where ``labels`` do."""
+        """The selected rows of every part, all of them live; a tensor of places lies where ``labels`` do."""
         on_host = None if self.on_host is None else self.on_host.rows(selected)
         if isinstance(selected, Tensor):
             selected = placed(selected, self.z_ND.device)
@@ -138,13 +142,17 @@ class Loss(nn.Module, ABC):
     """True if references may hold rows of earlier batches (a cross-batch memory) after the gathered ones."""
 
     has_precision: ClassVar[bool] = False
-    """True if its products may be computed in another precision than float32 (``products``)."""
+    """True if its products, by ``product``, may be computed in another precision than float32 (``products``)."""
 
     uses_norms: ClassVar[bool] = False
     """True if the loss looks at the norms that embeddings had before they were normalised."""
 
     retains: Literal["", "features", "embedding"] = ""
     """The output of the model, if any, whose distance from the start's the loss looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product: Product = exact
 
     def forward(
         self, anchors: Embeddings, references: Embeddings | None = None, world: World = ALONE
@@ -227,7 +235,7 @@ def check_classes(embeddings: Embeddings, num_classes: int) -> None:
 
 def check_embeddings(role: str, embeddings: Embeddings) -> None:
     """Raises ValueError for embeddings, labels or ids of a wrong type or shape, naming their ``role``."""
-    z_ND, y_N, id_N, structure_ND, norm_N, drift_N, _ = embeddings
+    z_ND, y_N, id_N, structure_ND, norm_N, drift_N, _, live_LD = embeddings
     if z_ND.ndim != 2 or not z_ND.is_floating_point():
         raise ValueError(
             f"{role}: embeddings must be a floating (N, D) tensor, not {z_ND.dtype} {tuple(z_ND.shape)}"
@@ -240,6 +248,7 @@ def check_embeddings(role: str, embeddings: Embeddings) -> None:
                 f"{role}: {name} must have one entry per embedding: "
                 f"shape ({z_ND.shape[0]},), not {tuple(x_N.shape)}"
             )
+    assert live_LD is None or (len(live_LD) <= len(z_ND) and live_LD.shape[1:] == z_ND.shape[1:])
     if structure_ND is not None and structure_ND.shape != z_ND.shape:
         raise ValueError(
             f"{role}: structure embeddings must have the embeddings' shape {tuple(z_ND.shape)}, "

@@ -71,5 +71,9 @@ def _cut(embeddings: Embeddings, size: int) -> Embeddings:
     """The leading numbers as unit vectors, in float32 at least; the whole embedding as it is."""
     if size == embeddings.z_ND.shape[1]:
         return embeddings
-    (z_ND,) = full_precision(embeddings.z_ND)
-    return embeddings._replace(z_ND=functional.normalize(z_ND[:, :size], dim=1))
+    z_ND, live_LD = (
+        None if x is None else functional.normalize(full_precision(x)[0][:, :size], dim=1)
+        for x in (embeddings.z_ND, embeddings.live_LD)
+    )
+    assert z_ND is not None
+    return embeddings._replace(z_ND=z_ND, live_LD=live_LD)

@@ -5,18 +5,24 @@ Shapes: S rows of room in the memory, M rows gathered from all ranks, D embeddin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from dmlstudy.losses.interface import Embeddings
+from dmlstudy.losses.interface import Embeddings, Labels
 from dmlstudy.losses.parameters import at_least
+
+MOST_ON_HOST = 2**17
+"""Rows up to which a memory knows its labels on the host too: there, sorting more takes longer than a GPU's answer."""
 
 
 class CrossBatchMemory(nn.Module):
     """A queue of the last ``size`` embeddings, detached, with their labels and ids (Wang et al. 2020, XBM).
 
-    It belongs to the state of training and is saved with it: ``z``, ``y`` and ``id`` hold the rows, the oldest
-    first, ``filled`` how many there are, ``num_batches`` how many batches it has seen.
+    It belongs to the state of training and is saved with it. ``filled`` is the number of rows it has taken in, of
+    which ``z``, ``y`` and ``id`` hold the last: the n-th at place n modulo ``size``. ``num_batches`` is the number of
+    batches it has seen. Both are on the CPU, so that no step waits for a GPU.
 
     Every rank stores the rows of all ranks, so the queue is the same on each; it follows the batch's dtype and
     device. Losses make no positive pair of two rows of one class and image, so an image's older embedding is no
@@ -41,9 +47,14 @@ class CrossBatchMemory(nn.Module):
         self.register_buffer("id", torch.zeros(self.size, dtype=torch.int64))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
         self.register_buffer("num_batches", torch.zeros((), dtype=torch.int64))
+        self._host_rings: Labels | None = None
+        """``y`` and ``id`` on the host, after so many batches:"""
+        self._host_batches = -1
 
     def references(self, gathered: Embeddings) -> Embeddings:
         """The gathered rows, then the memory's, the oldest first; and takes the gathered rows in afterwards.
+
+        The gathered rows alone are live.
 
         In the first ``warmup`` batches the memory fills but is not shown. Beyond ``size`` the oldest rows fall
         out; of a larger batch its last rows stay. With memory rows there are no structure embeddings.
@@ -54,19 +65,55 @@ class CrossBatchMemory(nn.Module):
             raise ValueError(f"embeddings have size {z_MD.shape[1]}, the memory's dim is {self.dim}")
         self.z, self.y, self.id = self.z.to(z_MD), self.y.to(y_M), self.id.to(id_M)
         filled = int(self.filled)
-        older = Embeddings(self.z[:filled], self.y[:filled], self.id[:filled])
+        host_rings = None if gathered.on_host is None else self._on_host()
         references = gathered
         if filled and int(self.num_batches) >= self.warmup:
-            references = Embeddings(
-                torch.cat([z_MD, older.z_ND]), torch.cat([y_M, older.y_N]), torch.cat([id_M, older.id_N])
+            z_RD, y_R, id_R = (
+                torch.cat([new, *self._oldest_first(ring, filled)])
+                for new, ring in ((z_MD, self.z), (y_M, self.y), (id_M, self.id))
             )
-        for queue, old, new in (
-            (self.z, older.z_ND, z_MD),
-            (self.y, older.y_N, y_M),
-            (self.id, older.id_N, id_M),
-        ):
-            kept = torch.cat([old, new.detach()])[-self.size :]
-            queue[: len(kept)] = kept
-        self.filled.fill_(min(self.size, filled + len(z_MD)))
+            on_host = None
+            if gathered.on_host is not None and host_rings is not None:
+                both = zip(gathered.on_host, host_rings, strict=True)
+                on_host = Labels(*(torch.cat([new, *self._oldest_first(ring, filled)]) for new, ring in both))
+            references = Embeddings(z_RD, y_R, id_R, on_host=on_host, live_LD=z_MD)
+        self._take_in(self.z, filled, z_MD.detach())
+        self._take_in(self.y, filled, y_M)
+        self._take_in(self.id, filled, id_M)
+        self.filled += len(z_MD)
         self.num_batches += 1
+        if gathered.on_host is not None and host_rings is not None:
+            for ring, new in zip(host_rings, gathered.on_host, strict=True):
+                self._take_in(ring, filled, new)
+            self._host_batches = int(self.num_batches)
         return references
+
+    def _on_host(self) -> Labels | None:
+        """The rings of labels and ids on the host; of a state that was taken over a GPU is asked once."""
+        if self.size > MOST_ON_HOST:
+            return None
+        if self._host_rings is None or self._host_batches != int(self.num_batches):
+            self._host_rings = Labels(self.y.to("cpu", copy=True), self.id.to("cpu", copy=True))
+        return self._host_rings
+
+    def _oldest_first(self, ring: Tensor, filled: int) -> list[Tensor]:
+        """The rows in it, in two parts where they go over its end."""
+        if filled <= self.size:
+            return [ring[:filled]]
+        oldest = filled % self.size
+        return [ring[oldest:], ring[:oldest]]
+
+    def _take_in(self, ring: Tensor, filled: int, new: Tensor) -> None:
+        """Write the new rows, or of more than it holds the last, in the place of the oldest."""
+        place = (filled + max(0, len(new) - self.size)) % self.size
+        kept = new[-self.size :]
+        until_end = min(len(kept), self.size - place)
+        ring[place : place + until_end] = kept[:until_end]
+        ring[: len(kept) - until_end] = kept[until_end:]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossBatchMemory:
+        """Move and convert the rows alone."""
+        counts = self.filled, self.num_batches
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.filled, self.num_batches = counts
+        return self

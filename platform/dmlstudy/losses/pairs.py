@@ -23,6 +23,7 @@ from dmlstudy.losses.mining import (
 )
 from dmlstudy.losses.pair_weighting import PairWeighting
 from dmlstudy.losses.parameters import above, at_least, choice
+from dmlstudy.losses.products import add_product, differentiable, factor_last, scaled_sum
 from dmlstudy.losses.tiles import (
     Layout,
     Pieces,
@@ -394,7 +395,19 @@ class LiftedStructure(TiledLoss):
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Half the sum of the squares over the anchors' ordered positive pairs, and their number."""
-        z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
+        count = anchors.z_ND.new_zeros(())
+
+        def total_of(z_BD: Tensor, z_MD: Tensor) -> Tensor:
+            own, others = anchors._replace(z_ND=z_BD), references._replace(z_ND=z_MD)
+            nonlocal count
+            total, count = self._terms(own, others, world)
+            return total
+
+        leaves = full_precision(anchors.z_ND, references.z_ND)
+        return LossSum(factor_last(total_of, self.product, *leaves), count)
+
+    def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
+        z_BD, z_MD = anchors.z_ND, references.z_ND
         num_columns = len(z_MD)
         shared = [z_MD, references.y_N]
         push_B = row_values(self._push, [z_BD, anchors.y_N], shared, num_columns=num_columns)
@@ -403,23 +416,23 @@ class LiftedStructure(TiledLoss):
             push_M = row_values(self._push, shared, shared, num_columns=num_columns)
         layout = self.layout(anchors, references, z_MD.element_size())
         rows = [x[layout.anchor_order_B] for x in (z_BD, anchors.y_N, anchors.id_N, push_B)]
+        rows += layout.bands_B
         columns = [x[layout.reference_order_M] for x in (z_MD, references.y_N, references.id_N, push_M)]
         return in_tiles(self._pairs, rows, columns, num_columns=num_columns)
 
     def _push(self, rows: list[Tensor], shared: list[Tensor]) -> Tensor:
         """log sum_{neg(i)} e^{m - D_ik}, and some -1e30 without negatives: finite, as is its gradient."""
         (z_TD, y_T), (z_MD, y_M) = rows, shared
-        logits_TM = self.margin - euclidean(z_TD, z_MD)
+        logits_TM = self.margin - euclidean(z_TD, z_MD, differentiable(self.product))
         return logits_TM.masked_fill(y_T[:, None] == y_M, -1e30).logsumexp(1)
 
     def _pairs(self, rows: list[Tensor], shared: list[Tensor]) -> Pieces:
         """The terms of the tile's positive pairs, which all lie in its band."""
-        z_TD, y_T, id_T, push_T = rows
-        bounds = [torch.searchsorted(shared[1], y_T[:1]), torch.searchsorted(shared[1], y_T[-1:], right=True)]
-        low, high = torch.cat(bounds).tolist()
-        z_QD, y_Q, id_Q, push_Q = (x[low:high] for x in shared)
+        z_TD, y_T, id_T, push_T, low_T, high_T = rows
+        z_QD, y_Q, id_Q, push_Q = (x[int(low_T[0]) : int(high_T[-1])] for x in shared)
         chosen_TQ = (y_T[:, None] == y_Q) & (id_T[:, None] != id_Q)
-        term_TQ = self._term(euclidean(z_TD, z_QD), push_T[:, None], push_Q)
+        d_TQ = euclidean(z_TD, z_QD, differentiable(self.product))
+        term_TQ = self._term(d_TQ, push_T[:, None], push_Q)
         yield (term_TQ * chosen_TQ).sum(), chosen_TQ.sum()
 
     def _term(self, d_TQ: Tensor, push_T1: Tensor, push_Q: Tensor) -> Tensor:
@@ -475,7 +488,7 @@ class Angular(TiledLoss):
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
             z_TD, z_QD, slope_TD, slope_QD = z_BD[tile], z_MD[band], slope_BD[tile], slope_MD[band]
-            s_TM = z_TD @ z_MD.T
+            s_TM = self.product(z_TD, z_MD.T)
             rows = layout.rows(s_TM, tile, band, z_BD.shape[1])
             negative_TM = rows.negative.chosen
             place_TP, real_TP = positives_in_columns(rows, rows.positive.chosen)
@@ -483,17 +496,17 @@ class Angular(TiledLoss):
             for place_T, real_T in zip(place_TP.T, real_TP.T, strict=True):
                 positive_TD, real_T1 = z_QD[place_T], real_T[:, None]
                 pair_T1 = s_TM[:, band].gather(1, place_T[:, None])
-                f_TM = torch.addmm(s_TM, positive_TD, z_MD.T, beta=by_product, alpha=by_product)
+                f_TM = scaled_sum(s_TM, positive_TD, z_MD.T, self.product, by_product)
                 push = log_sum_exp(f_TM.add_(by_pair * pair_T1), negative_TM, plus_one=True)
                 total += (push.log_T1 * real_T1).sum()
                 if not wanted:
                     continue
                 slope_TM = push.powers.mul_(real_T1 / push.sum_T1)
-                by_both_TD = by_product * (slope_TM @ z_MD)
+                by_both_TD = by_product * self.product(slope_TM, z_MD)
                 by_pair_T1 = by_pair * slope_TM.sum(1, keepdim=True)
                 slope_TD += by_both_TD + by_pair_T1 * positive_TD
                 slope_QD.index_add_(0, place_T, by_both_TD + by_pair_T1 * z_TD)
-                slope_MD.addmm_(slope_TM.T, z_TD + positive_TD, alpha=by_product)
+                add_product(slope_MD, slope_TM.T, z_TD + positive_TD, self.product, by_product)
         gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
         gradient_BD[layout.anchor_order_B], gradient_MD[layout.reference_order_M] = slope_BD, slope_MD
         return total, count, [gradient_BD, gradient_MD]

@@ -14,9 +14,11 @@ order of its sums, and nothing is faster.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """(N, K) and (K, M) -> (N, M), in the factors' dtype."""
@@ -52,12 +54,39 @@ def in_bf16x3(a_NK: Tensor, b_KM: Tensor) -> Tensor:
     return small.add_(_of_bf16(a_high, b_high, a_NK.dtype))
 
 
-def add_product(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor, product: Product) -> None:
-    """Add a b to ``out``; of exact factors in one step, without memory of its own."""
+def differentiable(product: Product) -> Product:
+    """The product for a graph of autograd: its gradients are products of the same kind. An exact one is its own."""
     if product is exact:
-        out_NM.addmm_(a_NK, b_KM)
+        return exact
+    return lambda a_NK, b_KM: _OnGraph.apply(product, a_NK, b_KM)
+
+
+def factor_last(total_of: Callable[..., Tensor], product: Product, *leaves: Tensor) -> Tensor:
+    """total_of(*leaves), a number on a graph of such products, whose gradient ignores its factor until the leaves.
+
+    A rounded slope of 3 L is not three times that of L, and the factor depends on the number of ranks. Exact products
+    need no such care.
+    """
+    if product is exact:
+        return total_of(*leaves)
+    factor: list[Tensor] = []
+    total: Tensor = _Hold.apply(factor, total_of(*(_Release.apply(factor, leaf) for leaf in leaves)))
+    return total
+
+
+def add_product(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor, product: Product, scale: float = 1.0) -> None:
+    """Add scale a b to ``out``; of exact factors in one step, without memory of its own."""
+    if product is exact:
+        out_NM.addmm_(a_NK, b_KM, alpha=scale)
     else:
-        out_NM.add_(product(a_NK, b_KM))
+        out_NM.add_(product(a_NK, b_KM), alpha=scale)
+
+
+def scaled_sum(c_NM: Tensor, a_NK: Tensor, b_KM: Tensor, product: Product, scale: float) -> Tensor:
+    """scale (c + a b); of exact factors in one step."""
+    if product is exact:
+        return torch.addmm(c_NM, a_NK, b_KM, beta=scale, alpha=scale)
+    return product(a_NK, b_KM).add_(c_NM).mul_(scale)
 
 
 def write_product(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor, product: Product) -> None:
@@ -70,6 +99,55 @@ def write_product(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor, product: Product) 
 
 PRODUCTS: dict[str, Product] = {"float32": exact, "bf16x3": in_bf16x3, "tf32": in_tf32, "bf16": in_bf16}
 """Precisions by name, from fine to coarse."""
+
+
+class _OnGraph(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, product: Product, a_NK: Tensor, b_KM: Tensor) -> Tensor:
+        ctx.product = product
+        ctx.save_for_backward(a_NK, b_KM)
+        return product(a_NK, b_KM)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_NM: Tensor) -> tuple[Tensor | None, ...]:
+        a_NK, b_KM = ctx.saved_tensors
+        _, by_a, by_b = ctx.needs_input_grad
+        return (
+            None,
+            ctx.product(slope_NM, b_KM.T) if by_a else None,
+            ctx.product(a_NK.T, slope_NM) if by_b else None,
+        )
+
+
+class _Hold(torch.autograd.Function):
+    """x; backward keeps the slope and goes on with ones."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: list[Tensor], x: Tensor) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[None, Tensor]:
+        ctx.factor[:] = [slope]
+        return None, torch.ones_like(slope)
+
+
+class _Release(torch.autograd.Function):
+    """x; backward multiplies by the slope that was kept."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: list[Tensor], x: Tensor) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[None, Tensor]:
+        (factor,) = ctx.factor
+        return None, slope * factor.to(slope.dtype)
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:

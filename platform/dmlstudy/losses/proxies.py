@@ -18,11 +18,14 @@ from torch.nn import functional
 from dmlstudy.losses.distances import SQUARED_FLOOR, squared_euclidean
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, check_classes, per_anchor
 from dmlstudy.losses.parameters import above, at_least
+from dmlstudy.losses.products import add_product, differentiable, factor_last
 from dmlstudy.losses.tiles import Swept, in_one_sweep, tile_height
 
 
 class ProxyLoss(Loss):
     """A loss with learned vectors for each class; a subclass says what ``_terms`` are in full precision."""
+
+    has_precision = True
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
@@ -72,12 +75,19 @@ class ProxyNCA(ProxyLoss):
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
-        d_BC = squared_euclidean(anchors.z_ND, _normalized(self.proxies_CD, anchors)) / self.temperature
+        proxies_CD = _normalized(self.proxies_CD, anchors)
+        total = factor_last(
+            lambda z_BD, p_CD: self._sum(z_BD, p_CD, anchors), self.product, anchors.z_ND, proxies_CD
+        )
+        return per_anchor(total, anchors)
+
+    def _sum(self, z_BD: Tensor, proxies_CD: Tensor, anchors: Embeddings) -> Tensor:
+        d_BC = squared_euclidean(z_BD, proxies_CD, differentiable(self.product)) / self.temperature
         if self.num_classes == 1:
-            return per_anchor(0 * d_BC.sum(), anchors)
+            return 0 * d_BC.sum()
         others_B = (-d_BC).masked_fill(_own(anchors, self.num_classes), -math.inf).logsumexp(1)
         own_B = d_BC.gather(1, anchors.y_N[:, None])[:, 0]
-        return per_anchor(own_B.sum() + others_B.sum(), anchors)
+        return own_B.sum() + others_B.sum()
 
 
 class ProxyAnchor(ProxyLoss):
@@ -103,15 +113,23 @@ class ProxyAnchor(ProxyLoss):
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         share = world.share(self.num_classes)
-        s_CM = _normalized(self.proxies_CD[share], references) @ references.z_ND.T
-        classes_C = torch.arange(self.num_classes, device=s_CM.device)[share]
+        classes_C = torch.arange(self.num_classes, device=references.y_N.device)[share]
         positive_CM = classes_C[:, None] == references.y_N
-        pull_C = _log_one_plus_sum_exp(-self.alpha * (s_CM - self.delta), positive_CM)
-        push_C = _log_one_plus_sum_exp(self.alpha * (s_CM + self.delta), ~positive_CM)
         num_present = _own(references, self.num_classes).any(0).sum().clamp(min=1)
-        total = pull_C.sum() / num_present + push_C.sum() / self.num_classes
+        total = factor_last(
+            lambda p_CD, z_MD: self._sum(p_CD, z_MD, positive_CM, num_present),
+            self.product,
+            _normalized(self.proxies_CD[share], references),
+            references.z_ND,
+        )
         on_the_graph = anchors.z_ND[:0].sum()
         return LossSum(total + on_the_graph, total.new_full((), len(classes_C) / self.num_classes))
+
+    def _sum(self, proxies_CD: Tensor, z_MD: Tensor, positive_CM: Tensor, num_present: Tensor) -> Tensor:
+        s_CM = differentiable(self.product)(proxies_CD, z_MD.T)
+        pull_C = _log_one_plus_sum_exp(-self.alpha * (s_CM - self.delta), positive_CM)
+        push_C = _log_one_plus_sum_exp(self.alpha * (s_CM + self.delta), ~positive_CM)
+        return pull_C.sum() / num_present + push_C.sum() / self.num_classes
 
 
 class SoftTriple(ProxyLoss):
@@ -164,7 +182,7 @@ class SoftTriple(ProxyLoss):
         height = max(128, tile_height(len(w_ED), z_BD.element_size(), z_BD.device))
         for start in range(0, len(z_BD), height):
             z_TD, own_T1 = z_BD[start : start + height], y_B[start : start + height, None]
-            s_TCK = (z_TD @ w_ED.T).view(len(z_TD), self.num_classes, -1)
+            s_TCK = self.product(z_TD, w_ED.T).view(len(z_TD), self.num_classes, -1)
             share_TCK = (s_TCK / self.gamma).softmax(2)
             s_TC = (share_TCK * s_TCK).sum(2)
             logits_TC = self.scale * s_TC
@@ -178,8 +196,8 @@ class SoftTriple(ProxyLoss):
             # dS_ic / ds_ick = share (1 + (s - S) / gamma)
             slope_TCK = s_TCK.sub_(s_TC[:, :, None]).div_(self.gamma).add_(1).mul_(share_TCK)
             slope_TE = slope_TCK.mul_(slope_TC[:, :, None]).flatten(1)
-            slope_BD[start : start + height] = slope_TE @ w_ED
-            slope_ED.addmm_(slope_TE.T, z_TD)
+            slope_BD[start : start + height] = self.product(slope_TE, w_ED)
+            add_product(slope_ED, slope_TE.T, z_TD, self.product)
         return total, total.new_full((), len(z_BD)), [slope_BD, slope_ED]
 
     def _spread(self, w_CKD: Tensor) -> Tensor:

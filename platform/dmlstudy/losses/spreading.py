@@ -15,6 +15,7 @@ from dmlstudy.losses.distances import euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, per_anchor
 from dmlstudy.losses.mining import only_nearest
 from dmlstudy.losses.parameters import at_least, choice
+from dmlstudy.losses.products import differentiable, factor_last
 from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile, in_order
 from dmlstudy.transfers import placed
 
@@ -64,6 +65,8 @@ class GlobalOrthogonal(Loss):
     weights are >= 0, and for an unknown name.
     """
 
+    has_precision = True
+
     def __init__(
         self, first_moment: float = 1.0, second_moment: float = 1.0, pairs: str = "negatives"
     ) -> None:
@@ -76,7 +79,7 @@ class GlobalOrthogonal(Loss):
         """L times the number of anchors, and that number."""
         (z_MD,) = full_precision(references.z_ND)
         with torch.autocast(z_MD.device.type, enabled=False):
-            mean = self._mean(references._replace(z_ND=z_MD))
+            mean = factor_last(lambda z_MD: self._mean(references._replace(z_ND=z_MD)), self.product, z_MD)
         return per_anchor(mean * len(anchors.z_ND), anchors)
 
     def _mean(self, references: Embeddings) -> Tensor:
@@ -91,15 +94,16 @@ class GlobalOrthogonal(Loss):
         if number == 0:
             return 0 * z_MD.sum()
         sum_1 = z_MD.sum(0).square().sum()
-        sum_2 = (z_MD.T @ z_MD).square().sum()
+        product = differentiable(self.product)
+        sum_2 = product(z_MD.T, z_MD).square().sum()
         alone_N = torch.tensor([size == 1 for size in sizes_G for _ in range(size)]).nonzero().flatten()
         norm_N = z_MD[placed(alone_N, z_MD.device)].square().sum(1)
         sum_1, sum_2 = sum_1 - norm_N.sum(), sum_2 - norm_N.square().sum()
         for z_ND in torch.split(z_MD, sizes_G):
             if len(z_ND) > 1:
                 sum_1 = sum_1 - z_ND.sum(0).square().sum()
-                gram = z_ND @ z_ND.T if len(z_ND) < z_ND.shape[1] else z_ND.T @ z_ND
-                sum_2 = sum_2 - gram.square().sum()
+                pair = (z_ND, z_ND.T) if len(z_ND) < z_ND.shape[1] else (z_ND.T, z_ND)
+                sum_2 = sum_2 - product(*pair).square().sum()
         excess = (sum_2 / number - 1 / z_MD.shape[1]).clamp(min=0)
         return self.first_moment * (sum_1 / number).square() + self.second_moment * excess
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from dmlstudy.losses.distances import euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.parameters import above, at_least, choice
+from dmlstudy.losses.products import Product, differentiable, exact
 from dmlstudy.losses.tiles import in_tiles, row_values
 
 Preset: TypeAlias = Literal["official", "paper"]
@@ -46,6 +47,8 @@ class Structure(Loss):
     Raises ValueError without structure embeddings, unless alpha > 0
     and t, eta_floor >= 0, and for unknown names.
     """
+
+    has_precision = True
 
     def __init__(
         self,
@@ -81,10 +84,12 @@ class Structure(Loss):
         num_rows = len(z_MD)
         assert len(omega_MD) == num_rows, "references must be the gathered anchors"
         share = world.share(num_rows)
-        adaptive = PairBlock(adaptive_left(z_MD[share], omega_MD[share]), adaptive_right(z_MD), share, world)
+        product = differentiable(self.product)
+        left_RF, right_MF = adaptive_left(z_MD[share], omega_MD[share]), adaptive_right(z_MD)
+        adaptive = PairBlock(left_RF, right_MF, share, world, product)
         if num_rows < 2:
             return adaptive.mean_of(torch.zeros_like)
-        plain = PairBlock(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world)
+        plain = PairBlock(euclidean.left(z_MD[share]), euclidean.right(z_MD), share, world, product)
         scale = plain.mean_distance() if self.rescale else z_MD.new_ones(())
         source = plain if self.eta_source == "plain" else adaptive
         mean, std = source.statistics(counts_self=self.counts_self)
@@ -134,13 +139,14 @@ class PairBlock:
     right_MF: Tensor
     share: slice
     world: World
+    product: Product = exact
 
     def mean_of(self, term: Callable[..., Tensor], *shared: Tensor) -> LossSum:
         """Sum over the share's rows of the mean of term(d_TM, *shared) over j != i, and the number of rows."""
         num_others = max(1, len(self.right_MF) - 1)
 
         def pieces(own: list[Tensor], common: list[Tensor]) -> Iterator[tuple[Tensor, float]]:
-            d_TM, is_self_TM = _distances(own, common)
+            d_TM, is_self_TM = self._distances(own, common)
             yield (
                 torch.where(is_self_TM, 0, term(d_TM, *common[1:])).sum() / num_others,
                 float(len(d_TM)),
@@ -175,7 +181,7 @@ class PairBlock:
         """Sum over all ranks' pairs, detached, float64."""
 
         def row_sums(own: list[Tensor], common: list[Tensor]) -> Tensor:
-            d_TM, is_self_TM = _distances(own, common)
+            d_TM, is_self_TM = self._distances(own, common)
             return torch.where(is_self_TM, 0, term(d_TM)).sum(1, dtype=torch.float64)
 
         parts = [self.left_RF.detach(), self._places()], [self.right_MF.detach()]
@@ -185,9 +191,8 @@ class PairBlock:
     def _places(self) -> Tensor:
         return torch.arange(len(self.right_MF), device=self.right_MF.device)[self.share]
 
-
-def _distances(own: list[Tensor], common: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Distances from a tile's rows to all, and which of them are of a row to itself."""
-    (left_TF, place_T), right_MF = own, common[0]
-    place_M = torch.arange(len(right_MF), device=right_MF.device)
-    return euclidean.of(left_TF @ right_MF.T), place_T[:, None] == place_M
+    def _distances(self, own: list[Tensor], common: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Distances from a tile's rows to all, and which of them are of a row to itself."""
+        (left_TF, place_T), right_MF = own, common[0]
+        place_M = torch.arange(len(right_MF), device=right_MF.device)
+        return euclidean.of(self.product(left_TF, right_MF.T)), place_T[:, None] == place_M

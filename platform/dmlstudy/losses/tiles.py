@@ -11,7 +11,8 @@ Rows and references are first sorted by (label, id). The references of a tile's 
 band. Work on positives takes T x Q instead of T x M, and no result depends on the order of the batch or on the number
 of ranks.
 
-Shapes: B anchors on this rank, M references, D embedding size, T anchors in a tile, Q references in its band.
+Shapes: B anchors on this rank, M references, D embedding size, T anchors in a tile, Q references in its band,
+F features, L live references.
 """
 
 from __future__ import annotations
@@ -20,20 +21,33 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from dmlstudy.losses.distances import Distance, full_precision
 from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
-from dmlstudy.losses.products import Product, add_product, exact
+from dmlstudy.losses.products import add_product
 from dmlstudy.transfers import placed
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
-"""Memory for the arrays of one tile, by kind of device: on a CPU they should stay near its caches."""
+"""Memory for the arrays of one tile, by kind of device: on a CPU they should stay near its caches.
+
+A GPU that says how much memory is free gives a share of that instead.
+"""
+
+FREE_SHARE = 0.05
+"""The share of a GPU's free memory that one tile may take."""
+
+LOWEST = {"cpu": 1, "cuda": 128}
+"""The fewest rows of a tile, by kind of device: a lower tile does little but read all references."""
+
+ALIGNED = {"cpu": 1, "cuda": 8}
+"""Features are padded by zeros to a multiple of so many, by kind of device: cuBLAS is fast on whole 16 bytes alone."""
 
 LIVE_ARRAYS = 10
 """The most T x M arrays that a tile's terms hold at once."""
@@ -102,6 +116,7 @@ class RowTerms(NamedTuple):
 class TiledLoss(Loss):
     """A loss over pairs that goes tile by tile."""
 
+    has_precision = True
     needs_positives: ClassVar[bool] = True
     """True if a batch without positive pairs is a mistake, of which it then warns."""
 
@@ -129,14 +144,12 @@ class RowLoss(TiledLoss):
     """
 
     accepts_memory = True
-    has_precision = True
     only_positives: ClassVar[bool] = False
     """True if the terms look at positives alone: then tiles hold the band's Q references instead of all M."""
 
     def __init__(self, distance: Distance) -> None:
         super().__init__()
         self.distance = distance
-        self.product: Product = exact
 
     @abstractmethod
     def rows(self, rows: Tile) -> RowTerms:
@@ -145,16 +158,24 @@ class RowLoss(TiledLoss):
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum over the anchors, tile by tile, and the number of terms."""
         z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
+        live_LD = z_MD if references.live_LD is None else references.live_LD.to(z_MD.dtype)
         layout = self.layout(anchors, references, z_MD.element_size())
         return in_one_sweep(
-            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), wanted),
-            [z_BD, z_MD, *self.parameters()],
+            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), wanted),
+            [z_BD, live_LD, *self.parameters()],
         )
 
-    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, wanted: bool) -> Swept:
+    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, num_live: int, wanted: bool) -> Swept:
+        """Of the references the first ``num_live`` have a gradient."""
         z_BD, z_MD = z_BD[layout.anchor_order_B], z_MD[layout.reference_order_M]
         left_BF, right_MF = self.distance.left(z_BD), self.distance.right(z_MD)
-        left_gradient_BF, right_gradient_MF = torch.zeros_like(left_BF), torch.zeros_like(right_MF)
+        size = left_BF.shape[1]
+        left_BF, right_MF = padded(left_BF), padded(right_MF)
+        left_gradient_BF, right_gradient = torch.zeros_like(left_BF), torch.zeros_like(right_MF)
+        live_L = layout.places_of_first(num_live)
+        finds_live = live_L is not None and not self.only_positives  # in a band there is little to spare
+        if finds_live:
+            right_gradient = right_MF.new_zeros(num_live, right_MF.shape[1])
         gradients = [torch.zeros_like(parameter) for parameter in self.parameters()]
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
@@ -173,11 +194,20 @@ class RowLoss(TiledLoss):
                 slope_TM[:, rows.band] += terms.band_slope_TQ
             slope_TM = self.distance.product_slope(slope_TM, rows.d_TM)
             left_gradient_BF[tile] = self.product(slope_TM, right_MF[columns])
-            add_product(right_gradient_MF[columns], slope_TM.T, left_BF[tile], self.product)
-        gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
-        gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF, z_BD)
-        gradient_MD[layout.reference_order_M] = self.distance.right_gradient(right_gradient_MF, z_MD)
-        return total, count, [gradient_BD, gradient_MD, *gradients]
+            if finds_live:
+                add_product(right_gradient, slope_TM[:, live_L].T, left_BF[tile], self.product)
+            else:
+                add_product(right_gradient[columns], slope_TM.T, left_BF[tile], self.product)
+        gradient_BD = torch.empty_like(z_BD)
+        gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF[:, :size], z_BD)
+        if live_L is None:
+            gradient_LD = torch.empty_like(z_MD)
+            by_right_MD = self.distance.right_gradient(right_gradient[:, :size], z_MD)
+            gradient_LD[layout.reference_order_M] = by_right_MD
+        else:
+            right_gradient_LF = right_gradient if finds_live else right_gradient[live_L]
+            gradient_LD = self.distance.right_gradient(right_gradient_LF[:, :size], z_MD[live_L])
+        return total, count, [gradient_BD, gradient_LD, *gradients]
 
 
 class Layout:
@@ -201,6 +231,8 @@ class Layout:
         height = tile_height(num_references, element_size, device)
         starts = range(0, num_anchors, height)
         lows_B, highs_B = torch.searchsorted(y_M, y_B), torch.searchsorted(y_M, y_B, right=True)
+        self.bands_B = [lows_B, highs_B]
+        """The first reference of each anchor's class, and the one after the last."""
         last_of_tile = [min(start + height, num_anchors) - 1 for start in starts]
         two_images = ((y_M[1:] == y_M[:-1]) & (id_M[1:] != id_M[:-1])).any()
         asked = [lows_B[::height], highs_B[last_of_tile], two_images[None]]
@@ -214,6 +246,12 @@ class Layout:
             (slice(start, min(start + height, num_anchors)), slice(low, high))
             for start, low, high in zip(starts, bounds[: len(starts)], bounds[len(starts) :], strict=True)
         ]
+
+    def places_of_first(self, number: int) -> Tensor | None:
+        """The places in this order of so many first references; None for all of them."""
+        if number == len(self.reference_order_M):
+            return None
+        return self.reference_order_M.argsort()[:number]
 
     def rows(self, d_TM: Tensor, tile: slice, band: slice, dim: int, *, only_band: bool = False) -> Tile:
         """The tile's anchors with their distances, to all references or, with ``only_band``, to the band's."""
@@ -254,8 +292,30 @@ def pair_numbers(anchors: Labels, references: Labels) -> tuple[Tensor, Tensor]:
 
 
 def tile_height(num_columns: int, element_size: int, device: torch.device) -> int:
-    """Number of rows of ``num_columns`` columns that the memory budget of one tile allows, at least one."""
-    return max(1, BUDGET_BYTES[device.type] // max(1, LIVE_ARRAYS * num_columns * element_size))
+    """Number of rows of ``num_columns`` columns that the memory budget of one tile allows, at least ``LOWEST``."""
+    budget = (_free_share(device) if device.type == "cuda" else None) or BUDGET_BYTES[device.type]
+    return max(LOWEST[device.type], budget // max(1, LIVE_ARRAYS * num_columns * element_size))
+
+
+@cache
+def _free_share(device: torch.device) -> int | None:
+    """A tile's share of a GPU's free memory, in bytes; None where that cannot be asked.
+
+    It is asked once in a process and rounded down to a power of two, so that a trial that goes on elsewhere most likely
+    has the same tiles, and with them the same order of sums.
+    """
+    try:
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    except (RuntimeError, AssertionError):  # AssertionError: PyTorch without CUDA
+        return None
+    return 1 << max(1, int(free * FREE_SHARE)).bit_length() - 1
+
+
+def padded(x_NF: Tensor) -> Tensor:
+    """Features with zeros behind them up to a whole multiple of ``ALIGNED``."""
+    missing = -x_NF.shape[1] % ALIGNED[x_NF.device.type]
+    return functional.pad(x_NF, (0, missing)) if missing else x_NF
 
 
 Swept: TypeAlias = tuple[Tensor, Tensor, list[Tensor]]

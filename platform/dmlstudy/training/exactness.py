@@ -85,6 +85,11 @@ def _cases() -> dict[str, Case]:
         ("potential_field", {"alpha": 2.0, "delta": 0.9, "proxies": 0}),
         ("multi_similarity", {"precision": "bf16x3"}),
         ("norm_softmax", {"temperature": 0.25, "precision": "tf32"}),
+        ("proxy_nca", {"precision": "tf32"}),
+        ("proxy_anchor", {"alpha": 8.0, "precision": "bf16"}),
+        ("soft_triple", {"precision": "bf16x3"}),
+        ("angular", {"precision": "tf32"}),
+        ("lifted_structure", {"precision": "bf16x3"}),
         ("n_pair", {"positive": "all"}),
         ("n_pair", {"positive": "one_per_class"}),
         ("supcon", {"denominator": "negatives", "average": "with_positive"}),
@@ -104,6 +109,9 @@ def _cases() -> dict[str, Case]:
         ("gor", {"weight": 1.0}),
         ("retention", {"weight": 1.0}),
         ("retention", {"weight": 1.0, "of": "embedding"}),
+        ("graph_consistency", {"weight": 1.0, "precision": "tf32"}),
+        ("structure", {"weight": 1.0, "precision": "bf16x3"}),
+        ("gor", {"weight": 1.0, "precision": "bf16"}),
     ]
     cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
     cases += [Case(_named(name, params), name, params) for name, params in variants]

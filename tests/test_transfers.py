@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dmlstudy import embedders
-from dmlstudy.embedders.transfers import sent
+from dmlstudy.transfers import sent
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (23, 12, 12, 1), dtype=np.uint8)
