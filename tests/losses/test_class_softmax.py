@@ -33,6 +33,7 @@ CASES: list[Case] = [
     ("cosface", {"scale": 8.0}),
     ("subcenter_arcface", {"scale": 8.0, "centers": 3, "margin": 60.0}),
     ("subcenter_arcface", {"scale": 8.0, "centers": 2, "margin_by": "class_size", "exponent": 0.4}),
+    ("subcenter_arcface", {"scale": 8.0, "margin_by": "power", "lowest_margin": 5.0, "exponent": 0.4}),
     ("curricularface", {"scale": 8.0}),
     ("curricularface", {"scale": 8.0, "margin": 1.5}),
     ("adaface", {"scale": 8.0, "t_alpha": 0.9, "concentration": 0.5}),
@@ -404,6 +405,16 @@ def test_small_classes_have_large_margins() -> None:
     assert alike.angle_C.rad2deg().tolist() == pytest.approx([28.648] * 3)
 
 
+def test_margins_by_a_power_do_not_depend_on_other_classes() -> None:
+    """m = 0.5 n^-1/4 + 0.05 in radians, by default."""
+    loss = build("subcenter_arcface", {"margin_by": "power"})
+    found = loss.get_buffer("angle_C").tolist()
+    assert found == pytest.approx([0.5 * n**-0.25 + 0.05 for n in SIZES], abs=1e-4)
+    others = {"added_margin": 40.0, "lowest_margin": 10.0, "exponent": 1.0}
+    alike = SubCenterArcFace(3, DIM, margin_by="power", class_sizes=[4, 4, 4], **others)  # type: ignore[arg-type]
+    assert alike.angle_C.rad2deg().tolist() == pytest.approx([20.0] * 3)
+
+
 @pytest.mark.parametrize("name", ["adaface", "magface"])
 def test_in_a_loop_of_one_s_own_the_loss_takes_norms_itself(name: str) -> None:
     given = BATCHES["twelve"]
@@ -435,6 +446,13 @@ WRONG: list[tuple[Callable[..., Loss], dict[str, Any], str]] = [
     (SubCenterArcFace, {"margin_by": "class_size", "class_sizes": [1, 0, 2]}, "of at least 1"),
     (SubCenterArcFace, {"lowest_margin": 40.0}, "highest_margin=28.648 must be a finite number >= 40.0"),
     (SubCenterArcFace, {"exponent": -0.1}, "exponent=-0.1"),
+    (SubCenterArcFace, {"added_margin": -1.0}, "added_margin=-1.0"),
+    (SubCenterArcFace, {"margin_by": "power"}, "'power' needs the number of training images of each class"),
+    (
+        SubCenterArcFace,
+        {"margin_by": "power", "class_sizes": [1, 1, 2], "lowest_margin": 20.0, "added_margin": 80.0},
+        r"lowest_margin \+ added_margin=100.0 must be an angle of at most 90",
+    ),
     (CurricularFace, {"margin": 28.6}, "margin=28.6 must be an angle in radians"),
     (CurricularFace, {"scale": math.inf}, "scale=inf"),
     (AdaFace, {"margin": -0.1}, "margin=-0.1"),

@@ -8,7 +8,7 @@ Shapes: B anchors on this rank, M references (the global batch), D embedding siz
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from dmlstudy.losses.proxies import unit_vectors
 from dmlstudy.losses.tiles import in_order
 from dmlstudy.text import shown
 
-MARGIN_BY = {"fixed": False, "class_size": True}
 NORM_BOUNDS = {"relative": True, "absolute": False}
 
 USUAL_NORM = 50.0
@@ -46,9 +45,11 @@ class SubCenterArcFace(ClassSoftmax):
     a and b are the least and largest n^-e of all classes, lo = ``lowest_margin`` and hi = ``highest_margin`` in
     degrees. Where all classes are equally large m = hi (Ha et al. 2020, Google Landmarks 2020, third place).
 
+    'power': m_c = lo + add n_c^-e, add = ``added_margin`` in degrees, which does not depend on the other classes.
+
     With one class L_i = 0. References are ignored. The count is the number of anchors. Raises ValueError unless margins
-    lie in 0..90, lo <= hi, e >= 0, scale > 0, K >= 1, ``class_sizes`` are C positive numbers where they are needed,
-    labels lie in 0..C-1 and z has size ``dim``.
+    lie in 0..90, lo <= hi, add >= 0, lo + add <= 90, e >= 0, scale > 0, K >= 1, ``class_sizes`` are C positive numbers
+    where they are needed, labels lie in 0..C-1 and z has size ``dim``.
     """
 
     angle_C: Tensor
@@ -63,6 +64,7 @@ class SubCenterArcFace(ClassSoftmax):
         margin_by: str = "fixed",
         lowest_margin: float = 2.865,
         highest_margin: float = 28.648,
+        added_margin: float = 28.648,
         exponent: float = 0.25,
         class_sizes: Sequence[int] | None = None,
         seed: int = 0,
@@ -70,17 +72,24 @@ class SubCenterArcFace(ClassSoftmax):
         super().__init__(num_classes, dim, above("scale", scale, 0))
         centers = int(at_least("centers", centers, 1))
         self.margin = margin
-        angle_C = torch.full((self.num_classes,), checked_angle("margin", margin), dtype=torch.float64)
-        lowest, highest = (
-            checked_angle("lowest_margin", lowest_margin),
-            checked_angle("highest_margin", highest_margin),
-        )
+        fixed = checked_angle("margin", margin)
+        lowest = checked_angle("lowest_margin", lowest_margin)
+        highest = checked_angle("highest_margin", highest_margin)
         at_least("highest_margin", highest_margin, lowest_margin)
+        added = checked_angle("added_margin", added_margin)
         at_least("exponent", exponent, 0)
-        if choice("margin_by", margin_by, MARGIN_BY):
-            angle_C = _angles_by_size(
-                _checked_sizes(class_sizes, self.num_classes), lowest, highest, exponent
-            )
+
+        def powers_C() -> Tensor:
+            return _checked_sizes(margin_by, class_sizes, self.num_classes) ** -exponent
+
+        kinds: dict[str, Callable[[], Tensor]] = {
+            "fixed": lambda: torch.full((self.num_classes,), fixed, dtype=torch.float64),
+            "class_size": lambda: _between(lowest, highest, powers_C()),
+            "power": lambda: lowest + added * powers_C(),
+        }
+        angle_C = choice("margin_by", margin_by, kinds)()
+        if margin_by == "power":
+            checked_angle("lowest_margin + added_margin", lowest_margin + added_margin)
         self.register_buffer("angle_C", angle_C, persistent=False)
         self.centers_CKD = unit_vectors(seed, self.num_classes, centers, self.dim)
 
@@ -89,10 +98,10 @@ class SubCenterArcFace(ClassSoftmax):
         return Transforms(*widened(own_B, self.angle_C[anchors.y_N].to(own_B.dtype)))
 
 
-def _checked_sizes(class_sizes: Sequence[int] | None, num_classes: int) -> Tensor:
+def _checked_sizes(margin_by: str, class_sizes: Sequence[int] | None, num_classes: int) -> Tensor:
     if class_sizes is None:
         raise ValueError(
-            "margin_by='class_size' needs the number of training images of each class; pass class_sizes=..."
+            f"margin_by={margin_by!r} needs the number of training images of each class; pass class_sizes=..."
         )
     if len(class_sizes) != num_classes or min(class_sizes) < 1:
         raise ValueError(
@@ -101,8 +110,8 @@ def _checked_sizes(class_sizes: Sequence[int] | None, num_classes: int) -> Tenso
     return torch.tensor(list(class_sizes), dtype=torch.float64)
 
 
-def _angles_by_size(size_C: Tensor, lowest: float, highest: float, exponent: float) -> Tensor:
-    power_C = size_C**-exponent
+def _between(lowest: float, highest: float, power_C: Tensor) -> Tensor:
+    """Margins that rise with n^-e from the lowest to the highest; the highest where all are the same."""
     spread = power_C.max() - power_C.min()
     if spread == 0:
         return torch.full_like(power_C, highest)
