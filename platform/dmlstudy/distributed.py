@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy.losses.batch_loss import BatchLoss, of_batch
-from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, check_embeddings
+from dmlstudy.losses.interface import ALONE, Embeddings, Loss, LossSum, World, check_embeddings
 
 Result = TypeVar("Result")
 
@@ -130,16 +130,35 @@ def scaled_for_mean(loss: LossSum) -> tuple[Tensor, float]:
 def data_parallel(module: nn.Module) -> nn.Module:
     """The module with gradients averaged over ranks, or the module itself when there is one rank.
 
-    Wrap encoder and loss together, so that the loss's own parameters are averaged too. Every parameter
-    that requires a gradient now must get one in every step: change requires_grad before wrapping.
-    Keep the wrapper alive until backward is done: gradients are not averaged without it.
+    Wrap encoder and loss together, so that the loss's own parameters are averaged too, but for a loss that finds whole
+    gradients itself. Every parameter that requires a gradient now must get one in every step: change requires_grad
+    before wrapping. Keep the wrapper alive until backward is done: gradients are not averaged without it.
     """
     if world_size() == 1:
         return module
     device = next(module.parameters()).device
+    left_alone = _with_whole_gradients(module)
+    if left_alone:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, left_alone)
     return DistributedDataParallel(
         module, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
     )
+
+
+def averaged_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose gradients are averaged over ranks: all but those of losses that find whole gradients."""
+    left_alone = _with_whole_gradients(module)
+    return [parameter for name, parameter in module.named_parameters() if name not in left_alone]
+
+
+def _with_whole_gradients(module: nn.Module) -> list[str]:
+    """Names of the parameters whose gradient is that of all ranks when backward ends."""
+    return [
+        name
+        for prefix, part in module.named_modules()
+        if isinstance(part, Loss) and part.finds_whole_gradients
+        for name, _ in part.named_parameters(prefix)
+    ]
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -183,7 +202,7 @@ def across_ranks(loss: BatchLoss) -> nn.Module:
     image is in several rows: without ids, all rows of all ranks are different images.
     """
     module = _GlobalMean(loss)
-    has_own = any(parameter.requires_grad for parameter in module.parameters())
+    has_own = any(parameter.requires_grad for parameter in averaged_parameters(module))
     return data_parallel(module) if has_own else module
 
 
@@ -205,6 +224,10 @@ class _GlobalMean(nn.Module):
 
 class _AllRanks:
     """The ranks of the process group, as losses see them."""
+
+    @property
+    def size(self) -> int:
+        return world_size()
 
     def gather(self, x_B: Tensor) -> Tensor:
         gathered_M: Tensor = _Gather.apply(x_B, _sizes(len(x_B)))

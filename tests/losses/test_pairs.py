@@ -288,6 +288,7 @@ class Rank:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
+        self.size = len(meeting.said)
 
     def gather(self, x_B: Tensor) -> Tensor:
         return torch.cat(self.meeting.all_of(self.rank, x_B))

@@ -74,6 +74,7 @@ class _Rank:
 
     def __init__(self, number: int, split: tuple[int, ...], answers: list[Tensor]) -> None:
         self.number, self.split, self.answers = number, split, answers
+        self.size = len(split)
         self.num_asked = 0
 
     def gather(self, x_B: Tensor) -> Tensor:

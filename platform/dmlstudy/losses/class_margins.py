@@ -66,10 +66,11 @@ class SubCenterArcFace(ClassSoftmax):
         highest_margin: float = 28.648,
         added_margin: float = 28.648,
         exponent: float = 0.25,
+        sample: float = 1.0,
         class_sizes: Sequence[int] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
         centers = int(at_least("centers", centers, 1))
         self.margin = margin
         fixed = checked_angle("margin", margin)
@@ -134,9 +135,15 @@ class CurricularFace(ClassSoftmax):
     t: Tensor
 
     def __init__(
-        self, num_classes: int, dim: int, margin: float = 0.5, scale: float = 64.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        sample: float = 1.0,
+        seed: int = 0,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
         self.margin = _checked_radians("margin", margin)
         self.register_buffer("t", torch.zeros((), dtype=torch.float64))
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
@@ -191,9 +198,10 @@ class AdaFace(ClassSoftmax):
         concentration: float = 0.333,
         t_alpha: float = 0.01,
         scale: float = 64.0,
+        sample: float = 1.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
         self.margin = at_least("margin", margin, 0)
         self.concentration = at_least("concentration", concentration, 0)
         if at_least("t_alpha", t_alpha, 0) > 1:
@@ -267,9 +275,10 @@ class MagFace(ClassSoftmax):
         norm_weight: float = 35.0,
         easy: bool = True,
         scale: float = 64.0,
+        sample: float = 1.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
         self.lowest_margin = _checked_radians("lowest_margin", lowest_margin)
         self.highest_margin = _checked_radians("highest_margin", highest_margin)
         at_least("highest_margin", highest_margin, lowest_margin)

@@ -11,7 +11,11 @@ No matrix of all anchors and all classes exists. Where there are more classes th
 a first pass finds each anchor's sum of exponentials, and backward forms each tile again and writes its classes'
 gradient once. So what is added to the vectors and their gradient is O((B + T) D + B T).
 
-Shapes: B anchors on this rank, D embedding size, C classes, K vectors of one class, T classes or anchors of a tile.
+With ``sample`` below 1 a training step's softmax is over some classes alone: those of the global batch, and each other
+class with that probability. Their vectors get a sparse gradient, which is that of all ranks, and no others do.
+
+Shapes: B anchors on this rank, M references (the global batch), D embedding size, C classes, S sampled ones, K vectors
+of one class, T classes or anchors of a tile.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from dmlstudy.losses.distances import SQUARED_FLOOR
 from dmlstudy.losses.interface import Embeddings, LossSum, World, per_anchor
+from dmlstudy.losses.mining import scrambled, unit_interval
 from dmlstudy.losses.parameters import above, at_least
 from dmlstudy.losses.products import Product, add_product, exact, write_product
 from dmlstudy.losses.proxies import ProxyLoss, unit_vectors
@@ -55,13 +60,27 @@ class ClassSoftmax(ProxyLoss):
     """The mean over anchors of L_i; a subclass has one parameter, its vectors, and says what T and N are.
 
     With one class L_i = 0. References are no part of it, so there is no memory.
+
+    With ``sample`` < 1 the classes of a training step are those of the references, and any other whose hash of
+    (``seed``, the number of the step, the class) is below it. The softmax is over them alone, without correction (An et
+    al. 2022, Partial FC), and the vectors' gradient is sparse. The number of steps is saved. In eval mode all classes
+    take part.
+
+    Raises ValueError unless 0 < ``sample`` <= 1.
     """
 
     has_precision = True
+    num_steps: Tensor
 
-    def __init__(self, num_classes: int, dim: int, scale: float) -> None:
+    def __init__(self, num_classes: int, dim: int, scale: float, sample: float = 1.0, seed: int = 0) -> None:
         super().__init__(num_classes, dim)
         self.scale = scale
+        if above("sample", sample, 0) > 1:
+            raise ValueError(f"sample={sample} must be at most 1: it is the share of classes in a step")
+        self.sample, self.seed = sample, seed
+        self.finds_whole_gradients = sample < 1
+        if sample < 1:
+            self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
         self.product: Product = exact
         self._has_seen_norms = False
 
@@ -77,9 +96,14 @@ class ClassSoftmax(ProxyLoss):
             self._check_norms(references)
         anchors = anchors.rows(in_order(anchors))  # the own classes of a tile are then those of adjacent rows
         (vectors,) = self.parameters()
-        w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
         is_training = self.training and torch.is_grad_enabled()
+        if self.sample < 1 and self.training:
+            class_S = self.drawn(references.y_N)
+            vectors, y_B = _Rows.apply(vectors, class_S, world), torch.searchsorted(class_S, y_B)
+            if is_training:
+                self.num_steps += 1
+        w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         with torch.no_grad():
             own_BKD, _ = _unit(w_CKD[y_B].to(z_BD.dtype))
             own_B = (own_BKD @ z_BD[:, :, None])[:, :, 0].amax(1)
@@ -100,6 +124,18 @@ class ClassSoftmax(ProxyLoss):
             total = _ByClasses.apply(batch, *leaves)
         return per_anchor(total, anchors)
 
+    def drawn(self, y_M: Tensor) -> Tensor:
+        """The classes of the next training step, in order, for a global batch of these labels; (S,)."""
+        class_C = torch.arange(self.num_classes, device=y_M.device)
+        step = scrambled(self.num_steps + scrambled(torch.full_like(self.num_steps, self.seed)))
+        is_drawn_C = unit_interval(scrambled(scrambled(class_C + step))) < self.sample
+        is_drawn_C[y_M] = True
+        return class_C[is_drawn_C]
+
+    def why_not_cut(self) -> str:
+        """As for all losses; and sampled classes would be others for each part."""
+        return "a loss of sampled classes" if self.sample < 1 else super().why_not_cut()
+
     def _check_norms(self, references: Embeddings) -> None:
         """Raises ValueError without norms, and for a first batch whose norms are all the same: they say nothing."""
         if references.norm_N is None:
@@ -112,6 +148,24 @@ class ClassSoftmax(ProxyLoss):
                     " embeddings as they are before they are normalised, and no codes or heads of unit norm"
                 )
             self._has_seen_norms = True
+
+
+class _Rows(torch.autograd.Function):
+    """Some rows of a parameter that all ranks have alike; its gradient is sparse, and the mean over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, class_S: Tensor, world: World) -> Tensor:
+        ctx.class_S, ctx.shape, ctx.world = class_S, vectors.shape, world
+        return vectors[class_S]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        mean = gradient if ctx.world.size == 1 else ctx.world.sum(gradient) / ctx.world.size
+        whole = torch.sparse_coo_tensor(
+            ctx.class_S[None], mean, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+        return whole, None, None
 
 
 class _Batch(NamedTuple):
@@ -331,8 +385,10 @@ class NormSoftmax(ClassSoftmax):
     The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size ``dim``.
     """
 
-    def __init__(self, num_classes: int, dim: int, temperature: float = 0.05, seed: int = 0) -> None:
-        super().__init__(num_classes, dim, 1 / above("temperature", temperature, 0))
+    def __init__(
+        self, num_classes: int, dim: int, temperature: float = 0.05, sample: float = 1.0, seed: int = 0
+    ) -> None:
+        super().__init__(num_classes, dim, 1 / above("temperature", temperature, 0), sample, seed)
         self.temperature = temperature
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
@@ -351,8 +407,10 @@ class ProxyNCAPlusPlus(ClassSoftmax):
     ``dim``.
     """
 
-    def __init__(self, num_classes: int, dim: int, temperature: float = 1 / 9, seed: int = 0) -> None:
-        super().__init__(num_classes, dim, 2 / above("temperature", temperature, 0))
+    def __init__(
+        self, num_classes: int, dim: int, temperature: float = 1 / 9, sample: float = 1.0, seed: int = 0
+    ) -> None:
+        super().__init__(num_classes, dim, 2 / above("temperature", temperature, 0), sample, seed)
         self.temperature = temperature
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
@@ -378,9 +436,15 @@ class ArcFace(ClassSoftmax):
     """
 
     def __init__(
-        self, num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        margin: float = 28.6,
+        scale: float = 64.0,
+        sample: float = 1.0,
+        seed: int = 0,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
         self.margin = margin
         self.angle = checked_angle("margin", margin)
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
@@ -401,9 +465,15 @@ class CosFace(ClassSoftmax):
     """
 
     def __init__(
-        self, num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        margin: float = 0.35,
+        scale: float = 64.0,
+        sample: float = 1.0,
+        seed: int = 0,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
         self.margin = at_least("margin", margin, 0)
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 

@@ -57,6 +57,11 @@ class LossSum(NamedTuple):
 class World(Protocol):
     """The ranks that share a batch, as a loss sees them; each rank makes the same calls in one order."""
 
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
     def gather(self, x_B: Tensor) -> Tensor:
         """All ranks' rows in rank order, (B, ...) -> (M, ...); the gradient of each row reaches its owner."""
         ...
@@ -72,6 +77,8 @@ class World(Protocol):
 
 class OneProcess:
     """A world of one rank: everything is its own."""
+
+    size = 1
 
     def gather(self, x_B: Tensor) -> Tensor:
         """x itself."""
@@ -104,6 +111,9 @@ class Loss(nn.Module, ABC):
 
     uses_norms: ClassVar[bool] = False
     """True if the loss looks at the norms that embeddings had before they were normalised."""
+
+    finds_whole_gradients: bool = False
+    """True if backward gives the loss's own parameters the gradient of all ranks, which nothing averages then."""
 
     retains: Literal["", "features", "embedding"] = ""
     """The output of the model, if any, whose distance from the start's the loss looks at."""

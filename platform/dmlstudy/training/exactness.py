@@ -30,6 +30,7 @@ from dmlstudy.training.gradients import gradients_of
 from dmlstudy.training.step import Step
 
 NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
+MANY_CLASSES = 23
 CHUNK = 5
 """Images embedded at once in the step by chunks; it divides no share of 1, 2 or 4 ranks."""
 TOLERANCE = 1e-9
@@ -45,6 +46,8 @@ class Case:
     params: dict[str, Scalar]
     regularizer: tuple[str, dict[str, Scalar]] | None = None
     memory_size: int = 0
+    num_classes: int = NUM_CLASSES
+    """More than the batch has where the loss looks at some classes alone."""
 
 
 def _cases() -> dict[str, Case]:
@@ -102,6 +105,11 @@ def _cases() -> dict[str, Case]:
         ("retention", {"weight": 1.0}),
         ("retention", {"weight": 1.0, "of": "embedding"}),
     ]
+    many: list[tuple[str, dict[str, Scalar]]] = [
+        ("norm_softmax", {"temperature": 0.25, "sample": 0.4}),
+        ("subcenter_arcface", {"scale": 4.0, "centers": 2, "margin_by": "power", "sample": 0.4}),
+        ("magface", {"scale": 4.0, "sample": 0.1}),
+    ]
     cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
     cases += [Case(_named(name, params), name, params) for name, params in variants]
     base = plain["contrastive"]
@@ -115,6 +123,10 @@ def _cases() -> dict[str, Case]:
         Case("contrastive, memory", "contrastive", base, memory_size=30),
         Case("recall_at_k simix=True, memory", "recall_at_k", {"tau": 0.1, "simix": True}, memory_size=30),
         Case("contrastive + structure, memory", "contrastive", base, regularizers[2], memory_size=30),
+    ]
+    cases += [
+        Case(f"{_named(name, params)}, {MANY_CLASSES} classes", name, params, num_classes=MANY_CLASSES)
+        for name, params in many
     ]
     return {case.name: case for case in cases}
 
@@ -201,8 +213,8 @@ def step_of(
         case.params,
         regularizer=case.regularizer,
         memory=case.memory_size > 0,
-        num_classes=NUM_CLASSES,
-        class_sizes=range(1, NUM_CLASSES + 1),
+        num_classes=case.num_classes,
+        class_sizes=range(1, case.num_classes + 1),
         dim=DIM,
         num_layers=NUM_LAYERS,
     )
@@ -256,7 +268,7 @@ def _batch(number: int, share: slice, device: torch.device | str) -> tuple[Tenso
 
 def _gradients(step: Step) -> dict[str, Tensor]:
     return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
         for name, parameter in step.named_parameters()
     }
 

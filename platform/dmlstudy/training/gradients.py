@@ -100,7 +100,7 @@ class InChunks(Gradients):
         self.copied_NHWC = images_NHWC
         self.step.renew()
         self.step.weigh_layers()  # not before the second pass, which must find the weights of the first
-        distributed.average_gradients(self.step.parameters())
+        distributed.average_gradients(distributed.averaged_parameters(self.step))
         return mean
 
     def _through_the_head(self, images_NHWC: Tensor, y_N: Tensor, id_N: Tensor, scale: Scale) -> float:
