@@ -67,11 +67,20 @@ def gather_rows(x: Tensor) -> Tensor:
 
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Sum of every rank's x, without gradient; x keeps its value."""
-    summed = x.detach().clone()
+    return _reduced(x, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(x: Tensor) -> Tensor:
+    """Largest of every rank's x, element by element, without gradient; x keeps its value."""
+    return _reduced(x, dist.ReduceOp.MAX)
+
+
+def _reduced(x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+    reduced = x.detach().clone()
     if world_size() > 1:
-        summed = summed.to(_device(x))
-        dist.all_reduce(summed)
-    return summed.to(x.device)
+        reduced = reduced.to(_device(x))
+        dist.all_reduce(reduced, operation)
+    return reduced.to(x.device)
 
 
 def any_rank(flag: bool) -> bool:
@@ -186,9 +195,12 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def take_over_rank_0(module: nn.Module) -> None:
-    """Put rank 0's parameters and buffers in the place of each rank's, as data parallel does when it wraps a module."""
+    """Put rank 0's parameters and buffers in the place of each rank's, as data parallel does when it wraps a module.
+
+    Parameters of losses that find whole gradients are left alone, as there.
+    """
     if world_size() > 1:
-        tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
+        tensors = [tensor.detach() for tensor in (*averaged_parameters(module), *module.buffers())]
         _in_buckets(tensors, lambda flat: dist.broadcast(flat, src=0))
 
 
@@ -236,6 +248,9 @@ class _AllRanks:
     def sum(self, x: Tensor) -> Tensor:
         summed: Tensor = _Sum.apply(x)
         return summed
+
+    def max(self, x: Tensor) -> Tensor:
+        return max_over_ranks(x)
 
     def share(self, n: int) -> slice:
         return own_slice(n)

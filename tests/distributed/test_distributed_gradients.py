@@ -63,7 +63,8 @@ def run_step(step: Step, module: torch.nn.Module, rows: slice) -> LossSum:
 
 
 def own_gradients(step: Step) -> dict[str, NDArray[np.float64]]:
-    return {name: p.grad.to_dense().numpy() for name, p in step.named_parameters() if p.grad is not None}
+    named = zip(dict(step.named_parameters()), exactness.whole_gradients(step), strict=True)
+    return {name: gradient.numpy() for name, gradient in named if gradient is not None}
 
 
 def local_step(name: str, split: tuple[int, ...], gather: Gather) -> Result:

@@ -296,6 +296,9 @@ class Rank:
     def sum(self, x: Tensor) -> Tensor:
         return torch.stack(self.meeting.all_of(self.rank, x)).sum(0)
 
+    def max(self, x: Tensor) -> Tensor:
+        return torch.stack(self.meeting.all_of(self.rank, x)).amax(0)
+
     def share(self, n: int) -> slice:
         num_ranks = len(self.meeting.said)
         return slice(self.rank * n // num_ranks, (self.rank + 1) * n // num_ranks)

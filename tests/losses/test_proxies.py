@@ -41,6 +41,9 @@ class Rank:
     def sum(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def max(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def share(self, n: int) -> slice:
         return slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
 

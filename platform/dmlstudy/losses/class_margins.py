@@ -69,8 +69,9 @@ class SubCenterArcFace(ClassSoftmax):
         sample: float = 1.0,
         class_sizes: Sequence[int] | None = None,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         centers = int(at_least("centers", centers, 1))
         self.margin = margin
         fixed = checked_angle("margin", margin)
@@ -92,7 +93,7 @@ class SubCenterArcFace(ClassSoftmax):
         if margin_by == "power":
             checked_angle("lowest_margin + added_margin", lowest_margin + added_margin)
         self.register_buffer("angle_C", angle_C, persistent=False)
-        self.centers_CKD = unit_vectors(seed, self.num_classes, centers, self.dim)
+        self.centers_CKD = unit_vectors(seed, self.num_classes, centers, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta + m_y)."""
@@ -142,11 +143,12 @@ class CurricularFace(ClassSoftmax):
         scale: float = 64.0,
         sample: float = 1.0,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = _checked_radians("margin", margin)
         self.register_buffer("t", torch.zeros((), dtype=torch.float64))
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Move t towards the mean own cosine."""
@@ -200,8 +202,9 @@ class AdaFace(ClassSoftmax):
         scale: float = 64.0,
         sample: float = 1.0,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = at_least("margin", margin, 0)
         self.concentration = at_least("concentration", concentration, 0)
         if at_least("t_alpha", t_alpha, 0) > 1:
@@ -211,7 +214,7 @@ class AdaFace(ClassSoftmax):
         self.t_alpha = t_alpha
         self.register_buffer("mean", torch.tensor(20.0, dtype=torch.float64))
         self.register_buffer("deviation", torch.tensor(100.0, dtype=torch.float64))
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Take the batch's norms into the running mean and deviation."""
@@ -277,8 +280,9 @@ class MagFace(ClassSoftmax):
         scale: float = 64.0,
         sample: float = 1.0,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.lowest_margin = _checked_radians("lowest_margin", lowest_margin)
         self.highest_margin = _checked_radians("highest_margin", highest_margin)
         at_least("highest_margin", highest_margin, lowest_margin)
@@ -288,7 +292,7 @@ class MagFace(ClassSoftmax):
         self.norm_weight = at_least("norm_weight", norm_weight, 0)
         self.easy = easy
         self.register_buffer("unit", torch.tensor(0.0 if self.is_relative else 1.0, dtype=torch.float64))
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Settle the unit of norms, by the first batch."""

@@ -14,6 +14,9 @@ gradient once. So what is added to the vectors and their gradient is O((B + T) D
 With ``sample`` below 1 a training step's softmax is over some classes alone: those of the global batch, and each other
 class with that probability. Their vectors get a sparse gradient, which is that of all ranks, and no others do.
 
+With a ``share`` of the classes a rank holds their vectors alone, against which it takes the anchors of all ranks. Ranks
+exchange three numbers of each anchor: its own cosine, the largest logit, and the sum of exponentials.
+
 Shapes: B anchors on this rank, M references (the global batch), D embedding size, C classes, S sampled ones, K vectors
 of one class, T classes or anchors of a tile.
 """
@@ -30,7 +33,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dmlstudy.losses.distances import SQUARED_FLOOR
-from dmlstudy.losses.interface import Embeddings, LossSum, World, per_anchor
+from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, per_anchor
 from dmlstudy.losses.mining import scrambled, unit_interval
 from dmlstudy.losses.parameters import above, at_least
 from dmlstudy.losses.products import Product, add_product, exact, write_product
@@ -66,19 +69,30 @@ class ClassSoftmax(ProxyLoss):
     al. 2022, Partial FC), and the vectors' gradient is sparse. The number of steps is saved. In eval mode all classes
     take part.
 
+    With ``share``, this rank's part of the classes (``World.share``), it has their vectors alone; value and gradients
+    are the same.
+
     Raises ValueError unless 0 < ``sample`` <= 1.
     """
 
     has_precision = True
     num_steps: Tensor
 
-    def __init__(self, num_classes: int, dim: int, scale: float, sample: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        scale: float,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
+    ) -> None:
         super().__init__(num_classes, dim)
         self.scale = scale
         if above("sample", sample, 0) > 1:
             raise ValueError(f"sample={sample} must be at most 1: it is the share of classes in a step")
-        self.sample, self.seed = sample, seed
-        self.finds_whole_gradients = sample < 1
+        self.sample, self.seed, self.share = sample, seed, share
+        self.finds_whole_gradients = sample < 1 or share is not None
         if sample < 1:
             self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
         self.product: Product = exact
@@ -94,6 +108,8 @@ class ClassSoftmax(ProxyLoss):
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         if self.uses_norms:
             self._check_norms(references)
+        if self.share is not None:
+            return self._terms_of_share(self.share, anchors, references, world)
         anchors = anchors.rows(in_order(anchors))  # the own classes of a tile are then those of adjacent rows
         (vectors,) = self.parameters()
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
@@ -124,6 +140,41 @@ class ClassSoftmax(ProxyLoss):
             total = _ByClasses.apply(batch, *leaves)
         return per_anchor(total, anchors)
 
+    def _terms_of_share(
+        self, share: slice, anchors: Embeddings, references: Embeddings, world: World
+    ) -> LossSum:
+        """The sum over this rank's anchors, whose backward gives what this rank's classes say of all ranks' anchors."""
+        order_M = in_order(references)
+        given = references.rows(order_M)
+        z_MD, y_M = given.z_ND, given.y_N
+        (vectors,) = self.parameters()
+        is_training = self.training and torch.is_grad_enabled()
+        own_S = torch.arange(share.start, share.stop, device=y_M.device)
+        if self.sample < 1 and self.training:
+            class_S = self.drawn(y_M)
+            own_S = class_S[(class_S >= share.start) & (class_S < share.stop)]
+            vectors = _Rows.apply(vectors, own_S - share.start, ALONE)
+            if is_training:
+                self.num_steps += 1
+        # Where another rank has the class: before the own ones, or behind them.
+        place_M = torch.where(y_M < share.start, -1, torch.searchsorted(own_S, y_M))
+        w_SKD = vectors if vectors.ndim == 3 else vectors[:, None]
+        with torch.no_grad():
+            row_R = ((place_M >= 0) & (place_M < len(own_S))).nonzero()[:, 0]
+            unit_RKD, _ = _unit(w_SKD[place_M[row_R]].to(z_MD.dtype))
+            own_M = z_MD.new_zeros(len(z_MD))
+            own_M[row_R] = (unit_RKD @ z_MD[row_R, :, None])[:, :, 0].amax(1)
+            own_M = world.sum(own_M)
+            if is_training:
+                self.observe(own_M, references, world)
+            transforms = self.transforms(own_M, given, references)
+            mine_B = _places_of_own(order_M, len(anchors.y_N), world)
+        leaves = [z_MD, w_SKD]
+        if transforms.norm_slope_B is not None and anchors.norm_N is not None:
+            leaves.append(anchors.norm_N)
+        batch = _Batch(place_M, self.scale, transforms, self.product, world, mine_B)
+        return per_anchor(_ByClasses.apply(batch, *leaves), anchors)
+
     def drawn(self, y_M: Tensor) -> Tensor:
         """The classes of the next training step, in order, for a global batch of these labels; (S,)."""
         class_C = torch.arange(self.num_classes, device=y_M.device)
@@ -133,8 +184,12 @@ class ClassSoftmax(ProxyLoss):
         return class_C[is_drawn_C]
 
     def why_not_cut(self) -> str:
-        """As for all losses; and sampled classes would be others for each part."""
-        return "a loss of sampled classes" if self.sample < 1 else super().why_not_cut()
+        """As for all losses; sampled classes would be others for each part, and shares of classes are not cut."""
+        if self.sample < 1:
+            return "a loss of sampled classes"
+        return (
+            super().why_not_cut() if self.share is None else "a loss whose classes are shared out among ranks"
+        )
 
     def _check_norms(self, references: Embeddings) -> None:
         """Raises ValueError without norms, and for a first batch whose norms are all the same: they say nothing."""
@@ -168,13 +223,28 @@ class _Rows(torch.autograd.Function):
         return whole, None, None
 
 
+def _places_of_own(order_M: Tensor, num_own: int, world: World) -> Tensor:
+    """The places of this rank's rows in an order of all ranks' rows, in the rows' own order, (B,)."""
+    rank = world.share(world.size).start
+    number_W = torch.zeros(world.size, dtype=torch.int64, device=order_M.device)
+    number_W[rank] = num_own
+    first = world.sum(number_W)[:rank].sum()
+    return order_M.argsort()[first + torch.arange(num_own, device=order_M.device)]
+
+
 class _Batch(NamedTuple):
-    """A batch as a sweep needs it, whose anchors are in the order of their labels, beside embeddings and vectors."""
+    """A batch as a sweep needs it, whose anchors are in the order of their labels, beside embeddings and vectors.
+
+    With shares of classes, B are the anchors of all ranks, ``y_B`` their classes' places among the own ones (or
+    outside), and ``mine`` the places of this rank's anchors.
+    """
 
     y_B: Tensor
     scale: float
     transforms: Transforms
     product: Product
+    world: World = ALONE
+    mine: Tensor | None = None
 
     def logits(
         self, z_TD: Tensor, unit_CKD: Tensor, rows: slice
@@ -196,11 +266,14 @@ class _Batch(NamedTuple):
         slope_B = -self.scale * share_B * transforms.norm_slope_B
         if transforms.term_norm_slope_B is not None:
             slope_B = slope_B + transforms.term_norm_slope_B
-        return [slope_B]
+        return [self._of_mine(slope_B)]
 
     def total(self, loss_B: Tensor) -> Tensor:
         term_B = self.transforms.term_B
-        return loss_B.sum() if term_B is None else (loss_B + term_B).sum()
+        return self._of_mine(loss_B if term_B is None else loss_B + term_B).sum()
+
+    def _of_mine(self, x_B: Tensor) -> Tensor:
+        return x_B if self.mine is None else x_B[self.mine]
 
 
 def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
@@ -253,6 +326,10 @@ class _ByClasses(torch.autograd.Function):
                 of_tile_B = logits_BT.sub_(higher_B[:, None]).exp_().sum(1)
                 others_B = others_B * (highest_B - higher_B).exp_() + of_tile_B
                 highest_B = higher_B
+            if batch.mine is not None:
+                higher_B = batch.world.max(highest_B)
+                others_B = batch.world.sum(others_B * (highest_B - higher_B).exp())
+                highest_B = higher_B
             loss_B, share_B, sum_B = _cross_entropy(own_B, highest_B, others_B)
             ctx.save_for_backward(z_BD, w_CKD, highest_B + sum_B.log(), share_B)
             return batch.total(loss_B)
@@ -265,7 +342,8 @@ class _ByClasses(torch.autograd.Function):
         own_slope_B1 = -(share_B * batch.transforms.own_slope_B)[:, None]
         z_gradient_BD, w_gradient_CKD = torch.zeros_like(z_BD), torch.empty_like(w_CKD)
         with torch.autocast(z_BD.device.type, enabled=False):
-            scaled_BD = batch.scale * factor * z_BD
+            # A share's gradient is that of all anchors, whose objectives are W times their part of the mean.
+            scaled_BD = batch.scale * factor / batch.world.size * z_BD
             for tile in _tiles(batch, z_BD, w_CKD):
                 unit_TKD, size_TK1 = _unit(w_CKD[tile.classes].to(z_BD.dtype))
                 logits_BT, slope_BT, nearest_BT = batch.logits(z_BD, unit_TKD, slice(None))
@@ -294,7 +372,7 @@ class _ClassTile(NamedTuple):
 def _tiles(batch: _Batch, z_BD: Tensor, w_CKD: Tensor) -> Iterator[_ClassTile]:
     num_classes, num_vectors, dim = w_CKD.shape
     width = tile_height(num_vectors * (len(z_BD) + dim), z_BD.element_size(), z_BD.device)
-    starts = torch.arange(0, num_classes + width, width, device=z_BD.device)
+    starts = torch.arange(0, num_classes + width, width, device=z_BD.device).clamp(max=num_classes)
     bounds = torch.searchsorted(batch.y_B, starts).tolist()
     for number, start in enumerate(range(0, num_classes, width)):
         rows = slice(bounds[number], bounds[number + 1])
@@ -386,11 +464,17 @@ class NormSoftmax(ClassSoftmax):
     """
 
     def __init__(
-        self, num_classes: int, dim: int, temperature: float = 0.05, sample: float = 1.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        temperature: float = 0.05,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, 1 / above("temperature", temperature, 0), sample, seed)
+        super().__init__(num_classes, dim, 1 / above("temperature", temperature, 0), sample, seed, share)
         self.temperature = temperature
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o."""
@@ -408,11 +492,17 @@ class ProxyNCAPlusPlus(ClassSoftmax):
     """
 
     def __init__(
-        self, num_classes: int, dim: int, temperature: float = 1 / 9, sample: float = 1.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        temperature: float = 1 / 9,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, 2 / above("temperature", temperature, 0), sample, seed)
+        super().__init__(num_classes, dim, 2 / above("temperature", temperature, 0), sample, seed, share)
         self.temperature = temperature
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o."""
@@ -443,11 +533,12 @@ class ArcFace(ClassSoftmax):
         scale: float = 64.0,
         sample: float = 1.0,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = margin
         self.angle = checked_angle("margin", margin)
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta + m)."""
@@ -472,10 +563,11 @@ class CosFace(ClassSoftmax):
         scale: float = 64.0,
         sample: float = 1.0,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed)
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = at_least("margin", margin, 0)
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o - m."""

@@ -70,6 +70,10 @@ class World(Protocol):
         """Sum of every rank's x on every rank; backward sums what the ranks say about it."""
         ...
 
+    def max(self, x: Tensor) -> Tensor:
+        """Largest of every rank's x, element by element, without gradient."""
+        ...
+
     def share(self, n: int) -> slice:
         """This rank's part of n items that every rank has; the parts are disjoint and cover all n."""
         ...
@@ -85,6 +89,10 @@ class OneProcess:
         return x_B
 
     def sum(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+    def max(self, x: Tensor) -> Tensor:
         """x itself."""
         return x
 

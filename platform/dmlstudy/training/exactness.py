@@ -23,6 +23,7 @@ from torch.nn import functional
 from dmlstudy import distributed
 from dmlstudy.embedders.ball import on_ball
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.class_softmax import ClassSoftmax
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import CLIP_RADIUS, CURVATURE, HYPERBOLIC, Scalar
@@ -48,6 +49,8 @@ class Case:
     memory_size: int = 0
     num_classes: int = NUM_CLASSES
     """More than the batch has where the loss looks at some classes alone."""
+    has_shards: bool = False
+    """True if each rank has the vectors of a share of the classes; one process has them all."""
 
 
 def _cases() -> dict[str, Case]:
@@ -110,6 +113,15 @@ def _cases() -> dict[str, Case]:
         ("subcenter_arcface", {"scale": 4.0, "centers": 2, "margin_by": "power", "sample": 0.4}),
         ("magface", {"scale": 4.0, "sample": 0.1}),
     ]
+    shared_out: list[tuple[str, dict[str, Scalar], tuple[str, dict[str, Scalar]] | None]] = [
+        (name, plain.get(name, {}), None)
+        for name in catalogue.CATALOGUE
+        if issubclass(catalogue.kind_of(name), ClassSoftmax)
+    ]
+    shared_out += [
+        ("subcenter_arcface", {"scale": 4.0, "centers": 2, "sample": 0.4}, None),
+        ("cosface", {"scale": 4.0, "sample": 0.1}, regularizers[0]),
+    ]
     cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
     cases += [Case(_named(name, params), name, params) for name, params in variants]
     base = plain["contrastive"]
@@ -127,6 +139,18 @@ def _cases() -> dict[str, Case]:
     cases += [
         Case(f"{_named(name, params)}, {MANY_CLASSES} classes", name, params, num_classes=MANY_CLASSES)
         for name, params in many
+    ]
+    cases += [
+        Case(
+            f"{_named(name, params)}, {MANY_CLASSES} classes, shards",
+            name,
+            params,
+            regularizer,
+            0,
+            MANY_CLASSES,
+            True,
+        )
+        for name, params, regularizer in shared_out
     ]
     return {case.name: case for case in cases}
 
@@ -207,6 +231,7 @@ def step_of(
     """The very step that trains, over a small encoder and the case's loss; of the process group, unless given."""
     has_structure = case.regularizer is not None and case.regularizer[0] == "structure"
     in_ball = case.params.get("distance") == HYPERBOLIC
+    has_shards = case.has_shards and world is None
     encoder = SmallEncoder(has_structure=has_structure, in_ball=in_ball)
     loss = catalogue.build(
         case.loss,
@@ -217,6 +242,7 @@ def step_of(
         class_sizes=range(1, case.num_classes + 1),
         dim=DIM,
         num_layers=NUM_LAYERS,
+        share=distributed.own_slice(case.num_classes) if has_shards else None,
     )
     memory = CrossBatchMemory(case.memory_size, DIM) if case.memory_size else None
     start = SmallEncoder(has_structure=False, seed=1) if loss.retains else None
@@ -268,9 +294,26 @@ def _batch(number: int, share: slice, device: torch.device | str) -> tuple[Tenso
 
 def _gradients(step: Step) -> dict[str, Tensor]:
     return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
-        for name, parameter in step.named_parameters()
+        name: torch.zeros_like(parameter) if gradient is None else gradient
+        for (name, parameter), gradient in zip(step.named_parameters(), whole_gradients(step), strict=True)
     }
+
+
+def whole_gradients(step: Step) -> list[Tensor | None]:
+    """Each parameter's gradient, those of shares of classes one after the other; every rank must call this."""
+    shared_out = {
+        parameter
+        for part in step.modules()
+        if isinstance(part, ClassSoftmax) and part.share is not None
+        for parameter in part.parameters()
+    }
+    found: list[Tensor | None] = []
+    for parameter in step.parameters():
+        gradient = None if parameter.grad is None else parameter.grad.to_dense()
+        if parameter in shared_out:
+            gradient = distributed.gather_rows(torch.zeros_like(parameter) if gradient is None else gradient)
+        found.append(gradient)
+    return found
 
 
 def _worse(worst: Finding, found: Outcome, truth: Outcome) -> Finding:
