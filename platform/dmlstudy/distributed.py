@@ -65,6 +65,24 @@ def gather_rows(x: Tensor) -> Tensor:
     return _gather_padded(rows, _sizes(rows.shape[0])).to(x.device)
 
 
+def rows_on_rank_0(x: Tensor) -> Tensor:
+    """All ranks' rows in rank order on the CPU of rank 0; each other rank's own on it. Every rank must call this."""
+    rows = x.detach()
+    if world_size() == 1:
+        return rows
+    sizes = _sizes(len(rows))
+    rows = rows.to(_device(rows)).contiguous()
+    if rank() > 0:
+        dist.send(rows, 0)
+        return rows
+    parts = [rows.cpu()]
+    for other in range(1, world_size()):
+        received = rows.new_empty(sizes[other], *rows.shape[1:])
+        dist.recv(received, other)
+        parts.append(received.cpu())
+    return torch.cat(parts)
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Sum of every rank's x, without gradient; x keeps its value."""
     return _reduced(x, dist.ReduceOp.SUM)

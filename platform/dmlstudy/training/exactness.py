@@ -27,6 +27,7 @@ from dmlstudy.losses.class_softmax import ClassSoftmax
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import CLIP_RADIUS, CURVATURE, HYPERBOLIC, Scalar
+from dmlstudy.training.class_shards import shared_out
 from dmlstudy.training.gradients import gradients_of
 from dmlstudy.training.step import Step
 
@@ -113,12 +114,12 @@ def _cases() -> dict[str, Case]:
         ("subcenter_arcface", {"scale": 4.0, "centers": 2, "margin_by": "power", "sample": 0.4}),
         ("magface", {"scale": 4.0, "sample": 0.1}),
     ]
-    shared_out: list[tuple[str, dict[str, Scalar], tuple[str, dict[str, Scalar]] | None]] = [
+    with_shards: list[tuple[str, dict[str, Scalar], tuple[str, dict[str, Scalar]] | None]] = [
         (name, plain.get(name, {}), None)
         for name in catalogue.CATALOGUE
         if issubclass(catalogue.kind_of(name), ClassSoftmax)
     ]
-    shared_out += [
+    with_shards += [
         ("subcenter_arcface", {"scale": 4.0, "centers": 2, "sample": 0.4}, None),
         ("cosface", {"scale": 4.0, "sample": 0.1}, regularizers[0]),
     ]
@@ -150,7 +151,7 @@ def _cases() -> dict[str, Case]:
             MANY_CLASSES,
             True,
         )
-        for name, params, regularizer in shared_out
+        for name, params, regularizer in with_shards
     ]
     return {case.name: case for case in cases}
 
@@ -301,16 +302,11 @@ def _gradients(step: Step) -> dict[str, Tensor]:
 
 def whole_gradients(step: Step) -> list[Tensor | None]:
     """Each parameter's gradient, those of shares of classes one after the other; every rank must call this."""
-    shared_out = {
-        parameter
-        for part in step.modules()
-        if isinstance(part, ClassSoftmax) and part.share is not None
-        for parameter in part.parameters()
-    }
+    shares = shared_out(step)
     found: list[Tensor | None] = []
     for parameter in step.parameters():
         gradient = None if parameter.grad is None else parameter.grad.to_dense()
-        if parameter in shared_out:
+        if parameter in shares:
             gradient = distributed.gather_rows(torch.zeros_like(parameter) if gradient is None else gradient)
         found.append(gradient)
     return found

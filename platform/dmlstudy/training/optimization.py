@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from dmlstudy import embedders
+from dmlstudy import distributed, embedders
 from dmlstudy.embedders.adapters import depths
 from dmlstudy.embedders.blocks import blocks_of, not_decayed, rest
 from dmlstudy.losses.class_softmax import ClassSoftmax
 from dmlstudy.records import TrainingConfig
 from dmlstudy.training import schedule
 from dmlstudy.training.averaging import begun
+from dmlstudy.training.class_shards import shared_out
 from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.recipe import check_unfrozen
 
@@ -104,6 +105,7 @@ class Optimization:
             self.optimizer.register_step_pre_hook(RowSteps())
         self._has_hook = bool(started) or has_rows
         self._lrs: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self._shared_out = set(shared_out(loss))
         self._clipped = [
             ("embedder", list(embedder.parameters()), training.clip_norm),
             ("loss", list(loss.parameters()), training.clip_loss_norm),
@@ -116,7 +118,7 @@ class Optimization:
             group["lr"] = lr * factor
 
     def step(self, scaler: torch.amp.GradScaler) -> None:
-        """Clip the gradients, which are the same on every rank, and take the step.
+        """Clip the gradients, which are the same on every rank but for shares of classes, and take the step.
 
         fp16's scaler leaves out a step whose gradients overflow. Raises TrialFailed, on every rank alike, for a norm
         to be clipped that is not finite otherwise.
@@ -125,7 +127,7 @@ class Optimization:
             scaler.unscale_(self.optimizer)
             for part, parameters, most in self._clipped:
                 if most is not None:
-                    _clip(part, parameters, most, is_scaled=scaler.is_enabled())
+                    _clip(part, parameters, most, self._shared_out, is_scaled=scaler.is_enabled())
         scaler.step(self.optimizer)
         scaler.update()
 
@@ -200,13 +202,28 @@ def _step_rows(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: 
         state[name][row_S] = value
 
 
-def _clip(part: str, parameters: Iterable[nn.Parameter], most: float, *, is_scaled: bool) -> None:
-    """Gradients times min(1, most / (norm + 1e-6)), the norm that of all of them together."""
+def _clip(
+    part: str,
+    parameters: Iterable[nn.Parameter],
+    most: float,
+    shared_out: set[nn.Parameter],
+    *,
+    is_scaled: bool,
+) -> None:
+    """Gradients times min(1, most / (norm + 1e-6)), the norm that of all of them together.
+
+    Of those ``shared_out`` among the ranks it is that of all ranks' shares.
+    """
     own = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [_values(parameter.grad) for parameter in own if parameter.grad is not None]
     if not gradients:
         return
     norm = get_total_norm(gradients)
+    if any(parameter in shared_out for parameter in own):
+        parts = [[_values(each.grad) for each in own if each.grad is not None and each in shared_out]]
+        parts.append([_values(each.grad) for each in own if each.grad is not None and each not in shared_out])
+        of_shares, of_all = (get_total_norm(each).to(norm) for each in parts)
+        norm = (distributed.sum_over_ranks(of_shares.square()) + of_all.square()).sqrt()
     if not norm.isfinite():
         if is_scaled and not all(bool(gradient.isfinite().all()) for gradient in gradients):
             return  # the scaler has seen them, too
