@@ -166,7 +166,9 @@ def data_parallel(module: nn.Module) -> nn.Module:
     device = next(module.parameters()).device
     left_alone = _with_whole_gradients(module)
     if left_alone:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, left_alone)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            module, left_alone
+        )
     return DistributedDataParallel(
         module, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
     )

@@ -239,7 +239,7 @@ KINDS: dict[str, Any] = {
     "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.3),
     "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1, weight_decay=0.3, momentum=0.9),
 }
-STEPS = [[0, 3], [3], [1, 3, 4], [0, 4]]
+STEPS: list[list[int]] = [[0, 3], [3], [], [1, 3, 4], [0, 4]]
 """Rows with a gradient in each of some steps; row 2 never has one."""
 
 
@@ -251,7 +251,7 @@ def stepped(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
     for number, rows in enumerate(STEPS):
         values = gradient_of(number)[rows]
         weight.grad = torch.sparse_coo_tensor(
-            torch.tensor([rows]), values, weight.shape, check_invariants=True
+            torch.tensor([rows], dtype=torch.int64), values, weight.shape, check_invariants=True
         )
         optimizer.step()
     return weight.detach(), optimizer.state[weight]

@@ -114,11 +114,9 @@ class ClassSoftmax(ProxyLoss):
         (vectors,) = self.parameters()
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
         is_training = self.training and torch.is_grad_enabled()
-        if self.sample < 1 and self.training:
-            class_S = self.drawn(references.y_N)
+        class_S = self._classes_of_step(references.y_N)
+        if class_S is not None:
             vectors, y_B = _Rows.apply(vectors, class_S, world), torch.searchsorted(class_S, y_B)
-            if is_training:
-                self.num_steps += 1
         w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         with torch.no_grad():
             own_BKD, _ = _unit(w_CKD[y_B].to(z_BD.dtype))
@@ -150,12 +148,10 @@ class ClassSoftmax(ProxyLoss):
         (vectors,) = self.parameters()
         is_training = self.training and torch.is_grad_enabled()
         own_S = torch.arange(share.start, share.stop, device=y_M.device)
-        if self.sample < 1 and self.training:
-            class_S = self.drawn(y_M)
+        class_S = self._classes_of_step(y_M)
+        if class_S is not None:
             own_S = class_S[(class_S >= share.start) & (class_S < share.stop)]
             vectors = _Rows.apply(vectors, own_S - share.start, ALONE)
-            if is_training:
-                self.num_steps += 1
         # Where another rank has the class: before the own ones, or behind them.
         place_M = torch.where(y_M < share.start, -1, torch.searchsorted(own_S, y_M))
         w_SKD = vectors if vectors.ndim == 3 else vectors[:, None]
@@ -174,6 +170,15 @@ class ClassSoftmax(ProxyLoss):
             leaves.append(anchors.norm_N)
         batch = _Batch(place_M, self.scale, transforms, self.product, world, mine_B)
         return per_anchor(_ByClasses.apply(batch, *leaves), anchors)
+
+    def _classes_of_step(self, y_M: Tensor) -> Tensor | None:
+        """The classes of a training step, where they are a sample, (S,); with gradients it is over with this."""
+        if self.sample == 1 or not self.training:
+            return None
+        class_S = self.drawn(y_M)
+        if torch.is_grad_enabled():
+            self.num_steps += 1
+        return class_S
 
     def drawn(self, y_M: Tensor) -> Tensor:
         """The classes of the next training step, in order, for a global batch of these labels; (S,)."""
