@@ -186,7 +186,7 @@ def _step_rows(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: 
     (row_S,) = gradient.indices()
     rows = nn.Parameter(weight[row_S])
     rows.grad = gradient.values()
-    small = type(optimizer)([group | {"params": [rows]}])
+    small = type(optimizer)([group | {"params": [rows]}])  # type: ignore[call-arg]  # a kind has its defaults
     state = optimizer.state[weight]
     small.state[rows] = {
         name: value[row_S] if value.shape == weight.shape else value for name, value in state.items()
