@@ -47,9 +47,11 @@ class SubCenterArcFace(ClassSoftmax):
 
     'power': m_c = lo + add n_c^-e, add = ``added_margin`` in degrees, which does not depend on the other classes.
 
-    With one class L_i = 0. References are ignored. The count is the number of anchors. Raises ValueError unless margins
-    lie in 0..90, lo <= hi, add >= 0, lo + add <= 90, e >= 0, scale > 0, K >= 1, ``class_sizes`` are C positive numbers
-    where they are needed, labels lie in 0..C-1 and z has size ``dim``.
+    With one class L_i = 0. References are ignored. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless margins lie in 0..90, lo <= hi, add >= 0, lo + add <=
+    90, e >= 0, scale > 0, K >= 1, ``class_sizes`` are C positive numbers where they are needed, labels lie in 0..C-1
+    and z has size ``dim``.
     """
 
     angle_C: Tensor
@@ -129,8 +131,10 @@ class CurricularFace(ClassSoftmax):
     t <- 0.99 t + 0.01 mean(o), o the own cosines of all ranks' anchors, before it is used; it starts at 0 and is a
     constant in the gradient. It moves in training alone, and is saved with it.
 
-    With one class L_i = 0. References are ignored. The count is the number of anchors. Raises ValueError unless
-    0 <= m <= pi/2, scale > 0, labels lie in 0..C-1 and z has size ``dim``.
+    With one class L_i = 0. References are ignored. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless 0 <= m <= pi/2, scale > 0, labels lie in 0..C-1 and z
+    has size ``dim``.
     """
 
     t: Tensor
@@ -184,8 +188,10 @@ class AdaFace(ClassSoftmax):
     x <- (1 - a) x + a x_batch with a = ``t_alpha``, before they are used. A batch of one leaves sd as it is. They move
     in training alone, and are saved with it.
 
-    With one class L_i = 0. The count is the number of anchors. Raises ValueError unless m, h >= 0, 0 <= a <= 1,
-    scale > 0, labels lie in 0..C-1 and z has size ``dim``; and for embeddings without norms.
+    With one class L_i = 0. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless m, h >= 0, 0 <= a <= 1, scale > 0, labels lie in 0..C-1
+    and z has size ``dim``; and for embeddings without norms.
     """
 
     uses_norms = True
@@ -258,9 +264,10 @@ class MagFace(ClassSoftmax):
     The bounds are those of face networks. With ``norm_bounds`` 'relative' norms are measured in the unit in which the
     first training batch's median, over all ranks, is 50; that unit is saved. 'absolute': as they are.
 
-    With one class the first part is 0, the second remains. The count is the number of anchors. Raises ValueError unless
-    0 <= lm <= um <= pi/2, 0 < l < u, w >= 0, scale > 0, labels lie in 0..C-1 and z has size ``dim``; and for
-    embeddings without norms.
+    With one class the first part is 0, the second remains. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless 0 <= lm <= um <= pi/2, 0 < l < u, w >= 0, scale > 0,
+    labels lie in 0..C-1 and z has size ``dim``; and for embeddings without norms.
     """
 
     uses_norms = True

@@ -66,8 +66,9 @@ class ClassSoftmax(ProxyLoss):
 
     With ``sample`` < 1 the classes of a training step are those of the references, and any other whose hash of
     (``seed``, the number of the step, the class) is below it. The softmax is over them alone, without correction (An et
-    al. 2022, Partial FC), and the vectors' gradient is sparse. The number of steps is saved. In eval mode all classes
-    take part.
+    al. 2022, Partial FC).
+
+    The vectors' gradient is then sparse. The number of steps is saved. In eval mode all classes take part.
 
     With ``share``, this rank's part of the classes (``World.share``), it has their vectors alone; value and gradients
     are the same.
@@ -464,6 +465,7 @@ class NormSoftmax(ClassSoftmax):
     """Normalised softmax: cross-entropy of cosines over a temperature (Zhai and Wu 2019).
 
     L_i = -log softmax_c(z_i.w_c / T) at c = y_i, T = ``temperature``. With one class L_i = 0. References are ignored.
+    ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size ``dim``.
     """
@@ -491,6 +493,7 @@ class ProxyNCAPlusPlus(ClassSoftmax):
 
     L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``, which is the softmax of 2 z_i.p_c / T,
     also for z off the sphere: ||z_i||^2 is the same for all classes. With one class L_i = 0. References are ignored.
+    ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size
     ``dim``.
@@ -524,7 +527,7 @@ class ArcFace(ClassSoftmax):
     continuation: it keeps falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12; below, its
     gradient is zero, not infinite.
 
-    With one class L_i = 0. References are ignored.
+    With one class L_i = 0. References are ignored. ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless 0 <= m <= 90 (beyond 133 the step would go up),
     scale > 0, labels lie in 0..C-1 and z has size ``dim``.
@@ -554,7 +557,7 @@ class CosFace(ClassSoftmax):
     """CosFace: cross-entropy of scaled cosines, the own one lowered by a margin (Wang et al. 2018, Eq. 4).
 
     L_i = -log softmax_c(scale (z_i.p_c - margin [c = y_i])) at c = y_i. With one class L_i = 0. References are
-    ignored.
+    ignored. ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless margin >= 0, scale > 0, labels lie in 0..C-1
     and z has size ``dim``.
