@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy.losses.batch_loss import BatchLoss, of_batch
-from dmlstudy.losses.interface import ALONE, Embeddings, Labels, LossSum, World, check_embeddings
+from dmlstudy.losses.interface import ALONE, Embeddings, Labels, Loss, LossSum, World, check_embeddings
 from dmlstudy.transfers import placed
 
 Result = TypeVar("Result")
@@ -120,13 +120,40 @@ def gather_rows(x: Tensor) -> Tensor:
     return _gather_padded(rows, _sizes(rows.shape[0])).to(x.device)
 
 
+def rows_on_rank_0(x: Tensor) -> Tensor:
+    """All ranks' rows in rank order on the CPU of rank 0; each other rank's own on it. Every rank must call this."""
+    rows = x.detach()
+    if world_size() == 1:
+        return rows
+    sizes = _sizes(len(rows))
+    rows = rows.to(_device(rows)).contiguous()
+    if rank() > 0:
+        dist.send(rows, 0)
+        return rows
+    parts = [rows.cpu()]
+    for other in range(1, world_size()):
+        received = rows.new_empty(sizes[other], *rows.shape[1:])
+        dist.recv(received, other)
+        parts.append(received.cpu())
+    return torch.cat(parts)
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Sum of every rank's x, without gradient; x keeps its value."""
-    summed = x.detach().clone()
+    return _reduced(x, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(x: Tensor) -> Tensor:
+    """Largest of every rank's x, element by element, without gradient; x keeps its value."""
+    return _reduced(x, dist.ReduceOp.MAX)
+
+
+def _reduced(x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+    reduced = x.detach().clone()
     if world_size() > 1:
-        summed = summed.to(_device(x))
-        dist.all_reduce(summed)
-    return summed.to(x.device)
+        reduced = reduced.to(_device(x))
+        dist.all_reduce(reduced, operation)
+    return reduced.to(x.device)
 
 
 def any_rank(flag: bool) -> bool:
@@ -222,16 +249,37 @@ def scaled_for_mean(loss: LossSum, unsound_2: Tensor | None = None) -> tuple[Ten
 def data_parallel(module: nn.Module) -> nn.Module:
     """The module with gradients averaged over ranks, or the module itself when there is one rank.
 
-    Wrap encoder and loss together, so that the loss's own parameters are averaged too. Every parameter
-    that requires a gradient now must get one in every step: change requires_grad before wrapping.
-    Keep the wrapper alive until backward is done: gradients are not averaged without it.
+    Wrap encoder and loss together, so that the loss's own parameters are averaged too, but for a loss that finds whole
+    gradients itself. Every parameter that requires a gradient now must get one in every step: change requires_grad
+    before wrapping. Keep the wrapper alive until backward is done: gradients are not averaged without it.
     """
     if world_size() == 1:
         return module
     device = next(module.parameters()).device
+    left_alone = _with_whole_gradients(module)
+    if left_alone:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            module, left_alone
+        )
     return DistributedDataParallel(
         module, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
     )
+
+
+def averaged_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose gradients are averaged over ranks: all but those of losses that find whole gradients."""
+    left_alone = _with_whole_gradients(module)
+    return [parameter for name, parameter in module.named_parameters() if name not in left_alone]
+
+
+def _with_whole_gradients(module: nn.Module) -> list[str]:
+    """Names of the parameters whose gradient is that of all ranks when backward ends."""
+    return [
+        name
+        for prefix, part in module.named_modules()
+        if isinstance(part, Loss) and part.finds_whole_gradients
+        for name, _ in part.named_parameters(prefix)
+    ]
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -259,9 +307,12 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def take_over_rank_0(module: nn.Module) -> None:
-    """Put rank 0's parameters and buffers in the place of each rank's, as data parallel does when it wraps a module."""
+    """Put rank 0's parameters and buffers in the place of each rank's, as data parallel does when it wraps a module.
+
+    Parameters of losses that find whole gradients are left alone, as there.
+    """
     if world_size() > 1:
-        tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
+        tensors = [tensor.detach() for tensor in (*averaged_parameters(module), *module.buffers())]
         _in_buckets(tensors, lambda flat: dist.broadcast(flat, src=0))
 
 
@@ -275,7 +326,7 @@ def across_ranks(loss: BatchLoss) -> nn.Module:
     image is in several rows: without ids, all rows of all ranks are different images.
     """
     module = _GlobalMean(loss)
-    has_own = any(parameter.requires_grad for parameter in module.parameters())
+    has_own = any(parameter.requires_grad for parameter in averaged_parameters(module))
     return data_parallel(module) if has_own else module
 
 
@@ -298,6 +349,10 @@ class _GlobalMean(nn.Module):
 class _AllRanks:
     """The ranks of the process group, as losses see them."""
 
+    @property
+    def size(self) -> int:
+        return world_size()
+
     def gather(self, x_B: Tensor) -> Tensor:
         gathered_M: Tensor = _Gather.apply(x_B, _sizes(len(x_B)))
         return gathered_M
@@ -308,6 +363,9 @@ class _AllRanks:
 
     def total(self, n: int) -> int:
         return sum(_sizes(n))
+
+    def max(self, x: Tensor) -> Tensor:
+        return max_over_ranks(x)
 
     def share(self, n: int) -> slice:
         return own_slice(n)

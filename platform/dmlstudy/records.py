@@ -517,6 +517,7 @@ class TrainingConfig(Grown):
         "lora_targets",
         "lora_blocks",
         "structure_lr_mult",
+        "class_shards",
     )
 
     epochs: Annotated[
@@ -621,6 +622,13 @@ class TrainingConfig(Grown):
         bool,
         Field(
             description="recompute each block's activations in the backward pass: less memory, 20 to 30% more time"
+        ),
+    ] = False
+    class_shards: Annotated[
+        bool,
+        Field(
+            description="each worker keeps the vectors of a share of the classes, and what the optimiser knows of them,"
+            " of a loss that is a softmax over classes; for very many classes"
         ),
     ] = False
     deterministic: Annotated[

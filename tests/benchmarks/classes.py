@@ -2,10 +2,13 @@
 
     .venv/bin/python tests/benchmarks/classes.py
     .venv/bin/python tests/benchmarks/classes.py arcface --classes 10000 --rounds 3
+    .venv/bin/python tests/benchmarks/classes.py --sample 0.1
 
 Each cell is one forward and backward of N unit vectors of size D, by their labels. All sides have the same vectors of
 classes, and their values must agree to 1e-3, or the run fails. They run in one process by turns, in another order in
 each round; shown is the median of rounds after a warm-up, in seconds of processor time, which other load changes least.
+
+With ``--sample`` our softmax over that share of the classes stands beside that over all, and its value is another.
 
 Peak memory is what one call adds to the resident memory of a process forked for it alone, in which the vectors lie
 already: with the vectors' gradient, which each side must make, and without.
@@ -19,7 +22,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytorch_metric_learning as library
 import torch
@@ -49,12 +52,12 @@ def logits(name: str, z_ND: Tensor, w_CD: Tensor, y_N: Tensor) -> Tensor:
     return 64 * s_NC.scatter(1, y_N[:, None], torch.where(own_N1 >= -math.cos(m), wide_N1, beyond_N1))
 
 
-def step(name: str, side: str, num_classes: int, n: int) -> Step:
-    """A forward and backward of one side; the value."""
+def step(name: str, side: str, num_classes: int, n: int, sample: float = 1.0) -> Step:
+    """A forward and backward of one side, of a ``sample`` of the classes where it is ours; the value."""
     generator = torch.Generator().manual_seed(0)
     z_ND = functional.normalize(torch.randn(n, DIM, generator=generator)).requires_grad_()
     y_N = torch.randint(0, num_classes, (n,), generator=generator)
-    ours = catalogue.build(name, {}, num_classes=num_classes, dim=DIM)
+    ours = catalogue.build(name, {"sample": sample}, num_classes=num_classes, dim=DIM)
     (vectors,) = ours.parameters()
     w_CD = vectors.detach()
     module: nn.Module = ours
@@ -96,15 +99,15 @@ def step(name: str, side: str, num_classes: int, n: int) -> Step:
     return call
 
 
-def prepare(name: str, side: str, num_classes: int, n: int) -> Step:
+def prepare(name: str, side: str, num_classes: int, n: int, sample: float = 1.0) -> Step:
     """The call whose memory is measured; what libraries allocate at their first call is behind."""
-    step(name, side, 500, n)()
-    return step(name, side, num_classes, n)
+    step(name, side, 500, n, sample)()
+    return step(name, side, num_classes, n, sample)
 
 
-def cost(name: str, side: str, num_classes: int, n: int) -> Found:
+def cost(name: str, side: str, num_classes: int, n: int, sample: float = 1.0) -> Found:
     return cost_in_fresh_process(
-        functools.partial(prepare, name, side, num_classes, n), most_seconds=300, most_gib=32
+        functools.partial(prepare, name, side, num_classes, n, sample), most_seconds=300, most_gib=32
     )
 
 
@@ -114,14 +117,34 @@ def medians(name: str, num_classes: int, n: int, rounds: int) -> dict[str, float
     values = {side: call() for side, call in steps.items()}
     if any(abs(each - values["plain"]) > 1e-3 * values["plain"] for each in values.values()):
         raise SystemExit(f"{name}: values {values} differ; nothing is compared")
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    return by_turns(steps, rounds)
+
+
+def by_turns(steps: dict[str, Step], rounds: int) -> dict[str, float]:
+    """Median seconds of processor time of each step, in another order in each round."""
+    sides = list(steps)
+    times: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
-        first = number % len(SIDES)
-        for side in SIDES[first:] + SIDES[:first]:
+        first = number % len(sides)
+        for side in sides[first:] + sides[:first]:
             started = time.process_time()
             steps[side]()
             times[side].append(time.process_time() - started)
     return {side: statistics.median(each) for side, each in times.items()}
+
+
+def compare_samples(names: Sequence[str], num_classes: int, n: int, rounds: int, sample: float) -> None:
+    """Print a table of our softmax over all classes and over a sample of them."""
+    print("| loss | sample | s | MiB added |\n|---|---:|---:|---:|")
+    for name in names:
+        steps = {f"{each:g}": step(name, "ours", num_classes, n, each) for each in (1.0, sample)}
+        for call in steps.values():
+            call()
+        seconds = by_turns(steps, rounds)
+        for each, found in seconds.items():
+            peak = cost(name, "ours", num_classes, n, float(each))
+            added = peak if isinstance(peak, str) else f"{peak[1]:.0f}"
+            print(f"| {name} | {each} | {found:.3f} | {added} |", flush=True)
 
 
 def main() -> None:
@@ -132,8 +155,14 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=100_000, metavar="C")
     parser.add_argument("--size", type=int, default=256, metavar="N")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--sample", type=float, metavar="SHARE", help="compare with this share of the classes"
+    )
     options = parser.parse_args()
     names = options.names or LOSSES
+    if options.sample is not None:
+        compare_samples(names, options.classes, options.size, options.rounds, options.sample)
+        return
     peaks = {(n, s): cost(n, s, options.classes, options.size) for n in names for s in SIDES}
     print(
         f"C = {options.classes}, N = {options.size}, D = {DIM}, torch {torch.__version__}, pytorch-metric-learning"

@@ -38,20 +38,23 @@ class OneOf:
     """A world as rank 0 of several sees it, without the others: its share, and its own part of sums."""
 
     def __init__(self, num_ranks: int, num_rows: int) -> None:
-        self.num_ranks = num_ranks
+        self.size = num_ranks
         self.num_rows = num_rows
 
     def gather(self, x_B: Tensor) -> Tensor:
-        return torch.cat([x_B] * self.num_ranks)[: self.num_rows]
+        return torch.cat([x_B] * self.size)[: self.num_rows]
 
     def sum(self, x: Tensor) -> Tensor:
-        return x * self.num_ranks
+        return x * self.size
+
+    def max(self, x: Tensor) -> Tensor:
+        return x
 
     def total(self, n: int) -> int:
         return self.num_rows
 
     def share(self, n: int) -> slice:
-        return slice(0, n // self.num_ranks)
+        return slice(0, n // self.size)
 
 
 def prepare(name: str, n: int, num_ranks: int) -> Callable[[], None]:

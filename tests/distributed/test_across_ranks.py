@@ -11,8 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy import distributed, losses
 from dmlstudy.losses import catalogue
+from dmlstudy.records import Scalar
 
 NUM_ROWS, DIM, NUM_CLASSES = 12, 5, 4
+SAMPLED: dict[str, dict[str, Scalar]] = {"arcface": {"sample": 0.5}}
 Outcome = tuple[float, dict[str, list[float]]]
 
 
@@ -27,7 +29,9 @@ def batch(rows: slice) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(name: str) -> losses.batch_loss.BatchLoss:
-    return losses.build(name, num_classes=NUM_CLASSES, dim=DIM).double()
+    """Some have more classes than the batch, of which they take a sample."""
+    params = SAMPLED.get(name, {})
+    return losses.build(name, num_classes=NUM_CLASSES + 9 * len(params), dim=DIM, **params).double()
 
 
 def embedded(name: str, model: nn.Module, x: Tensor) -> Tensor:
@@ -39,7 +43,9 @@ def embedded(name: str, model: nn.Module, x: Tensor) -> Tensor:
 def gradients(*modules: nn.Module) -> dict[str, list[float]]:
     named = [each for module in modules for each in module.named_parameters()]
     return {
-        name.removeprefix("module."): p.grad.flatten().tolist() for name, p in named if p.grad is not None
+        name.removeprefix("module."): p.grad.to_dense().flatten().tolist()
+        for name, p in named
+        if p.grad is not None
     }
 
 
@@ -55,7 +61,17 @@ def on_a_rank(name: str, split: tuple[int, ...]) -> Outcome:
 
 @pytest.mark.parametrize("split", [(6, 6), (7, 4, 1), (8, 4, 0)], ids=lambda split: "-".join(map(str, split)))
 @pytest.mark.parametrize(
-    "name", ["multi_similarity", "triplet", "proxy_anchor", "margin", "curricularface", "adaface", "magface"]
+    "name",
+    [
+        "multi_similarity",
+        "triplet",
+        "proxy_anchor",
+        "margin",
+        "curricularface",
+        "adaface",
+        "magface",
+        "arcface",
+    ],
 )
 def test_value_and_gradient_equal_one_process(pool: GlooPool, name: str, split: tuple[int, ...]) -> None:
     model, loss = encoder(), loss_of(name)

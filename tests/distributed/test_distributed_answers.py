@@ -69,6 +69,8 @@ def answers() -> dict[str, Any]:
     return {
         "rank": (rank, distributed.world_size()),
         "sum": (summed.tolist(), summed.requires_grad, x.tolist()),
+        "max": distributed.max_over_ranks(x).tolist(),
+        "rows": distributed.rows_on_rank_0(x.repeat(rank, 1)).tolist(),
         "any": (distributed.any_rank(rank == 1), distributed.any_rank(False)),
         "agree": (distributed.agree(rank == 0), distributed.agree(rank != 0)),
         "slices": [range(n)[distributed.own_slice(n)] for n in (0, 1, 7, 12)],
@@ -85,6 +87,10 @@ def test_all_ranks_agree(pool: GlooPool, world_size: int) -> None:
     for rank, result in enumerate(results):
         assert result["rank"] == (rank, world_size)
         assert result["sum"] == ([world_size, count], False, [1, rank])
+        assert result["max"] == [1, world_size - 1]
+        assert result["rows"] == [
+            [1, other] for other in (range(world_size) if rank == 0 else (rank,)) for _ in range(other)
+        ]
         assert result["any"] == (True, False)
         assert result["agree"] == (True, False)
         assert result["objective"] == pytest.approx((world_size / count * (2 + rank), mean, 0, 0))
@@ -100,6 +106,8 @@ def test_without_a_process_group_everything_passes_through() -> None:
     result = answers()
     assert result["rank"] == (0, 1)
     assert result["sum"] == ([1, 0], False, [1, 0])
+    assert result["max"] == [1, 0]
+    assert result["rows"] == []
     assert result["any"] == (False, False)
     assert result["agree"] == (True, False)
     assert result["objective"] == (2, 2, 0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ CASES: list[Case] = [
     ("cosface", {"scale": 8.0}),
     ("subcenter_arcface", {"scale": 8.0, "centers": 3, "margin": 60.0}),
     ("subcenter_arcface", {"scale": 8.0, "centers": 2, "margin_by": "class_size", "exponent": 0.4}),
+    ("subcenter_arcface", {"scale": 8.0, "margin_by": "power", "lowest_margin": 5.0, "exponent": 0.4}),
     ("curricularface", {"scale": 8.0}),
     ("curricularface", {"scale": 8.0, "margin": 1.5}),
     ("adaface", {"scale": 8.0, "t_alpha": 0.9, "concentration": 0.5}),
@@ -87,7 +88,7 @@ BATCHES = {
 }
 
 
-def reference(loss: ClassSoftmax, given: Embeddings) -> Tensor:
+def reference(loss: ClassSoftmax, given: Embeddings, classes: Sequence[int] = range(NUM_CLASSES)) -> Tensor:
     """The mean over anchors, one scalar after the other, with the state as the batch has moved it."""
     (vectors,) = loss.parameters()
     norms = given.norm_N
@@ -99,8 +100,9 @@ def reference(loss: ClassSoftmax, given: Embeddings) -> Tensor:
             of_vectors = [z @ w / w.norm() for w in of_class.reshape(-1, DIM)]
             cosines.append(max(of_vectors, key=lambda each: each.item()))
         own, others, term = transformed(loss, cosines, y, norm)
-        logits = [own if c == y else other for c, other in enumerate(others)]
-        terms.append(-torch.log_softmax(loss.scale * torch.stack(logits), 0)[y] + term)
+        logits = [own if c == y else others[c] for c in classes]
+        place = list(classes).index(y)
+        terms.append(-torch.log_softmax(loss.scale * torch.stack(logits), 0)[place] + term)
     return torch.stack(terms).mean()
 
 
@@ -165,6 +167,72 @@ def test_value_and_gradients_equal_the_formula_s_loops(
     for _ in range(2):  # backward leaves what it needs as it is
         for gradient, truth in zip(gradients(total / count, given, loss), wanted, strict=True):
             torch.testing.assert_close(gradient, truth, rtol=1e-9, atol=1e-11)
+
+
+def scrambled(x: int) -> int:
+    """splitmix64's finaliser, in whole numbers."""
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+def sampled(
+    seed: int, step: int, share: float, labels: list[int], num_classes: int = NUM_CLASSES
+) -> list[int]:
+    """The classes of a step: those of the batch, and others by their hash."""
+    of_step = scrambled(step + scrambled(seed))
+    hashes = [scrambled(scrambled(c + of_step)) >> 11 for c in range(num_classes)]
+    return [c for c, x in enumerate(hashes) if c in labels or x / 2**53 < share]
+
+
+@each_tile
+@pytest.mark.parametrize("given", BATCHES.values(), ids=list(BATCHES))
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("norm_softmax", {}),
+        ("subcenter_arcface", {"scale": 8.0, "margin_by": "power"}),
+        ("magface", {"scale": 8.0}),
+    ],
+)
+def test_sampled_classes_equal_the_loops_over_them(
+    name: str, params: dict[str, Any], given: Embeddings, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several steps; rows of no class of the step have no place in the gradient."""
+    if budget is not None:
+        monkeypatch.setitem(tiles.BUDGET_BYTES, "cpu", budget)
+    loss = build(name, params | {"sample": 0.4})
+    seen = set()
+    for step in range(3):
+        classes = sampled(3, step, 0.4, given.y_N.tolist())
+        seen.add(tuple(classes))
+        total, count = loss(given)
+        expected = reference(loss, given, classes)
+        torch.testing.assert_close(total / count, expected, rtol=1e-11, atol=1e-12)
+        found, wanted = (gradients(x, given, loss) for x in (total / count, expected))
+        assert found[2].coalesce().indices()[0].tolist() == classes
+        for gradient, truth in zip(found, wanted, strict=True):
+            torch.testing.assert_close(gradient.to_dense(), truth, rtol=1e-9, atol=1e-11)
+    assert any(len(classes) < NUM_CLASSES for classes in seen)
+
+
+def test_a_sample_is_drawn_by_seed_step_and_class_in_training_alone() -> None:
+    y_M = torch.tensor([9_999, 5])
+    loss = NormSoftmax(10_000, DIM, sample=0.1, seed=3)
+    assert loss.drawn(y_M).tolist() == sampled(3, 0, 0.1, y_M.tolist(), 10_000)
+    assert 900 < len(loss.drawn(y_M)) < 1_100
+    loss.num_steps += 1
+    assert loss.drawn(y_M).tolist() == sampled(3, 1, 0.1, y_M.tolist(), 10_000)
+    loss, given = build("norm_softmax", {"sample": 0.2}), BATCHES["one class"]
+    full = build("norm_softmax", {})(given).total
+    assert loss.eval()(given).total == full
+    with torch.no_grad():
+        without = loss.train()(given).total
+    assert loss.num_steps == 0
+    assert loss(given).total == without < full
+    assert loss.num_steps == 1
+    assert "num_steps" not in dict(build("norm_softmax", {"sample": 1.0}).named_buffers())
 
 
 def test_cases_reach_what_their_formulas_tell_apart() -> None:
@@ -404,6 +472,16 @@ def test_small_classes_have_large_margins() -> None:
     assert alike.angle_C.rad2deg().tolist() == pytest.approx([28.648] * 3)
 
 
+def test_margins_by_a_power_do_not_depend_on_other_classes() -> None:
+    """m = 0.5 n^-1/4 + 0.05 in radians, by default."""
+    loss = build("subcenter_arcface", {"margin_by": "power"})
+    found = loss.get_buffer("angle_C").tolist()
+    assert found == pytest.approx([0.5 * n**-0.25 + 0.05 for n in SIZES], abs=1e-4)
+    others = {"added_margin": 40.0, "lowest_margin": 10.0, "exponent": 1.0}
+    alike = SubCenterArcFace(3, DIM, margin_by="power", class_sizes=[4, 4, 4], **others)  # type: ignore[arg-type]
+    assert alike.angle_C.rad2deg().tolist() == pytest.approx([20.0] * 3)
+
+
 @pytest.mark.parametrize("name", ["adaface", "magface"])
 def test_in_a_loop_of_one_s_own_the_loss_takes_norms_itself(name: str) -> None:
     given = BATCHES["twelve"]
@@ -426,6 +504,8 @@ def test_in_a_loop_of_one_s_own_the_loss_takes_norms_itself(name: str) -> None:
 WRONG: list[tuple[Callable[..., Loss], dict[str, Any], str]] = [
     (NormSoftmax, {"temperature": 0.0}, "temperature=0.0 must be a finite number > 0"),
     (ProxyNCAPlusPlus, {"temperature": -1.0}, "temperature=-1.0"),
+    (ArcFace, {"sample": 0.0}, "sample=0.0 must be a finite number > 0"),
+    (CosFace, {"sample": 1.5}, "sample=1.5 must be at most 1"),
     (SubCenterArcFace, {"margin": 91.0}, "margin=91.0 must be an angle of at most 90 degrees"),
     (SubCenterArcFace, {"centers": 0}, "centers=0 must be a finite number >= 1"),
     (SubCenterArcFace, {"scale": 0.0}, "scale=0.0"),
@@ -435,6 +515,13 @@ WRONG: list[tuple[Callable[..., Loss], dict[str, Any], str]] = [
     (SubCenterArcFace, {"margin_by": "class_size", "class_sizes": [1, 0, 2]}, "of at least 1"),
     (SubCenterArcFace, {"lowest_margin": 40.0}, "highest_margin=28.648 must be a finite number >= 40.0"),
     (SubCenterArcFace, {"exponent": -0.1}, "exponent=-0.1"),
+    (SubCenterArcFace, {"added_margin": -1.0}, "added_margin=-1.0"),
+    (SubCenterArcFace, {"margin_by": "power"}, "'power' needs the number of training images of each class"),
+    (
+        SubCenterArcFace,
+        {"margin_by": "power", "class_sizes": [1, 1, 2], "lowest_margin": 20.0, "added_margin": 80.0},
+        r"lowest_margin \+ added_margin=100.0 must be an angle of at most 90",
+    ),
     (CurricularFace, {"margin": 28.6}, "margin=28.6 must be an angle in radians"),
     (CurricularFace, {"scale": math.inf}, "scale=inf"),
     (AdaFace, {"margin": -0.1}, "margin=-0.1"),

@@ -75,7 +75,12 @@ EXTREME: dict[str, list[dict[str, Scalar]]] = {
     "arcface": [{"scale": 640.0, "margin": 90.0}],
     "cosface": [{"scale": 640.0}],
     "norm_softmax": [{"temperature": 0.001}],
-    "subcenter_arcface": [{"scale": 640.0, "margin": 90.0}, {"margin_by": "class_size"}, {"centers": 1}],
+    "subcenter_arcface": [
+        {"scale": 640.0, "margin": 90.0},
+        {"margin_by": "class_size"},
+        {"margin_by": "power"},
+        {"centers": 1},
+    ],
     "curricularface": [{"scale": 640.0, "margin": 1.5}],
     "adaface": [{"scale": 640.0, "margin": 3.0}, {"t_alpha": 1.0}],
     "magface": [{"scale": 640.0}, {"easy": False}, {"norm_bounds": "absolute"}],

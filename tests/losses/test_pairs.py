@@ -288,6 +288,7 @@ class Rank:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
+        self.size = len(meeting.said)
 
     def gather(self, x_B: Tensor) -> Tensor:
         return torch.cat(self.meeting.all_of(self.rank, x_B))
@@ -297,6 +298,9 @@ class Rank:
 
     def total(self, n: int) -> int:
         return int(self.sum(torch.tensor(n)))
+
+    def max(self, x: Tensor) -> Tensor:
+        return torch.stack(self.meeting.all_of(self.rank, x)).amax(0)
 
     def share(self, n: int) -> slice:
         num_ranks = len(self.meeting.said)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from dmlstudy.losses.class_softmax import ArcFace, CosFace, ProxyNCAPlusPlus
 from dmlstudy.losses.interface import ALONE, Embeddings, Loss, World
-from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple
+from dmlstudy.losses.proxies import ProxyAnchor, ProxyNCA, SoftTriple, unit_vectors
 
 NUM_CLASSES, DIM = 5, 4
 LOSSES: list[type[Loss]] = [ProxyNCA, ProxyNCAPlusPlus, ProxyAnchor, SoftTriple, ArcFace, CosFace]
@@ -27,6 +27,14 @@ Reference = Callable[[Loss, Tensor, Tensor], Tensor]
 
 each_loss = pytest.mark.parametrize("kind", LOSSES, ids=lambda kind: kind.__name__)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+@pytest.mark.parametrize("shape", [(10_000, 5), (9_001, 3, 7), (4_097, 1), (8_192, 2), (12_289, 1), (3, 2)])
+def test_shares_of_first_vectors_are_those_of_the_whole(shape: tuple[int, ...]) -> None:
+    """Bit for bit: blocks are drawn as one draw of all would."""
+    whole, num = unit_vectors(3, *shape), shape[0]
+    for share in (slice(0, num), slice(num // 3, num // 2), slice(num - 2, num), slice(num, num)):
+        assert torch.equal(unit_vectors(3, *shape, share=share), whole[share])
 
 
 class Rank:
@@ -42,6 +50,9 @@ class Rank:
         raise NotImplementedError
 
     def total(self, n: int) -> int:
+        raise NotImplementedError
+
+    def max(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def share(self, n: int) -> slice:

@@ -74,6 +74,7 @@ class _Rank:
 
     def __init__(self, number: int, split: tuple[int, ...], answers: list[Tensor]) -> None:
         self.number, self.split, self.answers = number, split, answers
+        self.size = len(split)
         self.num_asked = 0
 
     def gather(self, x_B: Tensor) -> Tensor:
@@ -84,6 +85,9 @@ class _Rank:
 
     def total(self, n: int) -> int:
         return int(self.sum(torch.tensor(n)))
+
+    def max(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def share(self, n: int) -> slice:
         return slice(self.number * n // len(self.split), (self.number + 1) * n // len(self.split))

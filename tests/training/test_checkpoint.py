@@ -63,6 +63,9 @@ TRIALS: dict[str, dict[str, Any]] = {
         loss={"name": "pml:TripletMarginLoss", "params": {"triplets_per_anchor": 2}}, training__lr=1e-3
     ),
     "replaced_buffers": longer(loss={"name": "pml:LargeMarginSoftmaxLoss"}, num_folds=1),
+    "sampled_classes": longer(
+        loss={"name": "norm_softmax", "params": {"sample": 0.3}}, batch__classes=2, training__lr=1e-3
+    ),
     "proxies_adamw": longer(loss={"name": "proxy_anchor"}, training__optimizer="adamw"),
     "frozen_backbone": longer(
         training__freeze_backbone_epochs=2, loss={"name": "margin"}, training__weight_decay=1e-3
@@ -148,6 +151,7 @@ def test_a_broken_trial_ends_with_the_digits_of_an_unbroken_one(name: str, tmp_p
         ("adam", "report"),
         ("memory", "epoch"),
         ("adaface", "epoch"),
+        ("sampled_classes", "epoch"),
         ("distance_levels", "epoch"),
         ("batch_statistics", "epoch"),
         ("random_triplets", "epoch"),

@@ -11,14 +11,16 @@ import pytest
 import torch
 from support.gloo_pool import GlooPool
 from support.ranks import broken_trial, config, failing_trial, moved, steady, trial
-from torch import nn
+from torch import Tensor, nn
 
 from dmlstudy import data, embedders
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.class_softmax import NormSoftmax
+from dmlstudy.losses.interface import Embeddings
 from dmlstudy.records import BatchConfig, TrainingConfig, TrialConfig
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
 from dmlstudy.training.interface import TrialFailed
-from dmlstudy.training.optimization import Optimization, Unfrozen
+from dmlstudy.training.optimization import Optimization, RowSteps, Unfrozen
 from dmlstudy.training.recipe import check_draw, check_recipe
 
 RECIPE: dict[str, Any] = {
@@ -230,6 +232,110 @@ def test_a_norm_that_is_not_finite_ends_the_trial_in_one_line() -> None:
         TrialFailed, match=r"^epoch 1, batch 1: the norm of the embedder's gradient is \w+; set"
     ):
         one.train_epoch(0)
+
+
+KINDS: dict[str, Any] = {
+    "adam": lambda weights: torch.optim.Adam(weights, lr=0.1, weight_decay=0.3),
+    "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.3),
+    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1, weight_decay=0.3, momentum=0.9),
+}
+STEPS: list[list[int]] = [[0, 3], [3], [], [1, 3, 4], [0, 4]]
+"""Rows with a gradient in each of some steps; row 2 never has one."""
+
+
+def stepped(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Rows after these steps, with what the optimiser knows of them."""
+    weight = nn.Parameter(torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0)).double())
+    optimizer = KINDS[kind]([weight])
+    optimizer.register_step_pre_hook(RowSteps())
+    for number, rows in enumerate(STEPS):
+        values = gradient_of(number)[rows]
+        weight.grad = torch.sparse_coo_tensor(
+            torch.tensor([rows], dtype=torch.int64), values, weight.shape, check_invariants=True
+        )
+        optimizer.step()
+    return weight.detach(), optimizer.state[weight]
+
+
+def gradient_of(number: int) -> Tensor:
+    return torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1 + number)).double()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_a_gradient_rest_and_others_step_as_they_would_alone(kind: str) -> None:
+    """Of Adam the bias correction counts all steps, by the formula; SGD of a row knows of no other row's steps."""
+    found, state = stepped(kind)
+    begun = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0)).double()
+    assert torch.equal(found[2], begun[2])
+    for row in range(5):
+        w, m, v = begun[row].clone(), torch.zeros(2, 3).double(), torch.zeros(2, 3).double()
+        for number, rows in enumerate(STEPS):
+            if row not in rows:
+                continue
+            g = gradient_of(number)[row]
+            if kind == "adamw":
+                w = w * (1 - 0.1 * 0.3)
+            else:
+                g = g + 0.3 * w
+            if kind == "sgd":
+                m = 0.9 * m + g
+                w = w - 0.1 * m
+                continue
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            u = number + 1
+            w = w - 0.1 * (m / (1 - 0.9**u)) / ((v / (1 - 0.999**u)).sqrt() + 1e-8)
+        torch.testing.assert_close(found[row], w, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(state["momentum_buffer" if kind == "sgd" else "exp_avg"][row], m)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_rows_step_as_a_whole_parameter_does(kind: str) -> None:
+    weights = [
+        nn.Parameter(torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))) for _ in range(2)
+    ]
+    optimizers = [KINDS[kind]([weight]) for weight in weights]
+    optimizers[0].register_step_pre_hook(RowSteps())
+    for number in range(3):
+        gradient = gradient_of(number).float()
+        weights[0].grad, weights[1].grad = gradient.to_sparse(1), gradient
+        for optimizer in optimizers:
+            optimizer.step()
+        assert torch.equal(*weights)
+        states = [optimizer.state[weight] for optimizer, weight in zip(optimizers, weights, strict=True)]
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def sampled_loss(**training: Any) -> tuple[NormSoftmax, Optimization]:
+    """A loss whose batch has taken a backward, beside an embedder that has none."""
+    embedder = embedders.build("small_conv", 8, width=4, in_channels=1, image_size=8, seed=0)
+    loss = NormSoftmax(60, 8, sample=0.2, seed=1)
+    found = optimization(embedder, loss, loss_lr=1.0, weight_decay=0.1, **training)
+    z_BD = nn.functional.normalize(torch.randn(6, 8, generator=torch.Generator().manual_seed(0)))
+    loss(Embeddings(z_BD, torch.arange(6), torch.arange(6))).total.backward()
+    return loss, found
+
+
+def test_vectors_of_no_sampled_class_rest() -> None:
+    loss, found = sampled_loss(optimizer="adamw")
+    drawn, before = loss.proxies_CD.grad.coalesce().indices()[0], loss.proxies_CD.detach().clone()  # type: ignore[union-attr]
+    found.step(torch.amp.GradScaler("cpu", enabled=False))
+    changed = (loss.proxies_CD != before).any(1).nonzero()[:, 0]
+    assert torch.equal(changed, drawn)
+    assert 6 < len(drawn) < 30
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0, 2.0**127])
+def test_sampled_rows_are_clipped_unscaled_and_left_out_like_others(scale: float) -> None:
+    loss, found = sampled_loss(optimizer="sgd", clip_loss_norm=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+    before = loss.proxies_CD.detach().clone()
+    assert loss.proxies_CD.grad is not None
+    loss.proxies_CD.grad = loss.proxies_CD.grad * scale
+    scaler.scale(torch.ones(()))
+    found.step(scaler)
+    moved_by = (loss.proxies_CD.detach() - before).norm().item()
+    assert moved_by == pytest.approx(0 if scale > 1e30 else 0.01, rel=1e-3)
 
 
 def test_fp16_leaves_out_a_step_whose_gradients_overflow() -> None:

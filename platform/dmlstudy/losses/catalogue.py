@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 from dmlstudy.losses import pml
 from dmlstudy.losses.adaptive import AdaptiveBound
 from dmlstudy.losses.class_margins import AdaFace, CurricularFace, MagFace, SubCenterArcFace
-from dmlstudy.losses.class_softmax import ArcFace, CosFace, NormSoftmax, ProxyNCAPlusPlus
+from dmlstudy.losses.class_softmax import ArcFace, ClassSoftmax, CosFace, NormSoftmax, ProxyNCAPlusPlus
 from dmlstudy.losses.distance_levels import DistanceLevels
 from dmlstudy.losses.distances import (
     Distance,
@@ -294,7 +294,7 @@ WEIGHT = "weight"
 PRECISION = "precision"
 """The parameter that every loss has whose products may be coarser than float32."""
 
-_GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed", "curvature")
+_GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed", "curvature", "share")
 """Arguments the trial supplies; they are not hyperparameters."""
 
 PARTS = ("weighting", "mining", "distance")
@@ -314,6 +314,7 @@ def build(
     num_layers: int = 1,
     seed: int = 0,
     curvature: float = CURVATURE,
+    share: slice | None = None,
 ) -> Loss:
     """The catalogue's loss ``name`` with these parameters, the others at their defaults.
 
@@ -323,6 +324,8 @@ def build(
     ``num_classes``, ``class_sizes`` (the number of training images of each class), ``dim``, ``num_layers`` (of the
     embedder's head), ``seed`` and ``curvature`` (of the ball that 'hyperbolic' is the distance of) reach the
     constructors that ask for them.
+
+    With ``share`` the loss has the vectors of this part of its classes alone (``ClassSoftmax``).
 
     With ``leading`` the loss, without its regulariser, is the mean over embeddings' leading parts of these sizes and
     the whole (``Matryoshka``).
@@ -340,7 +343,14 @@ def build(
         "num_layers": num_layers,
         "seed": seed,
         "curvature": curvature,
+        "share": share,
     }
+    if share is not None and (name.startswith(pml.PREFIX) or not _shares_classes(name)):
+        able = [entry for entry in CATALOGUE if _shares_classes(entry)]
+        raise ValueError(
+            f"loss {name!r} has no class vectors to share out; set training.class_shards to false, or choose from"
+            f" {', '.join(able)}"
+        )
     precision = params.get(PRECISION, "float32")
     if not name.startswith(pml.PREFIX):
         params = {key: value for key, value in params.items() if key != PRECISION}
@@ -389,6 +399,10 @@ def _set_precision(loss: Loss, called: str, precision: object) -> None:
     for module in loss.modules():
         if isinstance(module, Loss):
             module.product = product
+
+
+def _shares_classes(name: str) -> bool:
+    return name in CATALOGUE and issubclass(kind_of(name), ClassSoftmax)
 
 
 def sizes_of(name: str) -> list[str]:

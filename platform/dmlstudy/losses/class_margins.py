@@ -8,7 +8,7 @@ Shapes: B anchors on this rank, M references (the global batch), D embedding siz
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from dmlstudy.losses.tiles import in_order
 from dmlstudy.text import shown
 from dmlstudy.transfers import placed
 
-MARGIN_BY = {"fixed": False, "class_size": True}
 NORM_BOUNDS = {"relative": True, "absolute": False}
 
 USUAL_NORM = 50.0
@@ -47,9 +46,13 @@ class SubCenterArcFace(ClassSoftmax):
     a and b are the least and largest n^-e of all classes, lo = ``lowest_margin`` and hi = ``highest_margin`` in
     degrees. Where all classes are equally large m = hi (Ha et al. 2020, Google Landmarks 2020, third place).
 
-    With one class L_i = 0. References are ignored. The count is the number of anchors. Raises ValueError unless margins
-    lie in 0..90, lo <= hi, e >= 0, scale > 0, K >= 1, ``class_sizes`` are C positive numbers where they are needed,
-    labels lie in 0..C-1 and z has size ``dim``.
+    'power': m_c = lo + add n_c^-e, add = ``added_margin`` in degrees, which does not depend on the other classes.
+
+    With one class L_i = 0. References are ignored. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless margins lie in 0..90, lo <= hi, add >= 0, lo + add <=
+    90, e >= 0, scale > 0, K >= 1, ``class_sizes`` are C positive numbers where they are needed, labels lie in 0..C-1
+    and z has size ``dim``.
     """
 
     angle_C: Tensor
@@ -64,36 +67,46 @@ class SubCenterArcFace(ClassSoftmax):
         margin_by: str = "fixed",
         lowest_margin: float = 2.865,
         highest_margin: float = 28.648,
+        added_margin: float = 28.648,
         exponent: float = 0.25,
+        sample: float = 1.0,
         class_sizes: Sequence[int] | None = None,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         centers = int(at_least("centers", centers, 1))
         self.margin = margin
-        angle_C = torch.full((self.num_classes,), checked_angle("margin", margin), dtype=torch.float64)
-        lowest, highest = (
-            checked_angle("lowest_margin", lowest_margin),
-            checked_angle("highest_margin", highest_margin),
-        )
+        fixed = checked_angle("margin", margin)
+        lowest = checked_angle("lowest_margin", lowest_margin)
+        highest = checked_angle("highest_margin", highest_margin)
         at_least("highest_margin", highest_margin, lowest_margin)
+        added = checked_angle("added_margin", added_margin)
         at_least("exponent", exponent, 0)
-        if choice("margin_by", margin_by, MARGIN_BY):
-            angle_C = _angles_by_size(
-                _checked_sizes(class_sizes, self.num_classes), lowest, highest, exponent
-            )
+
+        def powers_C() -> Tensor:
+            return _checked_sizes(margin_by, class_sizes, self.num_classes) ** -exponent
+
+        kinds: dict[str, Callable[[], Tensor]] = {
+            "fixed": lambda: torch.full((self.num_classes,), fixed, dtype=torch.float64),
+            "class_size": lambda: _between(lowest, highest, powers_C()),
+            "power": lambda: lowest + added * powers_C(),
+        }
+        angle_C = choice("margin_by", margin_by, kinds)()
+        if margin_by == "power":
+            checked_angle("lowest_margin + added_margin", lowest_margin + added_margin)
         self.register_buffer("angle_C", angle_C, persistent=False)
-        self.centers_CKD = unit_vectors(seed, self.num_classes, centers, self.dim)
+        self.centers_CKD = unit_vectors(seed, self.num_classes, centers, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta + m_y)."""
         return Transforms(*widened(own_B, self.angle_C[anchors.y_N].to(own_B.dtype)))
 
 
-def _checked_sizes(class_sizes: Sequence[int] | None, num_classes: int) -> Tensor:
+def _checked_sizes(margin_by: str, class_sizes: Sequence[int] | None, num_classes: int) -> Tensor:
     if class_sizes is None:
         raise ValueError(
-            "margin_by='class_size' needs the number of training images of each class; pass class_sizes=..."
+            f"margin_by={margin_by!r} needs the number of training images of each class; pass class_sizes=..."
         )
     if len(class_sizes) != num_classes or min(class_sizes) < 1:
         raise ValueError(
@@ -102,8 +115,8 @@ def _checked_sizes(class_sizes: Sequence[int] | None, num_classes: int) -> Tenso
     return torch.tensor(list(class_sizes), dtype=torch.float64)
 
 
-def _angles_by_size(size_C: Tensor, lowest: float, highest: float, exponent: float) -> Tensor:
-    power_C = size_C**-exponent
+def _between(lowest: float, highest: float, power_C: Tensor) -> Tensor:
+    """Margins that rise with n^-e from the lowest to the highest; the highest where all are the same."""
     spread = power_C.max() - power_C.min()
     if spread == 0:
         return torch.full_like(power_C, highest)
@@ -119,19 +132,28 @@ class CurricularFace(ClassSoftmax):
     t <- 0.99 t + 0.01 mean(o), o the own cosines of all ranks' anchors, before it is used; it starts at 0 and is a
     constant in the gradient. It moves in training alone, and is saved with it.
 
-    With one class L_i = 0. References are ignored. The count is the number of anchors. Raises ValueError unless
-    0 <= m <= pi/2, scale > 0, labels lie in 0..C-1 and z has size ``dim``.
+    With one class L_i = 0. References are ignored. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless 0 <= m <= pi/2, scale > 0, labels lie in 0..C-1 and z
+    has size ``dim``.
     """
 
     t: Tensor
 
     def __init__(
-        self, num_classes: int, dim: int, margin: float = 0.5, scale: float = 64.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = _checked_radians("margin", margin)
         self.register_buffer("t", torch.zeros((), dtype=torch.float64))
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Move t towards the mean own cosine."""
@@ -167,8 +189,10 @@ class AdaFace(ClassSoftmax):
     x <- (1 - a) x + a x_batch with a = ``t_alpha``, before they are used. A batch of one leaves sd as it is. They move
     in training alone, and are saved with it.
 
-    With one class L_i = 0. The count is the number of anchors. Raises ValueError unless m, h >= 0, 0 <= a <= 1,
-    scale > 0, labels lie in 0..C-1 and z has size ``dim``; and for embeddings without norms.
+    With one class L_i = 0. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless m, h >= 0, 0 <= a <= 1, scale > 0, labels lie in 0..C-1
+    and z has size ``dim``; and for embeddings without norms.
     """
 
     uses_norms = True
@@ -183,9 +207,11 @@ class AdaFace(ClassSoftmax):
         concentration: float = 0.333,
         t_alpha: float = 0.01,
         scale: float = 64.0,
+        sample: float = 1.0,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = at_least("margin", margin, 0)
         self.concentration = at_least("concentration", concentration, 0)
         if at_least("t_alpha", t_alpha, 0) > 1:
@@ -195,7 +221,7 @@ class AdaFace(ClassSoftmax):
         self.t_alpha = t_alpha
         self.register_buffer("mean", torch.tensor(20.0, dtype=torch.float64))
         self.register_buffer("deviation", torch.tensor(100.0, dtype=torch.float64))
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Take the batch's norms into the running mean and deviation."""
@@ -240,9 +266,10 @@ class MagFace(ClassSoftmax):
     The bounds are those of face networks. With ``norm_bounds`` 'relative' norms are measured in the unit in which the
     first training batch's median, over all ranks, is 50; that unit is saved. 'absolute': as they are.
 
-    With one class the first part is 0, the second remains. The count is the number of anchors. Raises ValueError unless
-    0 <= lm <= um <= pi/2, 0 < l < u, w >= 0, scale > 0, labels lie in 0..C-1 and z has size ``dim``; and for
-    embeddings without norms.
+    With one class the first part is 0, the second remains. ``sample`` is as in ``ClassSoftmax``.
+
+    The count is the number of anchors. Raises ValueError unless 0 <= lm <= um <= pi/2, 0 < l < u, w >= 0, scale > 0,
+    labels lie in 0..C-1 and z has size ``dim``; and for embeddings without norms.
     """
 
     uses_norms = True
@@ -260,9 +287,11 @@ class MagFace(ClassSoftmax):
         norm_weight: float = 35.0,
         easy: bool = True,
         scale: float = 64.0,
+        sample: float = 1.0,
         seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.lowest_margin = _checked_radians("lowest_margin", lowest_margin)
         self.highest_margin = _checked_radians("highest_margin", highest_margin)
         at_least("highest_margin", highest_margin, lowest_margin)
@@ -272,7 +301,7 @@ class MagFace(ClassSoftmax):
         self.norm_weight = at_least("norm_weight", norm_weight, 0)
         self.easy = easy
         self.register_buffer("unit", torch.tensor(0.0 if self.is_relative else 1.0, dtype=torch.float64))
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Settle the unit of norms, by the first batch."""

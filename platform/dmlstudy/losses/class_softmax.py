@@ -11,7 +11,14 @@ No matrix of all anchors and all classes exists. Where there are more classes th
 a first pass finds each anchor's sum of exponentials, and backward forms each tile again and writes its classes'
 gradient once. So what is added to the vectors and their gradient is O((B + T) D + B T).
 
-Shapes: B anchors on this rank, D embedding size, C classes, K vectors of one class, T classes or anchors of a tile.
+With ``sample`` below 1 a training step's softmax is over some classes alone: those of the global batch, and each other
+class with that probability. Their vectors get a sparse gradient, which is that of all ranks, and no others do.
+
+With a ``share`` of the classes a rank holds their vectors alone, against which it takes the anchors of all ranks. Ranks
+exchange three numbers of each anchor: its own cosine, the largest logit, and the sum of exponentials.
+
+Shapes: B anchors on this rank, M references (the global batch), D embedding size, C classes, S sampled ones, K vectors
+of one class, T classes or anchors of a tile.
 """
 
 from __future__ import annotations
@@ -27,11 +34,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dmlstudy.losses.distances import SQUARED_FLOOR
-from dmlstudy.losses.interface import Embeddings, LossSum, World, per_anchor
+from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, per_anchor
+from dmlstudy.losses.mining import scrambled, unit_interval
 from dmlstudy.losses.parameters import above, at_least
 from dmlstudy.losses.products import Product, add_product, factor_last, write_product
 from dmlstudy.losses.proxies import ProxyLoss, unit_vectors
 from dmlstudy.losses.tiles import Swept, in_one_sweep, in_order, tile_height
+from dmlstudy.transfers import placed
 
 Others: TypeAlias = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 """(S of some anchors and classes, these anchors) -> N(S), whose memory may be S's, and N'(S)."""
@@ -56,11 +65,38 @@ class ClassSoftmax(ProxyLoss):
     """The mean over anchors of L_i; a subclass has one parameter, its vectors, and says what T and N are.
 
     With one class L_i = 0. References are no part of it, so there is no memory.
+
+    With ``sample`` < 1 the classes of a training step are those of the references, and any other whose hash of
+    (``seed``, the number of the step, the class) is below it. The softmax is over them alone, without correction (An et
+    al. 2022, Partial FC).
+
+    The vectors' gradient is then sparse. The number of steps is saved. In eval mode all classes take part.
+
+    With ``share``, this rank's part of the classes (``World.share``), it has their vectors alone; value and gradients
+    are the same.
+
+    Raises ValueError unless 0 < ``sample`` <= 1.
     """
 
-    def __init__(self, num_classes: int, dim: int, scale: float) -> None:
+    num_steps: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        scale: float,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
+    ) -> None:
         super().__init__(num_classes, dim)
         self.scale = scale
+        if above("sample", sample, 0) > 1:
+            raise ValueError(f"sample={sample} must be at most 1: it is the share of classes in a step")
+        self.sample, self.seed, self.share = sample, seed, share
+        self.finds_whole_gradients = sample < 1 or share is not None
+        if sample < 1:
+            self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
         self._has_seen_norms = False
 
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:  # most have no state
@@ -73,13 +109,19 @@ class ClassSoftmax(ProxyLoss):
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         if self.uses_norms:
             self._check_norms(references)
+        if self.share is not None:
+            return self._terms_of_share(self.share, anchors, references, world)
         anchors = anchors.rows(
             in_order(anchors.labels)
-        )  # the own classes of a tile are then those of adjacent rows
+        )  # a tile's own classes are then those of adjacent rows
         (vectors,) = self.parameters()
-        w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
         is_training = self.training and torch.is_grad_enabled()
+        class_S, labels_B = self._classes_of_step(references.y_N), anchors.labels.y_N
+        if class_S is not None:
+            vectors, y_B = _Rows.apply(vectors, class_S, world), torch.searchsorted(class_S, y_B)
+            labels_B = y_B
+        w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         with torch.no_grad():
             own_BKD, _ = _unit(w_CKD[y_B].to(z_BD.dtype))
             own_B = (own_BKD @ z_BD[:, :, None])[:, :, 0].amax(1)
@@ -89,7 +131,7 @@ class ClassSoftmax(ProxyLoss):
         leaves = [z_BD, w_CKD]
         if transforms.norm_slope_B is not None and norm_B is not None:
             leaves.append(norm_B)
-        batch = _Batch(y_B, anchors.labels.y_N, self.scale, transforms, self.product)
+        batch = _Batch(y_B, labels_B, self.scale, transforms, self.product)
         num_vectors = w_CKD.shape[0] * w_CKD.shape[1]
         fits = tile_height(num_vectors, z_BD.element_size(), z_BD.device) >= len(z_BD)
         if fits or num_vectors <= len(z_BD):
@@ -99,6 +141,70 @@ class ClassSoftmax(ProxyLoss):
         else:
             total = factor_last(partial(_ByClasses.apply, batch), self.product, *leaves)
         return per_anchor(total, anchors)
+
+    def _terms_of_share(
+        self, share: slice, anchors: Embeddings, references: Embeddings, world: World
+    ) -> LossSum:
+        """The sum over this rank's anchors, whose backward gives what this rank's classes say of all ranks' anchors."""
+        order_M = in_order(references.labels)
+        given = references.rows(order_M)
+        z_MD, y_M = given.z_ND, given.labels.y_N
+        device = z_MD.device
+        (vectors,) = self.parameters()
+        is_training = self.training and torch.is_grad_enabled()
+        class_S = self._classes_of_step(given.y_N)
+        if class_S is None:
+            own_S = torch.arange(share.start, share.stop, device=y_M.device)
+        else:
+            y_M = given.y_N
+            own_S = class_S[(class_S >= share.start) & (class_S < share.stop)]
+            vectors = _Rows.apply(vectors, own_S - share.start, ALONE)
+        # Where another rank has the class: before the own ones, or behind them.
+        place_M = torch.where(y_M < share.start, -1, torch.searchsorted(own_S, y_M))
+        row_R = ((place_M >= 0) & (place_M < len(own_S))).nonzero()[:, 0]
+        place_R, row_R = placed(place_M[row_R], device), placed(row_R, device)
+        w_SKD = vectors if vectors.ndim == 3 else vectors[:, None]
+        with torch.no_grad():
+            unit_RKD, _ = _unit(w_SKD[place_R].to(z_MD.dtype))
+            own_M = z_MD.new_zeros(len(z_MD))
+            own_M[row_R] = (unit_RKD @ z_MD[row_R, :, None])[:, :, 0].amax(1)
+            own_M = world.sum(own_M)
+            if is_training:
+                self.observe(own_M, references, world)
+            transforms = self.transforms(own_M, given, references)
+            mine_B = placed(_places_of_own(order_M, len(anchors.y_N), world), device)
+        leaves = [z_MD, w_SKD]
+        if transforms.norm_slope_B is not None and anchors.norm_N is not None:
+            leaves.append(anchors.norm_N)
+        places = placed(place_M, device), place_M
+        batch = _Batch(*places, self.scale, transforms, self.product, world, mine_B)
+        total = factor_last(partial(_ByClasses.apply, batch), self.product, *leaves)
+        return per_anchor(total, anchors)
+
+    def _classes_of_step(self, y_M: Tensor) -> Tensor | None:
+        """The classes of a training step, where they are a sample, (S,); with gradients it is over with this."""
+        if self.sample == 1 or not self.training:
+            return None
+        class_S = self.drawn(y_M)
+        if torch.is_grad_enabled():
+            self.num_steps += 1
+        return class_S
+
+    def drawn(self, y_M: Tensor) -> Tensor:
+        """The classes of the next training step, in order, for a global batch of these labels; (S,)."""
+        class_C = torch.arange(self.num_classes, device=y_M.device)
+        step = scrambled(self.num_steps + scrambled(torch.full_like(self.num_steps, self.seed)))
+        is_drawn_C = unit_interval(scrambled(scrambled(class_C + step))) < self.sample
+        is_drawn_C[y_M] = True
+        return class_C[is_drawn_C]
+
+    def why_not_cut(self) -> str:
+        """As for all losses; sampled classes would be others for each part, and shares of classes are not cut."""
+        if self.sample < 1:
+            return "a loss of sampled classes"
+        return (
+            super().why_not_cut() if self.share is None else "a loss whose classes are shared out among ranks"
+        )
 
     def _check_norms(self, references: Embeddings) -> None:
         """Raises ValueError without norms, and for a first batch whose norms are all the same: they say nothing."""
@@ -114,8 +220,39 @@ class ClassSoftmax(ProxyLoss):
             self._has_seen_norms = True
 
 
+class _Rows(torch.autograd.Function):
+    """Some rows of a parameter that all ranks have alike; its gradient is sparse, and the mean over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, class_S: Tensor, world: World) -> Tensor:
+        ctx.class_S, ctx.shape, ctx.world = class_S, vectors.shape, world
+        return vectors[class_S]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        mean = gradient if ctx.world.size == 1 else ctx.world.sum(gradient) / ctx.world.size
+        whole = torch.sparse_coo_tensor(
+            ctx.class_S[None], mean, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+        return whole, None, None
+
+
+def _places_of_own(order_M: Tensor, num_own: int, world: World) -> Tensor:
+    """The places of this rank's rows in an order of all ranks' rows, in the rows' own order, (B,)."""
+    rank = world.share(world.size).start
+    number_W = torch.zeros(world.size, dtype=torch.int64, device=order_M.device)
+    number_W[rank] = num_own
+    first = world.sum(number_W)[:rank].sum()
+    return order_M.argsort()[first + torch.arange(num_own, device=order_M.device)]
+
+
 class _Batch(NamedTuple):
-    """A batch as a sweep needs it, whose anchors are in the order of their labels, beside embeddings and vectors."""
+    """A batch as a sweep needs it, whose anchors are in the order of their labels, beside embeddings and vectors.
+
+    With shares of classes, B are the anchors of all ranks, ``y_B`` their classes' places among the own ones (or
+    outside), and ``mine`` the places of this rank's anchors.
+    """
 
     y_B: Tensor
     labels_B: Tensor
@@ -124,6 +261,8 @@ class _Batch(NamedTuple):
     scale: float
     transforms: Transforms
     product: Product
+    world: World = ALONE
+    mine: Tensor | None = None
 
     def logits(
         self, z_TD: Tensor, unit_CKD: Tensor, rows: slice
@@ -145,11 +284,14 @@ class _Batch(NamedTuple):
         slope_B = -self.scale * share_B * transforms.norm_slope_B
         if transforms.term_norm_slope_B is not None:
             slope_B = slope_B + transforms.term_norm_slope_B
-        return [slope_B]
+        return [self._of_mine(slope_B)]
 
     def total(self, loss_B: Tensor) -> Tensor:
         term_B = self.transforms.term_B
-        return loss_B.sum() if term_B is None else (loss_B + term_B).sum()
+        return self._of_mine(loss_B if term_B is None else loss_B + term_B).sum()
+
+    def _of_mine(self, x_B: Tensor) -> Tensor:
+        return x_B if self.mine is None else x_B[self.mine]
 
 
 def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
@@ -202,6 +344,10 @@ class _ByClasses(torch.autograd.Function):
                 of_tile_B = logits_BT.sub_(higher_B[:, None]).exp_().sum(1)
                 others_B = others_B * (highest_B - higher_B).exp_() + of_tile_B
                 highest_B = higher_B
+            if batch.mine is not None:
+                higher_B = batch.world.max(highest_B)
+                others_B = batch.world.sum(others_B * (highest_B - higher_B).exp())
+                highest_B = higher_B
             loss_B, share_B, sum_B = _cross_entropy(own_B, highest_B, others_B)
             ctx.save_for_backward(z_BD, w_CKD, highest_B + sum_B.log(), share_B)
             return batch.total(loss_B)
@@ -214,7 +360,8 @@ class _ByClasses(torch.autograd.Function):
         own_slope_B1 = -(share_B * batch.transforms.own_slope_B)[:, None]
         z_gradient_BD, w_gradient_CKD = torch.zeros_like(z_BD), torch.empty_like(w_CKD)
         with torch.autocast(z_BD.device.type, enabled=False):
-            scaled_BD = batch.scale * factor * z_BD
+            # A share's gradient is that of all anchors, whose objectives are W times their part of the mean.
+            scaled_BD = batch.scale * factor / batch.world.size * z_BD
             for tile in _tiles(batch, z_BD, w_CKD):
                 unit_TKD, size_TK1 = _unit(w_CKD[tile.classes].to(z_BD.dtype))
                 logits_BT, slope_BT, nearest_BT = batch.logits(z_BD, unit_TKD, slice(None))
@@ -243,7 +390,7 @@ class _ClassTile(NamedTuple):
 def _tiles(batch: _Batch, z_BD: Tensor, w_CKD: Tensor) -> Iterator[_ClassTile]:
     num_classes, num_vectors, dim = w_CKD.shape
     width = tile_height(num_vectors * (len(z_BD) + dim), z_BD.element_size(), z_BD.device)
-    starts = torch.arange(0, num_classes + width, width, device=batch.labels_B.device)
+    starts = torch.arange(0, num_classes + width, width, device=batch.labels_B.device).clamp(max=num_classes)
     bounds = torch.searchsorted(batch.labels_B, starts).tolist()
     for number, start in enumerate(range(0, num_classes, width)):
         rows = slice(bounds[number], bounds[number + 1])
@@ -330,14 +477,23 @@ class NormSoftmax(ClassSoftmax):
     """Normalised softmax: cross-entropy of cosines over a temperature (Zhai and Wu 2019).
 
     L_i = -log softmax_c(z_i.w_c / T) at c = y_i, T = ``temperature``. With one class L_i = 0. References are ignored.
+    ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size ``dim``.
     """
 
-    def __init__(self, num_classes: int, dim: int, temperature: float = 0.05, seed: int = 0) -> None:
-        super().__init__(num_classes, dim, 1 / above("temperature", temperature, 0))
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        temperature: float = 0.05,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
+    ) -> None:
+        super().__init__(num_classes, dim, 1 / above("temperature", temperature, 0), sample, seed, share)
         self.temperature = temperature
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o."""
@@ -349,15 +505,24 @@ class ProxyNCAPlusPlus(ClassSoftmax):
 
     L_i = -log softmax_c(-||z_i - p_c||^2 / T) at c = y_i, T = ``temperature``, which is the softmax of 2 z_i.p_c / T,
     also for z off the sphere: ||z_i||^2 is the same for all classes. With one class L_i = 0. References are ignored.
+    ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless T > 0, labels lie in 0..C-1 and z has size
     ``dim``.
     """
 
-    def __init__(self, num_classes: int, dim: int, temperature: float = 1 / 9, seed: int = 0) -> None:
-        super().__init__(num_classes, dim, 2 / above("temperature", temperature, 0))
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        temperature: float = 1 / 9,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
+    ) -> None:
+        super().__init__(num_classes, dim, 2 / above("temperature", temperature, 0), sample, seed, share)
         self.temperature = temperature
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o."""
@@ -374,19 +539,26 @@ class ArcFace(ClassSoftmax):
     continuation: it keeps falling with theta, after a step down at the seam. 1 - S^2 is kept >= 1e-12; below, its
     gradient is zero, not infinite.
 
-    With one class L_i = 0. References are ignored.
+    With one class L_i = 0. References are ignored. ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless 0 <= m <= 90 (beyond 133 the step would go up),
     scale > 0, labels lie in 0..C-1 and z has size ``dim``.
     """
 
     def __init__(
-        self, num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        margin: float = 28.6,
+        scale: float = 64.0,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = margin
         self.angle = checked_angle("margin", margin)
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta + m)."""
@@ -397,18 +569,25 @@ class CosFace(ClassSoftmax):
     """CosFace: cross-entropy of scaled cosines, the own one lowered by a margin (Wang et al. 2018, Eq. 4).
 
     L_i = -log softmax_c(scale (z_i.p_c - margin [c = y_i])) at c = y_i. With one class L_i = 0. References are
-    ignored.
+    ignored. ``sample`` is as in ``ClassSoftmax``.
 
     The count is the number of anchors. Raises ValueError unless margin >= 0, scale > 0, labels lie in 0..C-1
     and z has size ``dim``.
     """
 
     def __init__(
-        self, num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.0, seed: int = 0
+        self,
+        num_classes: int,
+        dim: int,
+        margin: float = 0.35,
+        scale: float = 64.0,
+        sample: float = 1.0,
+        seed: int = 0,
+        share: slice | None = None,
     ) -> None:
-        super().__init__(num_classes, dim, above("scale", scale, 0))
+        super().__init__(num_classes, dim, above("scale", scale, 0), sample, seed, share)
         self.margin = at_least("margin", margin, 0)
-        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
+        self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim, share=share)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = o - m."""

@@ -91,6 +91,11 @@ class LossSum(NamedTuple):
 class World(Protocol):
     """The ranks that share a batch, as a loss sees them; each rank makes the same calls in one order."""
 
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
     def gather(self, x_B: Tensor) -> Tensor:
         """All ranks' rows in rank order, (B, ...) -> (M, ...); the gradient of each row reaches its owner."""
         ...
@@ -103,6 +108,10 @@ class World(Protocol):
         """Sum of every rank's n, known to the host."""
         ...
 
+    def max(self, x: Tensor) -> Tensor:
+        """Largest of every rank's x, element by element, without gradient."""
+        ...
+
     def share(self, n: int) -> slice:
         """This rank's part of n items that every rank has; the parts are disjoint and cover all n."""
         ...
@@ -110,6 +119,8 @@ class World(Protocol):
 
 class OneProcess:
     """A world of one rank: everything is its own."""
+
+    size = 1
 
     def gather(self, x_B: Tensor) -> Tensor:
         """x itself."""
@@ -122,6 +133,10 @@ class OneProcess:
     def total(self, n: int) -> int:
         """n itself."""
         return n
+
+    def max(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
 
     def share(self, n: int) -> slice:
         """All n."""
@@ -146,6 +161,9 @@ class Loss(nn.Module, ABC):
 
     uses_norms: ClassVar[bool] = False
     """True if the loss looks at the norms that embeddings had before they were normalised."""
+
+    finds_whole_gradients: bool = False
+    """True if backward gives the loss's own parameters the gradient of all ranks, which nothing averages then."""
 
     retains: Literal["", "features", "embedding"] = ""
     """The output of the model, if any, whose distance from the start's the loss looks at."""

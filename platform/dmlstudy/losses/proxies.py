@@ -21,6 +21,13 @@ from dmlstudy.losses.parameters import above, at_least
 from dmlstudy.losses.products import add_product, differentiable, factor_last
 from dmlstudy.losses.tiles import Swept, in_one_sweep, tile_height
 
+BLOCK = 4096
+"""Classes whose first vectors are drawn at once where each rank keeps a share.
+
+PyTorch draws 16 numbers together. Blocks of a multiple of them are the same numbers as one draw of all, if what is left
+at the end is in the last one.
+"""
+
 
 class ProxyLoss(Loss):
     """A loss with learned vectors for each class; a subclass says what ``_terms`` are in full precision."""
@@ -207,10 +214,25 @@ class SoftTriple(ProxyLoss):
         return d_CKK.triu(1).sum() / max(1, num_classes * num_centers * (num_centers - 1))
 
 
-def unit_vectors(seed: int, *shape: int) -> nn.Parameter:
-    """A parameter of vectors drawn uniformly on the unit sphere, from the seed alone."""
-    vectors = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return nn.Parameter(functional.normalize(vectors, dim=-1))
+def unit_vectors(seed: int, *shape: int, share: slice | None = None) -> nn.Parameter:
+    """A parameter of vectors drawn uniformly on the unit sphere, from the seed alone.
+
+    With ``share`` it holds these of the first dimension's alone, the same numbers as in the whole, of which there is
+    never more than a block in memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if share is None:
+        return nn.Parameter(functional.normalize(torch.randn(shape, generator=generator), dim=-1))
+    num_classes, *of_class = shape
+    kept = torch.empty(share.stop - share.start, *of_class)
+    for start in range(0, max(BLOCK, num_classes - BLOCK + 1), BLOCK):
+        is_last = num_classes - start < 2 * BLOCK
+        rows = torch.randn(num_classes - start if is_last else BLOCK, *of_class, generator=generator)
+        first, last = max(start, share.start), min(start + len(rows), share.stop)
+        if first < last:
+            own = functional.normalize(rows[first - start : last - start], dim=-1)
+            kept[first - share.start : last - share.start] = own
+    return nn.Parameter(kept)
 
 
 def _normalized(proxies: Tensor, embeddings: Embeddings) -> Tensor:

@@ -48,7 +48,11 @@ SWITCHES: dict[str, dict[str, Switch]] = {
     "subcenter_arcface": {
         "margin_by": Switch(
             "fixed",
-            {"fixed": ("margin",), "class_size": ("lowest_margin", "highest_margin", "exponent")},
+            {
+                "fixed": ("margin",),
+                "class_size": ("lowest_margin", "highest_margin", "exponent"),
+                "power": ("lowest_margin", "added_margin", "exponent"),
+            },
         ),
     },
     "graph_consistency": {

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from dmlstudy import data, embedders
+from dmlstudy import data, distributed, embedders
 from dmlstudy.data import Batches, Features, ImageSet, LabelledImages, Loader, PKBatches
 from dmlstudy.data.images import Labels
 from dmlstudy.embedders import Embedder
@@ -23,7 +23,13 @@ from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import BatchConfig, LossConfig, TrialConfig, draw_mismatch
 from dmlstudy.training import canvases, feature_cache, short_vectors, started
 from dmlstudy.training.adaptation import adapt, check_adapter
-from dmlstudy.training.recipe import check_chunk_and_share, check_draw, check_heads, check_recipe
+from dmlstudy.training.recipe import (
+    check_chunk_and_share,
+    check_class_shards,
+    check_draw,
+    check_heads,
+    check_recipe,
+)
 from dmlstudy.training.step import Step
 
 
@@ -40,6 +46,7 @@ def check(config: TrialConfig, train: LabelledImages) -> None:
         raise ValueError(problem)
     check_recipe(config.training)
     check_chunk_and_share(config)
+    check_class_shards(config)
     check_heads(config)
     short_vectors.check(config)
     check_adapter(config)
@@ -108,9 +115,18 @@ def make_loader(
 def make_loss(config: TrialConfig, class_sizes: Sequence[int], seed: int, device: torch.device) -> Loss:
     """The loss, with its regulariser, for training images of which each class has so many.
 
-    Raises ValueError where batches of one image per class would leave it without a pair.
+    Raises ValueError where batches of one image per class would leave it without a pair, and where classes are shared
+    out that are fewer than the ranks.
     """
-    regularizer = config.regularizer
+    regularizer, share = config.regularizer, None
+    if config.training.class_shards:
+        share = distributed.own_slice(len(class_sizes))
+        if len(class_sizes) < distributed.world_size():
+            raise ValueError(
+                f"training.class_shards: {len(class_sizes)} classes cannot be shared out among"
+                f" {distributed.world_size()} workers; set resources.workers to at most {len(class_sizes)}, or leave"
+                " training.class_shards out"
+            )
     loss = catalogue.build(
         config.loss.name,
         config.loss.params,
@@ -123,6 +139,7 @@ def make_loss(config: TrialConfig, class_sizes: Sequence[int], seed: int, device
         num_layers=config.embedder.head_depth + 1,
         curvature=config.embedder.curvature,
         seed=seed,
+        share=share,
     ).to(device)
     check_draw(config.batch, has_classes=catalogue.has_class_vectors(loss))
     return loss

@@ -128,19 +128,26 @@ class Checkpoint:
         of_shares: Sequence[list[dict[str, float]]] = (),
         of_folds: Sequence[UnitScores] = (),
         is_last: bool = False,
+        is_shared: bool = False,
     ) -> None:
         """Write the state, on rank 0 and if it is time to, as it is for the last one; a place that refuses costs a
-        RuntimeWarning only."""
+        RuntimeWarning only. With ``is_shared`` every rank has a part of the tensors, and must call this."""
         started = time.monotonic()
-        if self.file is None or distributed.rank() != 0:
+        if self.file is None:
             return
-        if started - self._last < self._pause and not is_last:
+        is_due = is_last or started - self._last >= self._pause
+        if is_shared:
+            is_due = distributed.agree(is_due)
+        if not is_due or not (is_shared or distributed.rank() == 0):
+            return
+        found = tensors()
+        if distributed.rank() != 0:
             return
         header = {"config": self.fingerprint, "fold": fold, "epoch": epoch, "scores": scores}
         header["reports"] = [(report.step, report.metrics) for report in reports]
         header |= {"of_shares": list(of_shares)} if of_shares else {}
         header |= {"of_folds": [each.model_dump() for each in of_folds]} if of_folds else {}
-        content = _packed(header | {"made_by": _made_by()}, tensors())
+        content = _packed(header | {"made_by": _made_by()}, found)
         try:
             self.file.write(content)
         except OSError as error:

@@ -28,6 +28,7 @@ from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import TrialConfig
 from dmlstudy.training import assembly, canvases, dataset_cache, feature_cache, started, trainer_state
 from dmlstudy.training.averaging import MovingAverage, StartWeights
+from dmlstudy.training.class_shards import ClassShards
 from dmlstudy.training.gradients import Gradients, MeanLoss, gradients_of
 from dmlstudy.training.interface import Trainer, TrialFailed, derived_seed
 from dmlstudy.training.optimization import Norms, Optimization
@@ -89,7 +90,13 @@ class EmbedderTrainer(Trainer):
         self.start = StartWeights(merged(self.embedder)) if self.shares[0] < 1 else None
         named = {"embedder": self.embedder, "loss": loss, "memory": memory, "average": self.average}
         self.parts = {name: part for name, part in named.items() if part is not None}
+        self.class_shards = ClassShards(self.parts, self.optimizer)
         self.num_epochs = 0
+
+    @property
+    def has_shared_state(self) -> bool:
+        """True where ranks have shares of class vectors."""
+        return bool(self.class_shards.shares)
 
     def _wrap(self) -> None:
         """Gradients of what is trained now: data parallel wants one of every parameter it has seen to want one."""
@@ -274,8 +281,8 @@ class EmbedderTrainer(Trainer):
         embedders.save(self.kept(), folder, about, example_NHWC, fit=fit)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that training has changed, by name; the tensors themselves, not copies."""
-        state = trainer_state.state_of(self.parts, self.optimizer)
+        """Everything that training has changed, by name; the tensors themselves, not copies, where they are whole."""
+        state = self.class_shards.gathered(trainer_state.state_of(self.parts, self.optimizer))
         state |= {f"scaler.{name}": torch.tensor(value) for name, value in self.scaler.state_dict().items()}
         return state
 
@@ -284,7 +291,7 @@ class EmbedderTrainer(Trainer):
 
         Raises ValueError if its tensors are not this trainer's.
         """
-        trainer_state.restore(self.parts, self.optimizer, state)
+        trainer_state.restore(self.parts, self.optimizer, self.class_shards.cut(state))
         scaler = {name.partition(".")[2]: v.item() for name, v in state.items() if name.startswith("scaler.")}
         if scaler:
             self.scaler.load_state_dict(scaler)

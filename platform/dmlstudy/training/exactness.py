@@ -23,9 +23,11 @@ from torch.nn import functional
 from dmlstudy import distributed
 from dmlstudy.embedders.ball import on_ball
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.class_softmax import ClassSoftmax
 from dmlstudy.losses.interface import ALONE, Embeddings, Labels, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.records import CLIP_RADIUS, CURVATURE, HYPERBOLIC, Scalar
+from dmlstudy.training.class_shards import shared_out
 from dmlstudy.training.gradients import gradients_of
 from dmlstudy.training.step import Step
 
@@ -33,6 +35,7 @@ Batch: TypeAlias = tuple[Tensor, distributed.GlobalLabels]
 """Images of a rank, and the labels of all ranks."""
 
 NUM_CLASSES, DIM, NUM_LAYERS, NUM_IMAGES = 4, 5, 2, 24
+MANY_CLASSES = 23
 CHUNK = 5
 """Images embedded at once in the step by chunks; it divides no share of 1, 2 or 4 ranks."""
 TOLERANCE = 1e-9
@@ -48,6 +51,10 @@ class Case:
     params: dict[str, Scalar]
     regularizer: tuple[str, dict[str, Scalar]] | None = None
     memory_size: int = 0
+    num_classes: int = NUM_CLASSES
+    """More than the batch has where the loss looks at some classes alone."""
+    has_shards: bool = False
+    """True if each rank has the vectors of a share of the classes; one process has them all."""
 
 
 def _cases() -> dict[str, Case]:
@@ -113,6 +120,21 @@ def _cases() -> dict[str, Case]:
         ("structure", {"weight": 1.0, "precision": "bf16x3"}),
         ("gor", {"weight": 1.0, "precision": "bf16"}),
     ]
+    many: list[tuple[str, dict[str, Scalar]]] = [
+        ("norm_softmax", {"temperature": 0.25, "sample": 0.4}),
+        ("subcenter_arcface", {"scale": 4.0, "centers": 2, "margin_by": "power", "sample": 0.4}),
+        ("magface", {"scale": 4.0, "sample": 0.1}),
+    ]
+    with_shards: list[tuple[str, dict[str, Scalar], tuple[str, dict[str, Scalar]] | None]] = [
+        (name, plain.get(name, {}), None)
+        for name in catalogue.CATALOGUE
+        if issubclass(catalogue.kind_of(name), ClassSoftmax)
+    ]
+    with_shards += [
+        ("norm_softmax", {"temperature": 0.25, "precision": "bf16x3"}, None),
+        ("subcenter_arcface", {"scale": 4.0, "centers": 2, "sample": 0.4}, None),
+        ("cosface", {"scale": 4.0, "sample": 0.1}, regularizers[0]),
+    ]
     cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
     cases += [Case(_named(name, params), name, params) for name, params in variants]
     base = plain["contrastive"]
@@ -126,6 +148,22 @@ def _cases() -> dict[str, Case]:
         Case("contrastive, memory", "contrastive", base, memory_size=30),
         Case("recall_at_k simix=True, memory", "recall_at_k", {"tau": 0.1, "simix": True}, memory_size=30),
         Case("contrastive + structure, memory", "contrastive", base, regularizers[2], memory_size=30),
+    ]
+    cases += [
+        Case(f"{_named(name, params)}, {MANY_CLASSES} classes", name, params, num_classes=MANY_CLASSES)
+        for name, params in many
+    ]
+    cases += [
+        Case(
+            f"{_named(name, params)}, {MANY_CLASSES} classes, shards",
+            name,
+            params,
+            regularizer,
+            0,
+            MANY_CLASSES,
+            True,
+        )
+        for name, params, regularizer in with_shards
     ]
     return {case.name: case for case in cases}
 
@@ -206,16 +244,18 @@ def step_of(
     """The very step that trains, over a small encoder and the case's loss; of the process group, unless given."""
     has_structure = case.regularizer is not None and case.regularizer[0] == "structure"
     in_ball = case.params.get("distance") == HYPERBOLIC
+    has_shards = case.has_shards and world is None
     encoder = SmallEncoder(has_structure=has_structure, in_ball=in_ball)
     loss = catalogue.build(
         case.loss,
         case.params,
         regularizer=case.regularizer,
         memory=case.memory_size > 0,
-        num_classes=NUM_CLASSES,
-        class_sizes=range(1, NUM_CLASSES + 1),
+        num_classes=case.num_classes,
+        class_sizes=range(1, case.num_classes + 1),
         dim=DIM,
         num_layers=NUM_LAYERS,
+        share=distributed.own_slice(case.num_classes) if has_shards else None,
     )
     memory = CrossBatchMemory(case.memory_size, DIM) if case.memory_size else None
     start = SmallEncoder(has_structure=False, seed=1) if loss.retains else None
@@ -276,9 +316,21 @@ def _whole(number: int, device: torch.device | str) -> Batch:
 
 def _gradients(step: Step) -> dict[str, Tensor]:
     return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for name, parameter in step.named_parameters()
+        name: torch.zeros_like(parameter) if gradient is None else gradient
+        for (name, parameter), gradient in zip(step.named_parameters(), whole_gradients(step), strict=True)
     }
+
+
+def whole_gradients(step: Step) -> list[Tensor | None]:
+    """Each parameter's gradient, those of shares of classes one after the other; every rank must call this."""
+    shares = shared_out(step)
+    found: list[Tensor | None] = []
+    for parameter in step.parameters():
+        gradient = None if parameter.grad is None else parameter.grad.to_dense()
+        if parameter in shares:
+            gradient = distributed.gather_rows(torch.zeros_like(parameter) if gradient is None else gradient)
+        found.append(gradient)
+    return found
 
 
 def _worse(worst: Finding, found: Outcome, truth: Outcome) -> Finding:

@@ -122,7 +122,7 @@ class InChunks(Gradients):
         told = of_batch(images_NHWC, labels, scale)
         self.step.renew()
         self.step.weigh_layers()  # not before the second pass, which must find the weights of the first
-        distributed.average_gradients(self.step.parameters())
+        distributed.average_gradients(distributed.averaged_parameters(self.step))
         return MeanLoss(told, labels, images_NHWC)
 
     def _through_the_head(self, images_NHWC: Tensor, labels: GlobalLabels, scale: Scale) -> Told:

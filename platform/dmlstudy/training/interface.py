@@ -85,8 +85,13 @@ class Trainer(Protocol):
         """The model's outputs on the held-out items, for ``Task.score_fold_models``; empty for most tasks."""
         return {}
 
+    @property
+    def has_shared_state(self) -> bool:
+        """True if each rank has a part of the state, so that all of them must ask for it together."""
+        return False
+
     def state(self) -> dict[str, Tensor]:
-        """Everything that training has changed, by name; maybe the tensors themselves, not copies."""
+        """Everything that training has changed, by name, on rank 0; maybe the tensors themselves, not copies."""
 
     def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
         """Go on, bit for bit, as the trainer of the same configuration whose ``state`` this was after so many epochs.

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from dmlstudy import embedders
+from dmlstudy import distributed, embedders
 from dmlstudy.embedders.adapters import depths
 from dmlstudy.embedders.blocks import blocks_of, not_decayed, rest
+from dmlstudy.losses.class_softmax import ClassSoftmax
 from dmlstudy.records import TrainingConfig
 from dmlstudy.training import schedule
 from dmlstudy.training.averaging import begun
+from dmlstudy.training.class_shards import shared_out
 from dmlstudy.training.interface import TrialFailed
 from dmlstudy.training.recipe import check_unfrozen
 from dmlstudy.transfers import ReadLater
@@ -99,8 +101,12 @@ class Optimization:
             self.optimizer.register_step_pre_hook(
                 DecayToStart(started.values(), training.l2_sp, is_decoupled=is_decoupled)
             )
-        self._has_decay_to_start = bool(started)
+        has_rows = any(isinstance(part, ClassSoftmax) and part.sample < 1 for part in loss.modules())
+        if has_rows:
+            self.optimizer.register_step_pre_hook(RowSteps())
+        self._has_hook = bool(started) or has_rows
         self._lrs: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self._shared_out = set(shared_out(loss))
         self._clipped = [
             ("embedder", list(embedder.parameters()), training.clip_norm),
             ("loss", list(loss.parameters()), training.clip_loss_norm),
@@ -113,17 +119,19 @@ class Optimization:
             group["lr"] = lr * factor
 
     def step(self, scaler: torch.amp.GradScaler) -> Norms:
-        """Clip the gradients, which are the same on every rank, and take the step; the norms that were clipped.
+        """Clip the gradients, which are the same on every rank but for shares of classes, and take the step.
+
+        The norms that were clipped are given, to be checked once they are known.
 
         fp16's scaler leaves out a step whose gradients overflow.
         """
         norms: dict[str, ReadLater] = {}
-        if self._has_decay_to_start or any(most is not None for _, _, most in self._clipped):
+        if self._has_hook or any(most is not None for _, _, most in self._clipped):
             scaler.unscale_(self.optimizer)
             for part, parameters, most in self._clipped:
                 if most is None:
                     continue
-                norm = _clip(parameters, most, is_scaled=scaler.is_enabled())
+                norm = _clip(parameters, most, self._shared_out, is_scaled=scaler.is_enabled())
                 if norm is not None:
                     norms[part] = ReadLater(norm)
         scaler.step(self.optimizer)
@@ -171,24 +179,90 @@ class DecayToStart:
                     weight.grad.add_(weight - start, alpha=self.coefficient)
 
 
-def _clip(parameters: Iterable[nn.Parameter], most: float, *, is_scaled: bool) -> Tensor | None:
+class RowSteps:
+    """The step of the rows that a sparse gradient names, before the optimiser's own, which is left no gradient of them.
+
+    Other rows keep their values and their moments, and do not decay. What is not of rows goes on at every step, as the
+    number of steps in Adam's bias correction. A small optimiser of the same kind takes the step of a copy of the rows.
+    """
+
+    @torch.no_grad()
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """The hook of the optimiser's step."""
+        overflow = getattr(
+            optimizer, "found_inf", None
+        )  # fused ones are told by fp16's scaler, and leave out the step
+        is_left_out = overflow is not None and bool(overflow)
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None and weight.grad.is_sparse:
+                    if not is_left_out:
+                        _step_rows(optimizer, group, weight)
+                    weight.grad = None
+
+
+def _step_rows(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: nn.Parameter) -> None:
+    assert weight.grad is not None
+    gradient = weight.grad.coalesce()
+    (row_S,) = gradient.indices()
+    rows = nn.Parameter(weight[row_S])
+    rows.grad = gradient.values()
+    small = type(optimizer)([group | {"params": [rows]}])  # type: ignore[call-arg]  # a kind has its defaults
+    state = optimizer.state[weight]
+    small.state[rows] = {
+        name: value[row_S] if value.shape == weight.shape else value for name, value in state.items()
+    }
+    small.step()
+    weight[row_S] = rows
+    for name, value in small.state[rows].items():
+        if value.shape != rows.shape:
+            state[name] = value
+            continue
+        if name not in state:
+            state[name] = torch.zeros_like(weight)
+        state[name][row_S] = value
+
+
+def _clip(
+    parameters: Iterable[nn.Parameter],
+    most: float,
+    shared_out: set[nn.Parameter],
+    *,
+    is_scaled: bool,
+) -> Tensor | None:
     """Gradients times min(1, most / (norm + 1e-6)), the norm that of all of them together; the norm.
 
-    None without gradients, and where some of fp16 have overflowed, which its scaler has seen, too.
+    Of those ``shared_out`` among the ranks it is that of all ranks' shares. None without gradients, and where some of
+    fp16 have overflowed, which its scaler has seen, too.
     """
     own = [parameter for parameter in parameters if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+    gradients = [_values(parameter.grad) for parameter in own if parameter.grad is not None]
     if not gradients:
         return None
     norm = get_total_norm(gradients)
+    if any(parameter in shared_out for parameter in own):
+        parts = [[_values(each.grad) for each in own if each.grad is not None and each in shared_out]]
+        parts.append([_values(each.grad) for each in own if each.grad is not None and each not in shared_out])
+        of_shares, of_all = (get_total_norm(each).to(norm) for each in parts)
+        norm = (distributed.sum_over_ranks(of_shares.square()) + of_all.square()).sqrt()
     if (
         is_scaled
         and not norm.isfinite()
         and not all(bool(gradient.isfinite().all()) for gradient in gradients)
     ):
         return None
-    clip_grads_with_norm_(own, most, norm)
+    clip_grads_with_norm_(
+        [each for each in own if each.grad is not None and not each.grad.is_sparse], most, norm
+    )
+    for each in own:
+        if each.grad is not None and each.grad.is_sparse:
+            _values(each.grad).mul_((most / (norm + 1e-6)).clamp(max=1))
     return norm
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """The gradient's numbers, of a sparse one without the zeros; it has each row once."""
+    return gradient._values() if gradient.is_sparse else gradient
 
 
 def _groups(

@@ -53,6 +53,22 @@ def check_recipe(training: TrainingConfig) -> None:
         )
 
 
+def check_class_shards(config: TrialConfig) -> None:
+    """Raise ValueError, beginning with the key, for what does not go together with shares of classes."""
+    if not config.training.class_shards:
+        return
+    if config.training.precision == "fp16":
+        raise ValueError(
+            "training.class_shards: under training.precision: fp16 a worker may overflow alone, and leave out a step"
+            " that others take; set training.precision to bf16 or float32, or leave training.class_shards out"
+        )
+    if config.embedder.parts:
+        raise ValueError(
+            "training.class_shards: embedder.matryoshka cuts class vectors, and shares of them are not cut; leave one"
+            " of the two out"
+        )
+
+
 def check_draw(batch: BatchConfig, *, has_classes: bool) -> None:
     """Raise ValueError for one image of each class where a loss has neither class vectors nor a memory."""
     if batch.images_per_class > 1 or batch.draw != "pk" or has_classes or batch.memory_size:

@@ -257,6 +257,7 @@ class _Trial:
             of_shares=of_shares,
             of_folds=self.of_folds,
             is_last=is_last,
+            is_shared=trainer is not None and trainer.has_shared_state,
         )
 
     def _provenance(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dmlstudy.records import AugmentationConfig, TrialConfig
 from dmlstudy.training import adaptation
 from dmlstudy.training.recipe import (
     check_chunk_and_share,
+    check_class_shards,
     check_draw,
     check_heads,
     check_recipe,
@@ -54,6 +55,7 @@ def _check_loss(config: TrialConfig, key: str) -> None:
             num_classes=2,
             class_sizes=(1, 2),
             dim=config.embedder.size,
+            share=slice(0, 2) if config.training.class_shards else None,
         )
     except (ValueError, *TOO_LARGE) as error:
         section = "regularizer" if str(error).startswith("regularizer") else "loss"
@@ -67,6 +69,7 @@ def _check_loss(config: TrialConfig, key: str) -> None:
 def _check_recipe(config: TrialConfig, *, has_classes: bool) -> None:
     check_recipe(config.training)
     check_chunk_and_share(config)
+    check_class_shards(config)
     check_heads(config)
     adaptation.check_adapter(config)
     adaptation.check_backbone(config)
