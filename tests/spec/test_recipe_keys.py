@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from dmlstudy.losses import catalogue
 from dmlstudy.records import TrainingConfig
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import SpecError, StudySpec
 from dmlstudy.studies import checks
+from dmlstudy.training import recipe
 
 
 def study(**changes: Any) -> dict[str, Any]:
@@ -85,9 +87,9 @@ def test_defaults_leave_no_trace() -> None:
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"head_depth": 2}, r"embedder\.head_depth: 2 gives all embeddings one norm, .*loss\.name: adaface"),
-        ({"code": "tanh"}, r"embedder\.code: tanh gives all embeddings one norm"),
-        ({"fusion": "unit_heads"}, r"embedder\.fusion: unit_heads gives all embeddings one norm"),
+        ({"head_depth": 2}, r"loss\.name: adaface learns from the norms .* beside embedder\.head_depth: 2"),
+        ({"code": "tanh"}, r"has no meaning beside embedder\.code: tanh"),
+        ({"fusion": "unit_heads"}, r"has no meaning beside embedder\.fusion: unit_heads"),
     ],
 )
 def test_a_loss_of_norms_needs_norms_that_differ(own: dict[str, Any], said: str) -> None:
@@ -229,3 +231,7 @@ def test_views_of_colours_are_refused_for_grey_images_before_a_trial_begins(key:
         ):
             checked(study(augmentation={key: domain}))
     checked(study(augmentation={"jitter": 0.4}))
+
+
+def test_the_losses_of_norms_are_those_of_the_catalogue() -> None:
+    assert {name for name in catalogue.CATALOGUE if catalogue.kind_of(name).uses_norms} == set(recipe.BY_NORM)

@@ -15,11 +15,12 @@ from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRuns
 from dmlstudy.registry.search_luck import SearchLuck, search_luck
 from dmlstudy.registry.short_vectors import ShortVectors, short_vectors
+from dmlstudy.registry.units import Scored, units
 from dmlstudy.store import Store
 from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, rank
-from dmlstudy.verdict.comparison import NO_MEAN, NOT_KEPT, Comparison, UnitMeans, compare
+from dmlstudy.verdict.comparison import NOT_KEPT, Comparison, UnitMeans, compare
 from dmlstudy.verdict.sequential import Looks
 
 SECOND_OBJECTIVES: dict[str, Callable[[Run], int | float]] = {
@@ -179,21 +180,21 @@ def _compared(
     plan, winner = runs.study.plan, rows[0].family if rows else None
     pairs = [(a.family, b.family) for a, b in itertools.combinations(rows, 2) if _are_comparable(a, b)]
     pairs = plan.chosen(pairs, winner) if plan else pairs
-    units = _units(runs, [row.family for row in rows], metric_names.on_test(runs.study.objective))
+    by_unit = _units(runs, [row.family for row in rows], metric_names.on_test(runs.study.objective))
     if plan and plan.is_in_steps:
         sealed = runs.sealed_plan()
         if sealed is None:
             return []
         looks = Looks(
-            plan, list(sealed.trials), sealed.pairs, runs.study.resolution, overlap=units.get("overlap")
+            plan, list(sealed.trials), sealed.pairs, runs.study.resolution, overlap=by_unit.get("overlap")
         )
         looks.take(runs.verdict_scores())
-        return looks.comparisons(units.get("unit", "class"), units.get("unknown", NOT_KEPT))
+        return looks.comparisons(by_unit.get("unit", "class"), by_unit.get("unknown", NOT_KEPT))
     return compare(
         scores,
         pairs=[(a, b) for a, b in pairs if scores[a] and scores[b]],
         resolution=runs.study.resolution,
-        **units,
+        **by_unit,
     )
 
 
@@ -307,23 +308,8 @@ def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimat
 
 
 def _units(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, Any]:
-    """Arguments of ``compare`` on units: the kind of the study's task, and the objective by unit where it is known."""
-    judged = [run for family in families for run in runs.judged(family)]
-    if not judged:
-        return {}
-    task, unknown = task_of_params(judged[0].params), NOT_KEPT
-    overlap = runs.overlap()
-    if overlap is not None:
-        return {"unit": task.unit, "overlap": overlap}
-    by_unit: dict[str, dict[int, UnitMeans]] = {}
-    for run in judged:
-        scores = runs.unit_scores(run)
-        means = None if scores is None else UnitMeans.of(scores, metric)
-        if means is not None:
-            by_unit.setdefault(run.family, {})[run.seed] = means
-        elif scores is not None:
-            unknown = NO_MEAN.format(metric=metric_names.metric_of(metric))
-    return {"unit": task.unit, "by_unit": by_unit, "unknown": unknown}
+    """Arguments of ``compare`` on units, by the metric of each family."""
+    return units(runs, [Scored(family, run, metric) for family in families for run in runs.judged(family)])
 
 
 def _scores_by_seed(runs: StudyRuns, family: str, metric: str) -> dict[int, float]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dmlstudy import metric_names
 from dmlstudy.metric_names import ShortForm
 from dmlstudy.records import Record
 from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.runs import Run, StudyRuns
+from dmlstudy.registry.units import Scored, units
 from dmlstudy.training.tasks import task_of_params
-from dmlstudy.verdict.comparison import NOT_KEPT, Comparison, UnitMeans, compare
+from dmlstudy.verdict.comparison import Comparison, compare
 
 
 class ShortVectors(Record):
@@ -81,25 +81,22 @@ def _forms(judged: list[Run], objective: str) -> list[ShortForm]:
 def _compared(
     runs: StudyRuns, objective: str, found: list[tuple[str, ShortForm, int, list[Run]]]
 ) -> list[Comparison]:
-    scores: dict[str, dict[int, float]] = {}
-    by_unit: dict[str, dict[int, UnitMeans]] = {}
-    pairs, unit, winner = [], "class", runs.study.winner
+    winner = runs.study.winner
     of_winner = {form for family, form, _, _ in found if family == winner}
+    scored = {
+        (family, run.id): Scored(family, run, objective) for family, _, _, judged in found for run in judged
+    }
+    pairs = []
     for family, form, _, judged in found:
         name = _name(family, form)
         pairs.append((name, family))
         if winner and family != winner and form in of_winner:
             pairs.append((name, _name(winner, form)))
-        unit = task_of_params(judged[0].params).unit
-        for run in judged:
-            for each, metric in ((family, objective), (name, form.of(objective))):
-                scores.setdefault(each, {})[run.seed] = run.metrics[metric]
-                own = runs.unit_scores(run)
-                means = None if own is None else UnitMeans.of(own, metric)
-                if means is not None:
-                    by_unit.setdefault(each, {})[run.seed] = means
-    rest: dict[str, Any] = {"by_unit": by_unit, "unit": unit, "unknown": NOT_KEPT}
-    return compare(scores, pairs=pairs, resolution=runs.study.resolution, **rest)
+        scored |= {(name, run.id): Scored(name, run, form.of(objective)) for run in judged}
+    scores: dict[str, dict[int, float]] = {}
+    for name, run, metric in scored.values():
+        scores.setdefault(name, {})[run.seed] = run.metrics[metric]
+    return compare(scores, pairs=pairs, resolution=runs.study.resolution, **units(runs, scored.values()))
 
 
 def _name(family: str, form: ShortForm) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dmlstudy.records import HYPERBOLIC, BatchConfig, TrainingConfig, TrialConfig
 from dmlstudy.training import schedule
+from dmlstudy.training.exclusions import check_alone
 from dmlstudy.training.shares import shares_of
 
 USERS = {
@@ -176,23 +177,23 @@ def check_heads(config: TrialConfig) -> None:
 def _check_norms(config: TrialConfig) -> None:
     """Raise ValueError where a loss looks at norms, and those of all embeddings would be the same."""
     embedder = config.embedder
-    alike = {
-        "head_depth": embedder.head_depth,
-        "code": embedder.code != "none" and embedder.code,
-        "fusion": embedder.fusion == "unit_heads" and embedder.fusion,
-    }
-    for key, value in alike.items():
-        if value and config.loss.name in BY_NORM:
-            raise ValueError(
-                f"embedder.{key}: {value} gives all embeddings one norm, which loss.name: {config.loss.name} learns"
-                " from; leave it out, or choose a loss that does not (arcface)"
-            )
+    if config.loss.name not in BY_NORM:
+        return
+    check_alone(
+        f"loss.name: {config.loss.name} learns from the norms of embeddings, which",
+        {
+            "embedder.head_depth": embedder.head_depth,
+            "embedder.code": embedder.code != "none" and embedder.code,
+            "embedder.fusion": embedder.fusion == "unit_heads" and embedder.fusion,
+        },
+        "with it all are one: leave it out, or choose a loss that does not look at them (arcface)",
+    )
 
 
 def _check_off_the_sphere(config: TrialConfig) -> None:
     """Raise ValueError for what embeddings that are not of unit norm have no meaning for."""
     embedder, regularizer = config.embedder, config.regularizer
-    wrong = {
+    others = {
         "loss.name": config.loss.name not in EUCLIDEAN and config.loss.name,
         "regularizer.name": regularizer is not None and regularizer.name != "structure" and regularizer.name,
         "batch.memory_size": config.batch.memory_size,
@@ -200,13 +201,11 @@ def _check_off_the_sphere(config: TrialConfig) -> None:
         "embedder.code": embedder.code != "none" and embedder.code,
         "protocol.verification": config.verification and "true",
     }
-    for key, value in wrong.items():
-        if value:
-            raise ValueError(
-                f"embedder.unit_norm: false has no meaning beside {key}: {value}; set loss.name to one of"
-                f" {', '.join(EUCLIDEAN)}, without memory, codes, layers, verification or a regularizer other"
-                " than structure, or leave it out"
-            )
+    remedy = (
+        f"set loss.name to one of {', '.join(EUCLIDEAN)}, without memory, codes, layers, verification or a regularizer"
+        " other than structure, or leave it out"
+    )
+    check_alone("embedder.unit_norm: false", others, remedy)
 
 
 def _check_in_a_ball(config: TrialConfig) -> None:
@@ -217,7 +216,7 @@ def _check_in_a_ball(config: TrialConfig) -> None:
             f"embedder.space: ball is compared by hyperbolic distance, which loss.name: {config.loss.name} is not set"
             f" to; set loss.distance: hyperbolic with {', '.join(EUCLIDEAN)} or supcon, or leave it out"
         )
-    wrong = {
+    others = {
         "regularizer.name": regularizer is not None and regularizer.name,
         "embedder.unit_norm": not embedder.unit_norm and "false",
         "embedder.head_depth": embedder.head_depth,
@@ -226,8 +225,4 @@ def _check_in_a_ball(config: TrialConfig) -> None:
         "protocol.verification": config.verification and "true",
         "protocol.clusters": config.clusters and "true",
     }
-    for key, value in wrong.items():
-        if value:
-            raise ValueError(
-                f"embedder.space: ball has no meaning beside {key}: {value}; leave one of them out"
-            )
+    check_alone("embedder.space: ball", others)

@@ -15,6 +15,7 @@ from dmlstudy import distributed, retrieval
 from dmlstudy.data.images import Indices, Labels
 from dmlstudy.metric_names import ShortForm
 from dmlstudy.records import TrialConfig
+from dmlstudy.training.exclusions import check_alone
 from dmlstudy.training.scores import Scored, joined, unit_scores
 
 Floats = NDArray[np.float32]
@@ -104,7 +105,7 @@ def check(config: TrialConfig) -> None:
     if not given:
         return
     shown = f"{key}: [{', '.join(map(str, given))}]"
-    wrong = {
+    others = {
         "embedder.unit_norm": not embedder.unit_norm and "false",
         "embedder.space": embedder.space != "sphere" and embedder.space,
         "embedder.code": embedder.code != "none" and embedder.code,
@@ -112,11 +113,7 @@ def check(config: TrialConfig) -> None:
         "embedder.fusion": embedder.fusion in ("heads", "unit_heads") and embedder.fusion,
         "regularizer.name": regularizer is not None and regularizer.name == "structure" and regularizer.name,
     }
-    for other, value in wrong.items():
-        if value:
-            raise ValueError(
-                f"{shown} cuts embeddings, which has no meaning beside {other}: {value}; leave one of them out"
-            )
+    check_alone(f"{shown} cuts embeddings, which", others)
     if embedder.parts and (
         list(embedder.parts) != sorted(set(embedder.parts)) or embedder.parts[-1] >= embedder.size
     ):
