@@ -11,6 +11,7 @@ from support.worked_example import example
 from torch.nn import functional
 
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.class_softmax import NormSoftmax
 from dmlstudy.losses.infonce import SupCon
 from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.matryoshka import Matryoshka
@@ -92,6 +93,12 @@ def test_a_loss_whose_state_is_of_one_size_is_refused() -> None:
     layered = catalogue.build("adaptive_bound", {}, num_classes=3, dim=4, num_layers=2)
     with pytest.raises(ValueError, match="matryoshka does not go with a loss that weighs the layers"):
         Matryoshka(layered, [2], 4)
+    for given, said in (
+        ({"sample": 0.5}, "of sampled classes"),
+        ({"share": slice(0, 2)}, "whose classes are shared"),
+    ):
+        with pytest.raises(ValueError, match=f"matryoshka does not go with a loss {said}"):
+            Matryoshka(NormSoftmax(3, 4, **given), [2], 4)  # type: ignore[arg-type]
 
 
 def test_embeddings_of_another_size_are_refused() -> None:
