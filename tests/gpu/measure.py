@@ -41,12 +41,14 @@ BUDGETS_S = {
 
 def main() -> int:
     arguments = _arguments()
+    # This process looks for no GPU, since whoever has done so cannot hand it on by a fork; nor should what it imports.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     stand_ins.install(always=arguments.stand_ins)
     sys.path.insert(0, str(PLATFORM))
     import torch
     from bench import Row
 
-    device = torch.device("cpu" if arguments.cpu or not torch.cuda.is_available() else "cuda:0")
+    device = torch.device("cpu" if arguments.cpu else "cuda:0")
     modules = [
         importlib.import_module(f"sections.{name}") for name in arguments.only
     ]  # once, for all processes

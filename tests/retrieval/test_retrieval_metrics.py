@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faiss
 import numpy as np
 import pytest
+import torch
 from sklearn import metrics as reference
 from sklearn.cluster import KMeans
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -195,6 +197,26 @@ def test_k_means_finds_separate_classes_and_repeats_itself() -> None:
     assert (first != retrieval.k_means(noise, 9, seed=4, num_restarts=2)).any()
     with pytest.raises(ValueError, match="301 clusters of 300"):
         retrieval.k_means(noise, 301)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "asked"),
+    [(None, 2, []), ("cpu", 2, []), ("cuda:1", 2, [1]), ("cuda", 2, [0]), ("cuda", 0, []), ("cuda:2", 2, [])],
+)
+def test_k_means_is_put_on_the_device_s_gpu_where_faiss_sees_it(
+    monkeypatch: pytest.MonkeyPatch, device: str | None, num_gpus: int, asked: list[int]
+) -> None:
+    placed: list[int] = []
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: num_gpus)
+    monkeypatch.setattr(faiss, "StandardGpuResources", lambda: "resources", raising=False)
+    monkeypatch.setattr(
+        faiss, "index_cpu_to_gpu", lambda _, number, index: placed.append(number) or index, raising=False
+    )
+    noise = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
+    there = None if device is None else torch.device(device)
+    found = retrieval.k_means(noise, 9, seed=3, num_restarts=2, device=there)
+    assert placed == asked
+    np.testing.assert_array_equal(found, retrieval.k_means(noise, 9, seed=3, num_restarts=2))
 
 
 @pytest.mark.parametrize("kind", ["one label", "label sets"])

@@ -37,6 +37,7 @@ def measure(bench: Bench) -> None:
 
 def _look_at(bench: Bench, case: Case) -> None:
     cpu = torch.device("cpu")
+    truth = _outcome(_prepared(case, cpu, torch.float64), cpu, torch.float64)
     errors = {}
     for precision in ("float64", "float32", "bf16x3", "tf32", "bf16"):
         dtype = torch.float64 if precision == "float64" else torch.float32
@@ -45,7 +46,6 @@ def _look_at(bench: Bench, case: Case) -> None:
             if not catalogue.kind_of(case.loss).has_precision or "precision" in case.params:
                 continue
             own = dataclasses.replace(case, params=case.params | {"precision": precision})
-        truth = _outcome(_prepared(case, cpu, torch.float64), cpu, torch.float64)
         found = _outcome(_prepared(own, bench.device, dtype), bench.device, dtype)
         errors[precision] = _errors(found, truth)
     step = _prepared(case, bench.device, torch.float32)

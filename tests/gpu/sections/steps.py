@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from bench import Bench
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from sections.trainers import config, pixels, trainer
@@ -23,6 +24,10 @@ def measure(bench: Bench) -> None:
         bench.wait()
         wall_us = 1e6 * (time.perf_counter() - started)
     events = told.key_averages()
+    if on_gpu:  # without the operators that have launched the kernels, and without marked stretches of time
+        events = [
+            each for each in events if each.device_type == DeviceType.CUDA and not each.is_user_annotation
+        ]
 
     def own_us(event) -> float:  # type: ignore[no-untyped-def]
         return event.self_device_time_total if on_gpu else event.self_cpu_time_total
