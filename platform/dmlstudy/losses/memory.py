@@ -92,6 +92,6 @@ class CrossBatchMemory(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossBatchMemory:
         """Move and convert the rows alone."""
         counts = self.filled, self.num_batches
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.filled, self.num_batches = counts
         return self

@@ -147,6 +147,8 @@ class RowLoss(TiledLoss):
     def __init__(self, distance: Distance) -> None:
         super().__init__()
         self.distance = distance
+        self.fused: Callable[[Tile], RowTerms] | None = None
+        """``rows``, compiled (``fused``)."""
 
     @abstractmethod
     def rows(self, rows: Tile) -> RowTerms:
@@ -179,7 +181,7 @@ class RowLoss(TiledLoss):
             columns = band if self.only_positives else slice(None)
             d_TM = self.distance.of(self.product(left_BF[tile], right_MF[columns].T))
             rows = layout.rows(d_TM, tile, band, z_BD.shape[1], only_band=self.only_positives)
-            terms = self.rows(rows)
+            terms = (self.fused or self.rows)(rows)
             total += terms.total
             count += terms.count
             if not wanted:
