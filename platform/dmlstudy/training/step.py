@@ -51,7 +51,8 @@ class Step(nn.Module):
     """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare.
 
     The embedder, a module, runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
-    Compiled are then also a loss's tiles, on a GPU.
+    On a GPU a loss's tiles are compiled too.
+
     With ``is_rescaled`` the loss is given embeddings over the mean distance of two different rows of the global batch,
     with gradient through that mean: embeddings off the sphere have no scale of their own.
 
