@@ -53,6 +53,7 @@ DOORS = {
     "onnxruntime": "serving",
     "onnxscript": "serving",
     "torch.onnx": "serving",
+    "triton": "losses",
     "torch.distributed": "distributed",
     "torch.nn.parallel": "distributed",
 }

@@ -613,7 +613,11 @@ class TrainingConfig(Grown):
     ] = "float32"
     channels_last: Annotated[bool, Field(description="memory layout of the backbone's weights")] = False
     compile: Annotated[
-        bool, Field(description="torch.compile the embedder's training step; the first takes a minute")
+        bool,
+        Field(
+            description="torch.compile the embedder's training step and, on a GPU, a loss's tiles; the first step takes"
+            " a minute"
+        ),
     ] = False
     fused: Annotated[
         bool, Field(description="PyTorch's fused optimiser on GPUs, faster and equal but for rounding")

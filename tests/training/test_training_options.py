@@ -16,6 +16,7 @@ from support.ranks import broken_trial, config, steady, trial
 from dmlstudy import data, distributed, embedders
 from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.tiles import RowLoss
 from dmlstudy.records import TrialConfig
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
 from dmlstudy.training.step import Step
@@ -139,6 +140,8 @@ def test_a_compiled_embedder_is_the_eager_one() -> None:
         step = Step(
             embedder, catalogue.build("contrastive", {}, num_classes=2, dim=4), None, "float32", is_compiled
         )
+        assert isinstance(step.loss, RowLoss)
+        assert (step.loss.fused is not None) == is_compiled
         total, *_ = step(x, distributed.asked(torch.tensor([0, 0, 1, 1, 1]), torch.arange(5)))
         embedder.zero_grad()
         total.backward()

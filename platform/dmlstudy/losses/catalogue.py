@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TypeAlias, cast
 
 from dmlstudy.losses import pml
@@ -62,6 +63,7 @@ from dmlstudy.losses.retention import Retention
 from dmlstudy.losses.spreading import GlobalOrthogonal, KoLeo
 from dmlstudy.losses.structure import Structure
 from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
+from dmlstudy.losses.tiles import RowLoss
 from dmlstudy.losses.triplets import Hardest, Triplet
 from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
 from dmlstudy.records import CURVATURE, HYPERBOLIC, Scalar
@@ -294,6 +296,12 @@ WEIGHT = "weight"
 PRECISION = "precision"
 """The parameter that every loss has whose products may be coarser than float32."""
 
+BACKEND = "backend"
+"""The parameter that every loss has which kernels may compute."""
+
+BACKENDS = {"tiles": False, "triton": True}
+"""Names of what computes a loss, and whether it is kernels."""
+
 _GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed", "curvature", "share")
 """Arguments the trial supplies; they are not hyperparameters."""
 
@@ -351,9 +359,9 @@ def build(
             f"loss {name!r} has no class vectors to share out; set training.class_shards to false, or choose from"
             f" {', '.join(able)}"
         )
-    precision = params.get(PRECISION, "float32")
+    precision, backend = params.get(PRECISION, "float32"), params.get(BACKEND, "tiles")
     if not name.startswith(pml.PREFIX):
-        params = {key: value for key, value in params.items() if key != PRECISION}
+        params = {key: value for key, value in params.items() if key not in (PRECISION, BACKEND)}
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
     named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})
     if name.startswith(pml.PREFIX):
@@ -363,6 +371,7 @@ def build(
     else:
         loss = constructed("loss", name, CATALOGUE, named, given, parts)
         _set_precision(loss, f"loss {name!r}", precision)
+        _set_backend(loss, name, backend)
     if memory and not loss.accepts_memory:
         able = [entry for entry in CATALOGUE if kind_of(entry).accepts_memory]
         raise ValueError(
@@ -405,6 +414,24 @@ def _shares_classes(name: str) -> bool:
     return name in CATALOGUE and issubclass(kind_of(name), ClassSoftmax)
 
 
+def _set_backend(loss: Loss, name: str, backend: object) -> None:
+    """Let kernels compute the loss, or not.
+
+    Raises ValueError for an unknown backend, for a loss without kernels or in another precision, and without Triton.
+    """
+    if not choice(BACKEND, str(backend), BACKENDS):
+        return
+    if not isinstance(loss, RowLoss) or not loss.has_kernels:
+        raise ValueError(
+            f"loss {name!r} has no kernels; leave {BACKEND} out, or choose from {', '.join(_WITH_KERNELS)}"
+        )
+    if loss.product is not exact:
+        raise ValueError(f"{BACKEND}={backend!r} computes in float32; leave {PRECISION} out")
+    if find_spec("triton") is None:
+        raise ValueError(f"{BACKEND}={backend!r} needs Triton; pip install triton, or leave {BACKEND} out")
+    loss.in_kernels = True
+
+
 def sizes_of(name: str) -> list[str]:
     """The sizes, of ``num_classes`` and ``dim``, that the loss ``name`` needs; raises ValueError for an unknown one."""
     if name.startswith(pml.PREFIX):
@@ -427,6 +454,9 @@ def kind_of(name: str) -> type[Loss]:
     return kind
 
 
+_WITH_KERNELS = [name for name in CATALOGUE if getattr(kind_of(name), "has_kernels", False)]
+
+
 def _is_scalar(value: object) -> bool:
     return isinstance(value, str | int | float)
 
@@ -436,7 +466,9 @@ def parameters_of(name: str) -> dict[str, Scalar]:
     if name.startswith(pml.PREFIX):
         return pml.parameters_of(name)
     own = hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)
-    return own | {PRECISION: "float32"} if kind_of(name).has_precision else own
+    if kind_of(name).has_precision:
+        own |= {PRECISION: "float32"}
+    return own | {BACKEND: "tiles"} if name in _WITH_KERNELS else own
 
 
 def parameters_of_regularizer(name: str) -> dict[str, Scalar]:

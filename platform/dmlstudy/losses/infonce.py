@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dmlstudy.losses.distances import Distance, cosine
+from dmlstudy.losses.distances import Cosine, Distance, cosine
+from dmlstudy.losses.forms import Factors, Form, Logit, Sums
 from dmlstudy.losses.interface import Embeddings, LossSum, World
 from dmlstudy.losses.pairs import each_against_negatives, log_sum_exp, softplus_sum
 from dmlstudy.losses.parameters import above, choice
@@ -36,6 +37,8 @@ class SupCon(RowLoss):
 
     Raises ValueError unless temperature > 0 (0.01 to 1 with ``learn``), and for unknown names.
     """
+
+    has_kernels = True
 
     def __init__(
         self,
@@ -82,6 +85,24 @@ class SupCon(RowLoss):
         pulled = scale * (share_TQ * rows.positive.d).sum()
         total = others.log_T1.masked_fill(~has_positive_T1, 0).sum() + pulled
         return RowTerms(total, 0, others.powers.mul_(-scale / others.sum_T1), share_TQ.mul_(scale))
+
+    def form(self) -> Form | None:
+        """One logarithm of a sum of exponentials over both signs, and a mean; not of a learned scale."""
+        if self.log_scale is not None or not self.over_all or type(self.distance) is not Cosine:
+            return None
+        scale = 1 / self.temperature
+        return Form("exponential", Logit(-scale, 0.0), Logit(scale, 0.0), self._factors)
+
+    def _factors(self, sums: Sums) -> Factors:
+        scale, has_positive_B = 1 / self.temperature, sums.num_pulls_B > 0
+        log_B = torch.logaddexp(sums.pull_B, sums.push_B)
+        by_line_B = scale / sums.num_pulls_B.clamp(min=1)
+        total = torch.where(has_positive_B, log_B + by_line_B * sums.line_B, 0).sum()
+        by_pull_B, by_push_B = (
+            torch.where(has_positive_B, (each_B - log_B).exp(), 0) for each_B in (sums.pull_B, sums.push_B)
+        )
+        count = len(log_B) if self.counts_all else has_positive_B.sum().to(total.dtype)
+        return Factors(total, count, by_pull_B, by_push_B, by_line_B)
 
 
 class SigLIP(RowLoss):

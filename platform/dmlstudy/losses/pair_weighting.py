@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dmlstudy.losses.distances import Distance, euclidean
+from dmlstudy.losses.forms import Factors, Form, Logit, Sums
 from dmlstudy.losses.mining import Miner, Thresholds, keep_all, positives_in_columns
 from dmlstudy.losses.parameters import at_least, choice
 from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
@@ -95,8 +96,21 @@ class Contrastive(PairWeighting):
     0 <= m1 <= m2.
     """
 
+    has_kernels = True
+
     def __init__(self, positive_margin: float = 0.0, negative_margin: float = 0.8) -> None:
         super().__init__(positive_margin, negative_margin, Constant(), Constant())
+
+    def form(self) -> Form:
+        """Two means of hinges."""
+        pull, push = Logit(1.0, self.positive_margin), Logit(1.0, self.negative_margin)
+        return Form("hinge", pull, push, _means)
+
+
+def _means(sums: Sums) -> Factors:
+    by_pull_B, by_push_B = 1 / sums.num_pulls_B.clamp(min=1), 1 / sums.num_pushes_B.clamp(min=1)
+    total = (sums.pull_B * by_pull_B + sums.push_B * by_push_B).sum()
+    return Factors(total, len(by_pull_B), by_pull_B, by_push_B)
 
 
 class TripletWeighting(RowLoss):

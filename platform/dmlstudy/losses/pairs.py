@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dmlstudy.losses.distances import cosine, euclidean, full_precision
+from dmlstudy.losses.forms import Factors, Form, Logit, Sums
 from dmlstudy.losses.interface import Embeddings, Labels, LossSum, World, check_classes
 from dmlstudy.losses.mining import (
     NegativeDraw,
@@ -53,6 +54,8 @@ class MultiSimilarity(RowLoss):
     epsilon >= 0 and threshold >= -1.
     """
 
+    has_kernels = True
+
     def __init__(
         self, alpha: float = 2.0, beta: float = 50.0, threshold: float = 0.5, epsilon: float = 0.1
     ) -> None:
@@ -72,6 +75,18 @@ class MultiSimilarity(RowLoss):
         push = log_sum_exp((middle - negative.d).mul_(self.beta), push_TM, plus_one=True)
         total = pull.log_T1.sum() / self.alpha + push.log_T1.sum() / self.beta
         return RowTerms(total, len(rows.y_T), push.powers.div_(-push.sum_T1), pull.powers.div_(pull.sum_T1))
+
+    def form(self) -> Form:
+        """Two logarithms of 1 + a sum of exponentials."""
+        middle = 1 - self.threshold
+        pull, push = Logit(self.alpha, middle), Logit(self.beta, middle)
+        return Form("exponential", pull, push, self._factors, epsilon=self.rule.epsilon)
+
+    def _factors(self, sums: Sums) -> Factors:
+        total = functional.softplus(sums.pull_B, threshold=LINEAR).sum() / self.alpha
+        total += functional.softplus(sums.push_B, threshold=LINEAR).sum() / self.beta
+        by_pull_B, by_push_B = sums.pull_B.sigmoid() / self.alpha, sums.push_B.sigmoid() / self.beta
+        return Factors(total, len(sums.pull_B), by_pull_B, by_push_B)
 
 
 class MultiSimilarityDistance(RowLoss):
@@ -124,6 +139,8 @@ class BinomialDeviance(RowLoss):
     alpha, negative_weight > 0 and beta >= -1.
     """
 
+    has_kernels = True
+
     def __init__(self, alpha: float = 2.0, beta: float = 0.5, negative_weight: float = 25.0) -> None:
         super().__init__(cosine)
         self.alpha = above("alpha", alpha, 0)
@@ -152,6 +169,18 @@ class BinomialDeviance(RowLoss):
         by_pulls, by_pushes = self._scales_2.to(rows.d_TM.dtype)
         total = pull * by_pulls + push * by_pushes
         return RowTerms(total, len(rows.y_T), push_slope_TM.mul_(-by_pushes), pull_slope_TQ.mul_(by_pulls))
+
+    def form(self) -> Form:
+        """Two sums of soft hinges."""
+        middle = 1 - self.beta
+        pull, push = Logit(self.alpha, middle), Logit(self.negative_weight * self.alpha, middle)
+        return Form("softplus", pull, push, self._factors)
+
+    def _factors(self, sums: Sums) -> Factors:
+        by_pulls, by_pushes = self._scales_2.to(sums.pull_B)
+        total = sums.pull_B.sum() * by_pulls + sums.push_B.sum() * by_pushes
+        num_anchors = len(sums.pull_B)
+        return Factors(total, num_anchors, by_pulls.repeat(num_anchors), by_pushes.repeat(num_anchors))
 
 
 class Margin(RowLoss):
@@ -283,6 +312,8 @@ class Circle(RowLoss):
     ValueError unless margin >= 0 and gamma > 0.
     """
 
+    has_kernels = True
+
     def __init__(self, margin: float = 0.4, gamma: float = 80.0) -> None:
         super().__init__(cosine)
         self.margin = at_least("margin", margin, 0)
@@ -304,6 +335,19 @@ class Circle(RowLoss):
             push.powers.mul_(pace_TM).mul_(-slope_T1 / push.sum_T1),
             pull.powers.mul_(pace_TQ).mul_(slope_T1 / pull.sum_T1),
         )
+
+    def form(self) -> Form:
+        """A soft hinge of two logarithms of sums of exponentials."""
+        pull = Logit(self.gamma, self.margin, self.margin)
+        push = Logit(self.gamma, 1 - self.margin, 1 + self.margin)
+        return Form("exponential", pull, push, _circle, is_paced=True)
+
+
+def _circle(sums: Sums) -> Factors:
+    both_B = sums.pull_B + sums.push_B
+    total = functional.softplus(both_B, threshold=LINEAR).sum()
+    slope_B = both_B.sigmoid()
+    return Factors(total, len(both_B), slope_B, slope_B)
 
 
 class NPair(RowLoss):

@@ -30,8 +30,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dmlstudy.losses.distances import Distance, full_precision
+from dmlstudy.losses.forms import Form
 from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
-from dmlstudy.losses.products import add_product
+from dmlstudy.losses.products import add_product, exact
 from dmlstudy.transfers import placed
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
@@ -144,26 +145,67 @@ class RowLoss(TiledLoss):
     """
 
     accepts_memory = True
+    has_kernels: ClassVar[bool] = False
+    """True if kernels may compute it instead of tiles, by a ``form``."""
+
     only_positives: ClassVar[bool] = False
     """True if the terms look at positives alone: then tiles hold the band's Q references instead of all M."""
 
     def __init__(self, distance: Distance) -> None:
         super().__init__()
         self.distance = distance
+        self.fused: Callable[[Tile], RowTerms] | None = None
+        """``rows``, compiled (``fused``)."""
+        self.in_kernels = False
+        """True if kernels compute it on a GPU, in float32, where it has a form."""
 
     @abstractmethod
     def rows(self, rows: Tile) -> RowTerms:
         """Sum of the tile's terms, their number and the slopes by its distances; ``rows.d_TM`` is unchanged."""
 
+    def form(self) -> Form | None:
+        """The loss of the batch at hand as kernels compute it; None where they cannot."""
+        return None
+
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum over the anchors, tile by tile, and the number of terms."""
         z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
         live_LD = z_MD if references.live_LD is None else references.live_LD.to(z_MD.dtype)
+        form = self.form() if self.in_kernels and z_MD.device.type == "cuda" else None
+        if form is not None and z_MD.dtype == torch.float32 and self.product is exact:
+            return self.by_kernels(form, anchors, references)
         layout = self.layout(anchors, references, z_MD.element_size())
         return in_one_sweep(
             lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), wanted),
             [z_BD, live_LD, *self.parameters()],
         )
+
+    def by_kernels(self, form: Form, anchors: Embeddings, references: Embeddings) -> LossSum:
+        """The same by kernels, for float32 on a GPU or in Triton's interpreter."""
+        from dmlstudy.losses import kernels  # needs Triton, which comes with PyTorch for CUDA alone
+
+        z_BD, z_MD = anchors.z_ND.detach(), references.z_ND.detach()
+        live_LD = references.z_ND if references.live_LD is None else references.live_LD
+
+        def sweep(wanted: bool) -> Swept:
+            left_BF, right_MF = self.distance.left(z_BD), self.distance.right(z_MD)
+            size, num_live = left_BF.shape[1], len(live_LD)
+            found = kernels.sweep(
+                form,
+                self.distance,
+                kernels.FeatureRows(padded(left_BF), anchors.y_N, anchors.id_N),
+                kernels.FeatureRows(padded(right_MF), references.y_N, references.id_N),
+                num_live,
+                wanted=wanted,
+            )
+            by_left_BF, by_right_LF = (x[:, :size] for x in found.gradients)
+            gradients = [
+                self.distance.left_gradient(by_left_BF, z_BD),
+                self.distance.right_gradient(by_right_LF, z_MD[:num_live]),
+            ]
+            return found.total, found.count, gradients
+
+        return in_one_sweep(sweep, [anchors.z_ND, live_LD])
 
     def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, num_live: int, wanted: bool) -> Swept:
         """Of the references the first ``num_live`` have a gradient."""
@@ -182,7 +224,7 @@ class RowLoss(TiledLoss):
             columns = band if self.only_positives else slice(None)
             d_TM = self.distance.of(self.product(left_BF[tile], right_MF[columns].T))
             rows = layout.rows(d_TM, tile, band, z_BD.shape[1], only_band=self.only_positives)
-            terms = self.rows(rows)
+            terms = (self.fused or self.rows)(rows)
             total += terms.total
             count += terms.count
             if not wanted:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -40,6 +41,8 @@ CHUNK = 5
 """Images embedded at once in the step by chunks; it divides no share of 1, 2 or 4 ranks."""
 TOLERANCE = 1e-9
 """Largest relative error, of the value and of each gradient, that counts as equal in float64."""
+KERNEL_TOLERANCE = 1e-4
+"""The same of kernels, which compute in float32, beside tiles in float64."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,13 @@ def _cases() -> dict[str, Case]:
         ("subcenter_arcface", {"scale": 4.0, "centers": 2, "sample": 0.4}, None),
         ("cosface", {"scale": 4.0, "sample": 0.1}, regularizers[0]),
     ]
+    if find_spec("triton") is not None:
+        kernels: dict[str, Scalar] = {catalogue.BACKEND: "triton"}
+        variants += [
+            (name, plain.get(name, {}) | kernels)
+            for name in ("contrastive", "binomial_deviance", "multi_similarity", "circle")
+        ]
+        variants.append(("supcon", kernels))
     cases = [Case(name, name, plain.get(name, {})) for name in catalogue.CATALOGUE]
     cases += [Case(_named(name, params), name, params) for name, params in variants]
     base = plain["contrastive"]
@@ -193,10 +203,11 @@ class Finding:
     cosine: float
     norm_ratio: float
     error: float
+    tolerance: float = TOLERANCE
 
     @property
     def is_exact(self) -> bool:
-        return self.value_error <= TOLERANCE and self.error <= TOLERANCE
+        return self.value_error <= self.tolerance and self.error <= self.tolerance
 
 
 class SmallEncoder(nn.Module):
@@ -264,47 +275,58 @@ def step_of(
 
 def check(case: Case, device: torch.device | str = "cpu") -> Finding:
     """Compare the ranks' step, at once and in chunks, with one process's; every rank must call this, and gets the same
-    answer."""
+    answer.
+
+    Kernels compute in float32 and on a GPU alone; there they are compared with tiles of one process.
+    """
+    by_kernels = case.params.get(catalogue.BACKEND) == "triton" and torch.device(device).type == "cuda"
+    dtype = torch.float32 if by_kernels else torch.float64
     truth = _alone(case, step_of(case, lambda batch: batch, ALONE), device)
-    worst = Finding(case.name, truth.value, 0.0, 1.0, 1.0, 0.0)
+    tolerance = KERNEL_TOLERANCE if by_kernels else TOLERANCE
+    worst = Finding(case.name, truth.value, 0.0, 1.0, 1.0, 0.0, tolerance)
     for share in (_equal_share(), _ragged_share()):
         for chunk in (None, CHUNK):
-            worst = _worse(worst, ranks_step(case, step_of(case), share, chunk, device), truth)
+            worst = _worse(worst, ranks_step(case, step_of(case), share, chunk, device, dtype), truth)
     return worst
 
 
 def ranks_step(
-    case: Case, step: Step, share: slice, chunk: int | None = None, device: torch.device | str = "cpu"
+    case: Case,
+    step: Step,
+    share: slice,
+    chunk: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
 ) -> Outcome:
     """One training step of all ranks, each with its share of the global batch, as a trial makes it."""
-    batch = _batch(0, share, device)
-    step = _prepared(case, step, _batch(1, share, device), device)
+    before, batch = (_batch(number, share, device, dtype) for number in (1, 0))
+    step = _prepared(case, step, before, device, dtype)
     mean = gradients_of(step, chunk)(*batch)
     return Outcome(mean.read(), _gradients(step))
 
 
 def _alone(case: Case, step: Step, device: torch.device | str) -> Outcome:
     """The same step of one process on the whole batch."""
-    step = _prepared(case, step, _whole(1, device), device)
+    step = _prepared(case, step, _whole(1, device), device, torch.float64)
     total, count, _ = step(*_whole(0, device))
     objective = total / count.clamp(min=1)
     objective.backward()
     return Outcome(objective.item(), _gradients(step))
 
 
-def _prepared(case: Case, step: Step, before: Batch, device: torch.device | str) -> Step:
-    """The step in float64, after another batch that fills the memory where there is one."""
-    step = step.double().to(device)
+def _prepared(case: Case, step: Step, before: Batch, device: torch.device | str, dtype: torch.dtype) -> Step:
+    """The step in this precision, after another batch that fills the memory where there is one."""
+    step = step.to(device, dtype)
     if case.memory_size:
         with torch.no_grad():
             step(*before)
     return step
 
 
-def _batch(number: int, share: slice, device: torch.device | str) -> Batch:
+def _batch(number: int, share: slice, device: torch.device | str, dtype: torch.dtype) -> Batch:
     """The images of this rank's share, and the labels of all."""
     x, y, ids = (part[share].to(device) for part in global_batch(number))
-    return x, distributed.asked(y, ids)
+    return x.to(dtype), distributed.asked(y, ids)
 
 
 def _whole(number: int, device: torch.device | str) -> Batch:
@@ -350,6 +372,7 @@ def _worse(worst: Finding, found: Outcome, truth: Outcome) -> Finding:
         min(cosines),
         max(ratios, key=lambda ratio: abs(ratio - 1)),
         max(errors),
+        worst.tolerance,
     )
 
 

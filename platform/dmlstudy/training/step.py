@@ -18,6 +18,7 @@ from dmlstudy.distributed import GlobalLabels
 from dmlstudy.embedders.precision import PRECISIONS
 from dmlstudy.embedders.structure import RunningInput
 from dmlstudy.losses.distances import full_precision
+from dmlstudy.losses.fused import fuse
 from dmlstudy.losses.interface import Embeddings, Loss, World
 from dmlstudy.losses.memory import CrossBatchMemory
 from dmlstudy.losses.structure import mean_distance
@@ -62,6 +63,8 @@ class Step(nn.Module):
     """Images of this rank to the sum of its loss terms: embed, gather the global batch, compare.
 
     The embedder, a module, runs in ``precision`` (autocast), compiled if so wished; embeddings and losses are float32.
+    On a GPU a loss's tiles are compiled too.
+
     With ``is_rescaled`` the loss is given embeddings over the mean distance of two different rows of the global batch,
     with gradient through that mean: embeddings off the sphere have no scale of their own.
 
@@ -101,6 +104,7 @@ class Step(nn.Module):
         self.find_features: Callable[[Tensor], Tensor] = embedder.features
         if is_compiled:
             self.embed, self.find_features = _compiled(self.embed, self.find_features)
+            fuse(loss)
         # In a tuple, data parallel does not see it: it is the same on all ranks and need not be sent to them.
         self.memory = (memory,)
         self.running = [module for module in self.modules() if isinstance(module, RunningInput)]
