@@ -29,7 +29,7 @@ def sent(batches: Iterable[Inputs], device: torch.device) -> Iterator[Tensor]:
         for images in batches:
             yield torch.tensor(images, device=device)
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     slots = [_Slot(device, stream) for _ in range(NUM_SLOTS)]
     for number, images in enumerate(batches):
         slot = slots[number % NUM_SLOTS]
@@ -43,8 +43,8 @@ class _Slot:
     def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
         self._device, self._stream = device, stream
         self._pinned = self._there = torch.empty(0)
-        self._arrived = torch.cuda.Event()
-        self.is_free = torch.cuda.Event()
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.is_free = torch.cuda.Event()  # type: ignore[no-untyped-call]
         """The end of what the current stream does with the batch."""
 
     def filled(self, images: Inputs) -> Tensor:
