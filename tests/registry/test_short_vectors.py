@@ -11,6 +11,8 @@ from support.verdict_trials import verdict_trial
 from dmlstudy import metric_names
 from dmlstudy.cli.tables import show_leaderboard
 from dmlstudy.metric_names import ShortForm, short_form
+from dmlstudy.records import DataConfig
+from dmlstudy.registry.card import card
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import short_vectors as report_short_vectors
@@ -81,6 +83,18 @@ def test_the_terminal_and_the_page_show_them(board: Leaderboard, capsys: pytest.
     sentence = report_short_vectors.sentence(board)
     assert "is the shortest that is not measurably worse than the whole" in sentence
     assert "x 8 bit" in sentence
+
+
+def test_the_card_has_a_table_of_them_alone(board: Leaderboard) -> None:
+    row = next(row for row in board.rows if row.family == "blue")
+    about = {"limits": "", "data": DataConfig(name="digits"), "trained": "", "origin": {}, "protocol": {}}
+    text = card(board, row, name="m", **about)  # type: ignore[arg-type]
+    judged, _, rest = text.partition("## Short vectors")
+    assert "dim16" not in judged
+    whole = board.short[0].whole_bytes
+    assert f"the whole takes {whole} bytes" in rest
+    assert "| 16 x 32 bit | 64 | 0.4900 ± 0.025 | -0.0200" in rest
+    assert rest.count(" bit | ") == 2
 
 
 def test_a_study_without_them_shows_nothing_of_them(board: Leaderboard) -> None:

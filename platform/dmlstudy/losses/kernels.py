@@ -77,9 +77,7 @@ def sweep(
     sums = Sums(*found)
     factors = form.factors(sums)
     left_gradient_BF, right_gradient_LF = torch.zeros_like(left_BF), torch.zeros_like(right_MF[:num_live])
-    count = (
-        factors.total.new_tensor(float(factors.count)) if isinstance(factors.count, int) else factors.count
-    )
+    count = factors.total.new_full((), factors.count) if isinstance(factors.count, int) else factors.count
     outcome = KernelResult(factors.total, count, (left_gradient_BF, right_gradient_LF))
     if not wanted:
         return outcome

@@ -51,7 +51,11 @@ def card(
     """
     objective = metric_names.on_test(board.objective)
     shown = sorted(
-        (metric for metric in row.test if not metric_names.is_count(metric)),
+        (
+            metric
+            for metric in row.test
+            if not metric_names.is_count(metric) and metric_names.short_form(metric) is None
+        ),
         key=lambda each: each != objective,
     )[:SHOWN]
     shown += _of_retention(board, row)
@@ -90,6 +94,7 @@ def card(
             *(_score(metric, row) for metric in shown),
             "",
             *_compared(board, row.family),
+            *_short(board, row.family),
             *_threshold(threshold),
             *_lost(board, row.family),
             *_preprocessing(preprocessing or {}),
@@ -208,6 +213,27 @@ def _compared(board: Leaderboard, family: str) -> Sequence[str]:
         *(f"* {each}" for each in own),
         "",
         *(line for note in notes for line in (note, "")),
+    ]
+
+
+def _short(board: Leaderboard, family: str) -> Sequence[str]:
+    """The scores of the model's embeddings in short forms, and what each loses."""
+    own = [each for each in board.short if each.family == family]
+    if not own:
+        return []
+    return [
+        "## Short vectors",
+        "",
+        f"The first numbers of an embedding, of 32, 8 or 1 bit each; the whole takes {own[0].whole_bytes} bytes.",
+        "",
+        f"| form | bytes | {metric_names.for_people(metric_names.on_test(board.objective))} | less the whole's |",
+        "|---|---:|---:|---|",
+        *(
+            f"| {each.form} | {each.num_bytes} | {each.score} |"
+            f" {'' if each.beside_whole is None else each.beside_whole.told_effect()} |"
+            for each in own
+        ),
+        "",
     ]
 
 
