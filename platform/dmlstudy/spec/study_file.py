@@ -41,7 +41,7 @@ from dmlstudy.records import (
     number_list,
     present_key,
 )
-from dmlstudy.spec import registered, yaml_file
+from dmlstudy.spec import library_losses, registered, yaml_file
 from dmlstudy.spec import space as spaces
 from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
@@ -529,7 +529,17 @@ class StudySpec:
     @property
     def notes(self) -> list[str]:
         """Lines on what was read differently than people may expect."""
-        return [*self._renaming.notes, *self.places.notes.values(), *self._notes_on_schedules()]
+        losses = (
+            str(values.get("loss.name", ""))
+            for each in self.families.values()
+            for values in self.corners(each)
+        )
+        return [
+            *self._renaming.notes,
+            *self.places.notes.values(),
+            *self._notes_on_schedules(),
+            *library_losses.notes_on(losses),
+        ]
 
     def _notes_on_schedules(self) -> list[str]:
         """A line on rungs, where trials are stopped early by scores from before their rates have fallen."""
