@@ -360,8 +360,7 @@ class _ByClasses(torch.autograd.Function):
         own_slope_B1 = -(share_B * batch.transforms.own_slope_B)[:, None]
         z_gradient_BD, w_gradient_CKD = torch.zeros_like(z_BD), torch.empty_like(w_CKD)
         with torch.autocast(z_BD.device.type, enabled=False):
-            # A share's gradient is that of all anchors, whose objectives are W times their part of the mean.
-            scaled_BD = batch.scale * factor / batch.world.size * z_BD
+            scaled_BD = batch.scale * factor * z_BD
             for tile in _tiles(batch, z_BD, w_CKD):
                 unit_TKD, size_TK1 = _unit(w_CKD[tile.classes].to(z_BD.dtype))
                 logits_BT, slope_BT, nearest_BT = batch.logits(z_BD, unit_TKD, slice(None))
@@ -373,6 +372,10 @@ class _ByClasses(torch.autograd.Function):
                 for k, slope_k_BT in _of_each_vector(p_BT, nearest_BT, unit_TKD.shape[1]):
                     add_product(z_gradient_BD, slope_k_BT, unit_TKD[:, k], batch.product)
                     write_product(unit_gradient_TKD[:, k], slope_k_BT.T, scaled_BD, batch.product)
+                # A share's gradient is that of all anchors, whose objectives are W times their part of the mean. In a
+                # factor of the product 1 / W would be rounded with it.
+                if batch.world.size > 1:
+                    unit_gradient_TKD.div_(batch.world.size)
                 w_gradient_CKD[tile.classes] = _through_unit(unit_gradient_TKD, unit_TKD, size_TK1)
             z_gradient_BD.mul_(batch.scale * factor)
             norms = [factor * slope_B for slope_B in batch.norm_slopes(share_B)]
