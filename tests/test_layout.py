@@ -38,7 +38,7 @@ FLOORS = (  # top to bottom
     ("store",),
     ("records", "description"),
     ("model_folder",),
-    ("text", "heartbeat", "html", "files", "trials", "metric_names"),
+    ("text", "heartbeat", "html", "files", "trials", "metric_names", "transfers"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}

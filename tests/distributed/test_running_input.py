@@ -69,7 +69,8 @@ def trained(split: tuple[int, ...], chunk: int | None, input: str) -> Trained:
     found: list[dict[str, NDArray[np.float64]]] = []
     for number in range(NUM_STEPS):
         step.zero_grad(set_to_none=True)
-        losses.append(gradients(*(part[rows] for part in batch(number))))
+        x, y, ids = (part[rows] for part in batch(number))
+        losses.append(gradients(x, distributed.asked(y, ids)).read())
         found.append(
             {name: p.grad.numpy().copy() for name, p in step.named_parameters() if p.grad is not None}
         )
@@ -113,7 +114,8 @@ def test_statistics_are_those_of_the_definition(input: str) -> None:
             mean_F, variance = own_mean_F, own_variance
         head = step.embedder.get_submodule("structure")
         assert isinstance(head, StructureHead)
-        gradients(*batch(number))
+        x, y, ids = batch(number)
+        gradients(x, distributed.asked(y, ids))
         kept = MOMENTUM
         mean_F = kept * mean_F + (1 - kept) * own_mean_F
         variance = kept * variance + (1 - kept) * own_variance

@@ -40,6 +40,7 @@ class Embeddings(NamedTuple):
 
     ``on_host`` holds labels and ids in the host's memory too, where they are known there: what follows from them alone,
     such as the order of rows, is then found without waiting for a device.
+
     ``live_LD`` are the first rows of ``z_ND`` as they were before constants were put behind them, such as a memory's:
     where given, a gradient may flow through these alone. Whoever replaces ``z_ND`` replaces them too.
     """

@@ -15,7 +15,7 @@ from dmlstudy.registry.retention import RetentionSet
 from dmlstudy.registry.runs import Run, StudyRuns
 from dmlstudy.registry.search_luck import SearchLuck, search_luck
 from dmlstudy.registry.short_vectors import ShortVectors, short_vectors
-from dmlstudy.registry.units import Scored, units
+from dmlstudy.registry.units import NamedMetric, units
 from dmlstudy.store import Store
 from dmlstudy.training.shares import params_settled
 from dmlstudy.training.tasks import task_of_params
@@ -309,7 +309,9 @@ def _estimates(judged: Sequence[Run], names: Sequence[str]) -> dict[str, Estimat
 
 def _units(runs: StudyRuns, families: Sequence[str], metric: str) -> dict[str, Any]:
     """Arguments of ``compare`` on units, by the metric of each family."""
-    return units(runs, [Scored(family, run, metric) for family in families for run in runs.judged(family)])
+    return units(
+        runs, [NamedMetric(family, run, metric) for family in families for run in runs.judged(family)]
+    )
 
 
 def _scores_by_seed(runs: StudyRuns, family: str, metric: str) -> dict[int, float]:

@@ -14,7 +14,7 @@ from dmlstudy.metric_names import ShortForm
 from dmlstudy.records import Record
 from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.runs import Run, StudyRuns
-from dmlstudy.registry.units import Scored, units
+from dmlstudy.registry.units import NamedMetric, units
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.verdict.comparison import Comparison, compare
 
@@ -84,7 +84,9 @@ def _compared(
     winner = runs.study.winner
     of_winner = {form for family, form, _, _ in found if family == winner}
     scored = {
-        (family, run.id): Scored(family, run, objective) for family, _, _, judged in found for run in judged
+        (family, run.id): NamedMetric(family, run, objective)
+        for family, _, _, judged in found
+        for run in judged
     }
     pairs = []
     for family, form, _, judged in found:
@@ -92,7 +94,7 @@ def _compared(
         pairs.append((name, family))
         if winner and family != winner and form in of_winner:
             pairs.append((name, _name(winner, form)))
-        scored |= {(name, run.id): Scored(name, run, form.of(objective)) for run in judged}
+        scored |= {(name, run.id): NamedMetric(name, run, form.of(objective)) for run in judged}
     scores: dict[str, dict[int, float]] = {}
     for name, run, metric in scored.values():
         scores.setdefault(name, {})[run.seed] = run.metrics[metric]

@@ -11,7 +11,7 @@ from dmlstudy.training.tasks import task_of_params
 from dmlstudy.verdict.comparison import NO_MEAN, NOT_KEPT, UnitMeans
 
 
-class Scored(NamedTuple):
+class NamedMetric(NamedTuple):
     """A metric of a verdict's run, under the name by which it is compared."""
 
     name: str
@@ -19,7 +19,7 @@ class Scored(NamedTuple):
     metric: str
 
 
-def units(runs: StudyRuns, scored: Iterable[Scored]) -> dict[str, Any]:
+def units(runs: StudyRuns, scored: Iterable[NamedMetric]) -> dict[str, Any]:
     """Arguments of ``compare`` on units: the kind of the study's task, and each metric by unit where it is known."""
     scored = list(scored)
     if not scored:

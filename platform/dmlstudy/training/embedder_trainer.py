@@ -322,12 +322,12 @@ class _Launched(NamedTuple):
         try:
             mean = self.mean.read()
             self.norms.check()
-        except ValueError as error:
+        except (ValueError, TrialFailed) as error:
             raise _failed(self.epoch, self.number, error) from None
         return mean
 
 
-def _failed(epoch: int, number: int, error: ValueError) -> TrialFailed:
+def _failed(epoch: int, number: int, error: Exception) -> TrialFailed:
     return TrialFailed(f"epoch {epoch + 1}, batch {number + 1}: {error}")
 
 

@@ -11,9 +11,10 @@ import torch
 from bench import Bench
 from torch import Tensor
 
+from dmlstudy.distributed import GlobalLabels
 from dmlstudy.losses import catalogue
-from dmlstudy.losses.interface import ALONE
-from dmlstudy.training.exactness import CASES, Case, global_batch, step_of
+from dmlstudy.losses.interface import ALONE, Labels
+from dmlstudy.training.exactness import CASES, Batch, Case, global_batch, step_of
 from dmlstudy.training.step import Step
 
 LIMITS = {"float64": 1e-8, "float32": 1e-3, "bf16x3": 1e-2}
@@ -43,7 +44,8 @@ def _look_at(bench: Bench, case: Case) -> None:
         dtype = torch.float64 if precision == "float64" else torch.float32
         own = case
         if precision not in ("float64", "float32"):
-            if not catalogue.kind_of(case.loss).has_precision or "precision" in case.params:
+            has_its_own = case.params.keys() & {catalogue.PRECISION, catalogue.BACKEND}
+            if not catalogue.kind_of(case.loss).has_precision or has_its_own:
                 continue
             own = dataclasses.replace(case, params=case.params | {"precision": precision})
         found = _outcome(_prepared(own, bench.device, dtype), bench.device, dtype)
@@ -78,15 +80,15 @@ def _prepared(case: Case, device: torch.device, dtype: torch.dtype) -> Step:
     return step
 
 
-def _batch(number: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _batch(number: int, device: torch.device, dtype: torch.dtype) -> Batch:
     x, y, ids = global_batch(number)
-    return x.to(device, dtype), y.to(device), ids.to(device)
+    return x.to(device, dtype), GlobalLabels(Labels(y, ids), [len(y)], device)
 
 
 def _outcome(step: Step, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """The mean loss and all gradients, on the device."""
     step.zero_grad(set_to_none=False)
-    total, count = step(*_batch(0, device, dtype))
+    total, count, _ = step(*_batch(0, device, dtype))
     mean = total / count.clamp(min=1)
     mean.backward()
     return [mean.detach(), *(parameter.grad for parameter in step.parameters() if parameter.grad is not None)]
