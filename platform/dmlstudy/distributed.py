@@ -93,13 +93,13 @@ class GlobalLabels:
             norm_M = None if norm_M is None else _gather_padded(norm_M, self.sizes)
         return Embeddings(z_MD, *self._placed, norm_N=norm_M, on_host=self.labels)
 
-    def words(self, unsound_WW: Sequence[Sequence[float]]) -> str:
+    def words(self, unsound_W2: Sequence[Sequence[float]]) -> str:
         """The complaint of each rank whose embeddings are not finite, or ''.
 
-        ``unsound_WW`` has each rank's number of such rows, and the first of them.
+        ``unsound_W2`` has each rank's number of such rows, and the first of them.
         """
         said = []
-        for number, (size, (num_rows, row)) in enumerate(zip(self.sizes, unsound_WW, strict=True)):
+        for number, (size, (num_rows, row)) in enumerate(zip(self.sizes, unsound_W2, strict=True)):
             if num_rows:
                 image = int(self.labels.id_N[sum(self.sizes[:number]) + int(row)])
                 said.append(f"rank {number}: {not_finite(int(num_rows), size, image)}")
@@ -214,13 +214,17 @@ def _words(error: Exception) -> str:
 
 def own_slice(n: int) -> slice:
     """This rank's contiguous share of n items; shares differ by one item at most and cover all n."""
-    return slice(rank() * n // world_size(), (rank() + 1) * n // world_size())
+    return slice(_first(rank(), n), _first(rank() + 1, n))
 
 
 def share_sizes(n: int) -> list[int]:
     """The sizes of all ranks' shares of n items."""
-    num_ranks = world_size()
-    return [(number + 1) * n // num_ranks - number * n // num_ranks for number in range(num_ranks)]
+    return [_first(number + 1, n) - _first(number, n) for number in range(world_size())]
+
+
+def _first(number: int, n: int) -> int:
+    """The first of n items in a rank's share."""
+    return number * n // world_size()
 
 
 def world() -> World:
@@ -454,9 +458,7 @@ def _problem(local: Embeddings) -> str | None:
         check_embeddings("batch", local)
     except ValueError as error:
         return str(error)
-    finite_N = local.z_ND.detach().isfinite().all(dim=1)
-    if local.norm_N is not None:
-        finite_N = finite_N & local.norm_N.detach().isfinite()
+    finite_N = local.finite_N
     if finite_N.all():
         return None
     row = int((~finite_N).nonzero()[0])

@@ -264,6 +264,9 @@ class AugmentationConfig(Grown):
     ] = 0.0
 
 
+LIBRARY_PREFIX = "pml:"
+"""The beginning of a loss's name that is followed by a class of pytorch-metric-learning."""
+
 HYPERBOLIC = "hyperbolic"
 """The distance of points of a ball, by its name in a loss."""
 

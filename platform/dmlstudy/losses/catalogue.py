@@ -66,7 +66,7 @@ from dmlstudy.losses.threshold_consistency import ThresholdConsistentMargin
 from dmlstudy.losses.tiles import RowLoss
 from dmlstudy.losses.triplets import Hardest, Triplet
 from dmlstudy.losses.weighting import Constant, Exponential, Power, Weighting, checked_weighting
-from dmlstudy.records import CURVATURE, HYPERBOLIC, Scalar
+from dmlstudy.records import CURVATURE, HYPERBOLIC, LIBRARY_PREFIX, Scalar
 from dmlstudy.text import shown
 
 Part: TypeAlias = Weighting | Miner | NegativeDraw | Distance
@@ -353,18 +353,18 @@ def build(
         "curvature": curvature,
         "share": share,
     }
-    if share is not None and (name.startswith(pml.PREFIX) or not _shares_classes(name)):
+    if share is not None and (name.startswith(LIBRARY_PREFIX) or not _shares_classes(name)):
         able = [entry for entry in CATALOGUE if _shares_classes(entry)]
         raise ValueError(
             f"loss {name!r} has no class vectors to share out; set training.class_shards to false, or choose from"
             f" {', '.join(able)}"
         )
     precision, backend = params.get(PRECISION, "float32"), params.get(BACKEND, "tiles")
-    if not name.startswith(pml.PREFIX):
+    if not name.startswith(LIBRARY_PREFIX):
         params = {key: value for key, value in params.items() if key not in (PRECISION, BACKEND)}
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
     named = cast("dict[str, Scalar]", {key: value for key, value in params.items() if key not in parts})
-    if name.startswith(pml.PREFIX):
+    if name.startswith(LIBRARY_PREFIX):
         loss: Loss = pml.build(
             name, cast("Mapping[str, Scalar]", params), num_classes=num_classes, dim=dim, seed=seed
         )
@@ -434,7 +434,7 @@ def _set_backend(loss: Loss, name: str, backend: object) -> None:
 
 def sizes_of(name: str) -> list[str]:
     """The sizes, of ``num_classes`` and ``dim``, that the loss ``name`` needs; raises ValueError for an unknown one."""
-    if name.startswith(pml.PREFIX):
+    if name.startswith(LIBRARY_PREFIX):
         return ["num_classes", "dim"]
     asked = inspect.signature(choice("loss", name, CATALOGUE)).parameters
     return [key for key in ("num_classes", "dim") if key in asked]
@@ -463,7 +463,7 @@ def _is_scalar(value: object) -> bool:
 
 def parameters_of(name: str) -> dict[str, Scalar]:
     """Hyperparameters of the loss ``name`` with their defaults; raises ValueError for an unknown one."""
-    if name.startswith(pml.PREFIX):
+    if name.startswith(LIBRARY_PREFIX):
         return pml.parameters_of(name)
     own = hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)
     if kind_of(name).has_precision:

@@ -59,6 +59,12 @@ class Embeddings(NamedTuple):
         """Labels and ids where they are read best: on the host if they are known there, else beside the embeddings."""
         return Labels(self.y_N, self.id_N) if self.on_host is None else self.on_host
 
+    @property
+    def finite_N(self) -> Tensor:
+        """True for rows whose embedding is finite, and its norm where there is one."""
+        finite_N = self.z_ND.detach().isfinite().all(dim=1)
+        return finite_N if self.norm_N is None else finite_N & self.norm_N.detach().isfinite()
+
     def rows(self, selected: slice | Tensor) -> Embeddings:
         """The selected rows of every part, all of them live; a tensor of places lies where ``labels`` do."""
         on_host = None if self.on_host is None else self.on_host.rows(selected)

@@ -66,25 +66,21 @@ class CrossBatchMemory(nn.Module):
         self.z, self.y, self.id = self.z.to(z_MD), self.y.to(y_M), self.id.to(id_M)
         filled = int(self.filled)
         host_rings = None if gathered.on_host is None else self._on_host()
+        rings = [(self.z, z_MD), (self.y, y_M), (self.id, id_M)]
+        if gathered.on_host is not None and host_rings is not None:
+            rings += zip(host_rings, gathered.on_host, strict=True)
         references = gathered
         if filled and int(self.num_batches) >= self.warmup:
-            z_RD, y_R, id_R = (
-                torch.cat([new, *self._oldest_first(ring, filled)])
-                for new, ring in ((z_MD, self.z), (y_M, self.y), (id_M, self.id))
+            z_RD, y_R, id_R, *on_host = (
+                torch.cat([new, *self._oldest_first(ring, filled)]) for ring, new in rings
             )
-            on_host = None
-            if gathered.on_host is not None and host_rings is not None:
-                both = zip(gathered.on_host, host_rings, strict=True)
-                on_host = Labels(*(torch.cat([new, *self._oldest_first(ring, filled)]) for new, ring in both))
-            references = Embeddings(z_RD, y_R, id_R, on_host=on_host, live_LD=z_MD)
-        self._take_in(self.z, filled, z_MD.detach())
-        self._take_in(self.y, filled, y_M)
-        self._take_in(self.id, filled, id_M)
+            known = Labels(*on_host) if on_host else None
+            references = Embeddings(z_RD, y_R, id_R, on_host=known, live_LD=z_MD)
+        for ring, new in rings:
+            self._take_in(ring, filled, new.detach())
         self.filled += len(z_MD)
         self.num_batches += 1
-        if gathered.on_host is not None and host_rings is not None:
-            for ring, new in zip(host_rings, gathered.on_host, strict=True):
-                self._take_in(ring, filled, new)
+        if host_rings is not None:
             self._host_batches = int(self.num_batches)
         return references
 

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, check_classes
-from dmlstudy.records import Scalar
+from dmlstudy.records import LIBRARY_PREFIX, Scalar
 from dmlstudy.text import nearest
-
-PREFIX = "pml:"
 
 _ROOT = "BaseMetricLossFunction"
 _REFUSED = {
@@ -163,12 +161,12 @@ def _loss_class(name: str) -> type[nn.Module]:
         ) from error
     root: type[nn.Module] = getattr(losses, _ROOT)
     classes: dict[str, type[nn.Module]] = {
-        PREFIX + key: value
+        LIBRARY_PREFIX + key: value
         for key, value in vars(losses).items()
         if inspect.isclass(value) and issubclass(value, root) and key not in _REFUSED
     }
     if name not in classes:
-        key = name.removeprefix(PREFIX)
+        key = name.removeprefix(LIBRARY_PREFIX)
         reason = _REFUSED.get(key, f"it is no subclass of pytorch_metric_learning.losses.{_ROOT}")
         what = f"cannot be used: {reason}" if hasattr(losses, key) else "is unknown"
         raise ValueError(f"loss={name!r} {what}{nearest(name, sorted(classes), listed=True)}")

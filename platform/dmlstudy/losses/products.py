@@ -120,13 +120,17 @@ class _OnGraph(torch.autograd.Function):
         )
 
 
-class _Hold(torch.autograd.Function):
-    """x; backward keeps the slope and goes on with ones."""
+class _Unchanged(torch.autograd.Function):
+    """x, with a place for a factor of its slope."""
 
     @staticmethod
     def forward(ctx: Any, factor: list[Tensor], x: Tensor) -> Tensor:
         ctx.factor = factor
         return x.view_as(x)
+
+
+class _Hold(_Unchanged):
+    """x; backward keeps the slope and goes on with ones."""
 
     @staticmethod
     @once_differentiable
@@ -135,13 +139,8 @@ class _Hold(torch.autograd.Function):
         return None, torch.ones_like(slope)
 
 
-class _Release(torch.autograd.Function):
+class _Release(_Unchanged):
     """x; backward multiplies by the slope that was kept."""
-
-    @staticmethod
-    def forward(ctx: Any, factor: list[Tensor], x: Tensor) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
 
     @staticmethod
     @once_differentiable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-PREFIX = "pml:"
+from dmlstudy.records import LIBRARY_PREFIX
 
 NATIVE = {
     "AngularLoss": "angular",
@@ -33,10 +33,10 @@ NATIVE = {
 
 def notes_on(losses: Iterable[str]) -> list[str]:
     """A line for each loss of the library among these names: its cost, and what has not that cost."""
-    found = sorted({name.removeprefix(PREFIX) for name in losses if name.startswith(PREFIX)})
+    found = sorted({name.removeprefix(LIBRARY_PREFIX) for name in losses if name.startswith(LIBRARY_PREFIX)})
     return [
-        f"loss.name: {PREFIX}{name} is computed by every worker for the whole batch, with all its pairs or triplets in"
-        " memory at once"
+        f"loss.name: {LIBRARY_PREFIX}{name} is computed by every worker for the whole batch, with all its pairs or"
+        " triplets in memory at once"
         + (
             f"; loss.name: {NATIVE[name]} is the same loss, in tiles shared by the workers"
             if name in NATIVE

@@ -80,35 +80,30 @@ def retrieval_scores(
 
     Verification, if wished for, adds thresholds in a search, and errors of pairs in a verdict.
     """
-    items = embedded, labels_N, query, gallery, config, device
-    ranked = retrieval.Ranked.joined(distributed.computed_by_each(lambda: _own_share(*items)))
-    return distributed.computed_once(lambda: _scores(ranked, *items, by_class))
 
+    def own_share() -> retrieval.Ranked:
+        rerankers = _rerankers(embedded, config.retrieval, device)
+        return retrieval.rank(
+            embedded.z_ND,
+            labels_N,
+            rerankers,
+            config.retrieval.first if rerankers else 1,
+            config.recall_at,
+            query=query,
+            gallery=gallery,
+            map_at=[
+                (k, denominator) for k in config.map_at for denominator in get_args(retrieval.Denominator)
+            ],
+            full_map=config.full_map,
+            macro=config.macro,
+            curvature=config.embedder.ball_curvature,
+            device=device,
+            share=distributed.own_slice,
+        )
 
-def _own_share(
-    embedded: Embedded,
-    labels_N: Labels,
-    query: Indices | None,
-    gallery: Indices | None,
-    config: TrialConfig,
-    device: torch.device | None,
-) -> retrieval.Ranked:
-    """The rankings of this rank's share of the queries."""
-    rerankers = _rerankers(embedded, config.retrieval, device)
-    return retrieval.rank(
-        embedded.z_ND,
-        labels_N,
-        rerankers,
-        config.retrieval.first if rerankers else 1,
-        config.recall_at,
-        query=query,
-        gallery=gallery,
-        map_at=[(k, denominator) for k in config.map_at for denominator in get_args(retrieval.Denominator)],
-        full_map=config.full_map,
-        macro=config.macro,
-        curvature=config.embedder.ball_curvature,
-        device=device,
-        share=distributed.own_slice,
+    ranked = retrieval.Ranked.joined(distributed.computed_by_each(own_share))
+    return distributed.computed_once(
+        lambda: _scores(ranked, embedded, labels_N, query, gallery, config, device, by_class)
     )
 
 

@@ -221,9 +221,8 @@ def made_finite(batch: Embeddings) -> tuple[Embeddings, Tensor]:
     A device is not waited for, so the step goes on: a loss has then sound rows to sort, draw and count, and whoever
     reads the numbers ends the training.
     """
-    unsound_N = ~batch.z_ND.detach().isfinite().all(dim=1)
+    unsound_N = ~batch.finite_N
     if batch.norm_N is not None:
-        unsound_N = unsound_N | ~batch.norm_N.detach().isfinite()
         batch = batch._replace(norm_N=batch.norm_N.masked_fill(unsound_N, 0))
     batch = batch._replace(z_ND=batch.z_ND.masked_fill(unsound_N[:, None], 0))
     if not len(unsound_N):
