@@ -16,12 +16,13 @@ T = TypeVar("T")
 class Status(StrEnum):
     """The status of a trial; studies store the values.
 
-    A pruned trial was stopped early, by the search or on request. An interrupted one runs again later. A superseded
-    run is one whose trial was run again although it had ended.
+    A pruned trial was stopped early, by the search or on request. A paused one waits to be promoted. An interrupted
+    one runs again later. A superseded run is one whose trial was run again although it had ended.
     """
 
     WAITING = "waiting"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
     PRUNED = "pruned"
     FAILED = "failed"
@@ -45,7 +46,7 @@ class Status(StrEnum):
 
     @property
     def in_mlflow(self) -> str:
-        """MLflow's own status of a run, which knows no pruned runs."""
+        """MLflow's own status of a run, which knows no pruned or paused runs."""
         return MLFLOW_STATUSES[self]
 
     @classmethod
@@ -64,6 +65,7 @@ OPTUNA_STATES = {Status.FINISHED: "COMPLETE", Status.PRUNED: "PRUNED", Status.FA
 
 MLFLOW_STATUSES = {
     Status.RUNNING: "RUNNING",
+    Status.PAUSED: "SCHEDULED",
     Status.FINISHED: "FINISHED",
     Status.PRUNED: "FINISHED",
     Status.FAILED: "FAILED",

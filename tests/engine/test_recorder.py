@@ -60,17 +60,20 @@ class Vault:
 class Session:
     """A search, a tracker and a recorder, with Tune's calls for one trial after another."""
 
-    def __init__(self, store: Store, name: str, storage: optuna.storages.BaseStorage) -> None:
+    def __init__(
+        self, store: Store, name: str, storage: optuna.storages.BaseStorage, **changes: object
+    ) -> None:
         self.storage = storage
         self.tracker = StudyTracker(store, name, {})
         self.search = StudySearch(
-            study_file.parse({**RAW, "name": name}), storage, self.tracker.finished_verdicts()
+            study_file.parse({**RAW, "name": name, **changes}), storage, self.tracker.finished_verdicts()
         )
         self.vault = Vault()
         self.checkpoints = store.study_folder(name) / "checkpoints"
         self.told: list[str] = []
         progress = ProgressLines(self.told.append, "map_at_r", Trials(2, 1), 3, 20, Work())
         self.recorder = Recorder(self.search, self.tracker, progress, self.vault, str(self.checkpoints))
+        self.search.record_given_up = self.recorder.file_given_up
 
     def begin(self, trial_id: str) -> TrialConfig:
         """Tune starts the next trial, and its workers keep a state."""
@@ -175,6 +178,47 @@ def test_what_failed_goes_too_and_what_was_interrupted_stays(session: Session, s
     resumed.end("b", failure="the loss is nan")
     assert not resumed.folder(config).exists()
     assert resumed.statuses() == ["interrupted", "failed"]
+
+
+def test_a_paused_trial_keeps_its_run_and_its_state_until_it_is_promoted_or_given_up(
+    store: Store, tmp_path: Path
+) -> None:
+    """Two trials pause at step 2 of 4, and the driver dies; the better one goes on in its run, the other is over."""
+    storage = optuna.storages.InMemoryStorage()
+    asha = {"trials_per_family": 2, "scheduler": "asha", "reduction_factor": 2}
+
+    def train(session: Session, trial_id: str, score: float, last: int) -> TrialConfig:
+        config = session.begin(trial_id)
+        for step in range(1, last + 1):  # also those from before, which are known
+            session.search.observe(
+                trial_id, {"step": float(step), "map_at_r": score, "train_loss": 1.0 / step}
+            )
+        return config
+
+    session = Session(store, tmp_path.name, storage, search=asha)
+    configs = []
+    for trial_id, score in (("a", 0.3), ("b", 0.4)):
+        configs.append(train(session, trial_id, score, 2))
+        session.end(trial_id, paused=True)
+    assert session.statuses() == ["paused", "paused"]
+    assert [run.info.status for run in session.runs("tags.status = 'paused'")] == ["SCHEDULED"] * 2
+    assert all(session.folder(config).exists() for config in configs)
+    assert any("paused, epoch 2 of 4" in line for line in session.told)
+
+    session = Session(store, tmp_path.name, storage, search=asha)
+    assert train(session, "c", 0.4, 4) == configs[1]
+    assert sorted(session.statuses()) == ["paused", "running"]
+    session.end("c")
+    session.begin("v")
+    assert sorted(session.statuses()) == ["finished", "pruned", "running"]
+    assert not any(session.folder(config).exists() for config in configs)
+    (best,) = session.runs("tags.status = 'finished'")
+    history = session.tracker.client.get_metric_history(best.info.run_id, "train_loss")
+    assert [point.step for point in history] == [1, 2, 3, 4]
+    (other,) = session.runs("tags.status = 'pruned'")
+    assert other.data.tags["reason"] == "stopped after epoch 2 of 4: not among its family's best 1/2 there"
+    history = session.tracker.client.get_metric_history(other.info.run_id, "map_at_r")
+    assert [(point.step, point.value) for point in history] == [(1, 0.3), (2, 0.3)]
 
 
 def test_a_stopped_trial_may_keep_a_state_once_more(
@@ -294,7 +338,7 @@ recorders.ray.get = lambda answer, timeout: answer
 session = Session(Store(Path(sys.argv[2])), sys.argv[4], optuna.storages.RDBStorage(sys.argv[3]))
 if sys.argv[4] == "killed":
     to_the_shipped_verdict(session)
-    session.tracker.end_trial = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    session.tracker.end_trial = lambda *_, **more: os.kill(os.getpid(), signal.SIGKILL)
     session.end("v")
 else:
     session.search.commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 
 import optuna
 import pytest
 
-from dmlstudy.search.early_stopping import RULES, EarlyStopping, SearchCurve
+from dmlstudy.search.early_stopping import RULES, Asha, EarlyStopping, Hyperband, SearchCurve
 
 
 def curve(
@@ -97,20 +99,131 @@ def test_it_takes_eta_peers_to_judge() -> None:
     assert stopped_at(taught("median", 3, FLAT[0.5], FLAT[0.6]), [0.0] * 8) is None
 
 
-@pytest.mark.parametrize("name", ["halving", "hyperband", "median"])
+@pytest.mark.parametrize("name", ["halving", "median"])
 def test_peers_are_of_the_same_group(name: str) -> None:
     rule = taught(name, 2, *FLAT.values())
     assert stopped_at(rule, [0.0] * 8, group="a") == 2
     assert stopped_at(rule, [0.0] * 8, group="b") is None
 
 
+class Played:
+    """Trials that pause at their rungs, by hand: each has one score at every step."""
+
+    def __init__(self, name: str, eta: int, *levels: float) -> None:
+        self.rule = RULES[name](eta)
+        assert isinstance(self.rule, Asha)
+        self.asha: Asha = self.rule
+        self.levels: list[float] = []
+        self.rungs: list[int] = []
+        for level in levels:
+            self.arrives(level)
+
+    def curve(self, turn: int) -> SearchCurve:
+        return replace(curve([self.levels[turn]] * 8, turn=turn), num_promotions=self.rungs[turn])
+
+    def arrives(self, level: float) -> None:
+        """A further trial comes to its first rung, unless it has none."""
+        self.levels.append(level)
+        self.rungs.append(0)
+        self.pauses(len(self.levels) - 1)
+
+    def pauses(self, turn: int) -> None:
+        if self.asha.pause_after(self.curve(turn)) is not None:
+            self.asha.pause(self.curve(turn))
+
+    def promoted(self) -> list[int]:
+        """The turns of those that go on, one after another, each to its next rung or end."""
+        found: list[int] = []
+        while (turn := self.asha.promotable("a")) is not None:
+            self.asha.leave(self.curve(turn))
+            self.rungs[turn] += 1
+            self.pauses(turn)
+            found.append(turn)
+        return found
+
+
+def test_asha_promotes_the_best_half_as_it_grows_higher_rungs_first() -> None:
+    """Rungs at 2 and 4 of 8 steps: r = 4 epochs / 2."""
+    played = Played("asha", 2, 0.1)
+    assert played.promoted() == []
+    played.arrives(0.2)
+    assert played.promoted() == [1]  # the best of two
+    played.arrives(0.05)
+    assert played.promoted() == []  # of three still one
+    played.arrives(0.3)
+    assert played.promoted() == [3, 3]  # second at rung 0, and then the best of two at rung 1: on to its end
+    played.arrives(0.25)
+    played.arrives(0.0)
+    assert played.promoted() == [4]  # of six the best three; of three at rung 1 still one
+    assert [played.asha.pause_after(curve([], turn=0, epochs=epochs)) for epochs in (1, 2, 4, 8)] == [
+        1,
+        1,
+        2,
+        4,
+    ]
+
+
+def test_asha_promotes_as_the_algorithm_of_its_paper() -> None:
+    """Algorithm 2 of Li et al. 2020, get_job: from the highest rung down, the best n/eta not yet promoted."""
+    order = random.Random(0)
+    for eta in (2, 3, 4):
+        played, promoted = Played("asha", eta), set[tuple[int, int]]()
+        rungs: dict[int, list[int]] = {0: [], 1: [], 2: [], 3: []}
+        num_rungs = 2  # below 8 steps, from 4 // eta on
+        for turn in range(40):
+            played.arrives(order.randint(0, 12) / 10)
+            rungs[0].append(turn)
+            expected = []
+            while True:
+                for k in reversed(range(num_rungs)):
+                    ranked = sorted(rungs[k], key=lambda t: (-played.levels[t], t))
+                    left = [t for t in ranked[: len(ranked) // eta] if (k, t) not in promoted]
+                    if left:
+                        promoted.add((k, left[0]))
+                        rungs[k + 1].append(left[0])
+                        expected.append(left[0])
+                        break
+                else:
+                    break
+            assert played.promoted() == expected
+
+
+def test_who_cannot_be_promoted_any_more_is_hopeless_and_nobody_else() -> None:
+    """Of at most 8 trials 4 leave the first rung; two more are kept for those that may fail."""
+    played = Played("asha", 2, *(0.1 * level for level in range(8)))
+    assert played.asha.hopeless("a", 8) == [0, 1]
+    assert played.asha.hopeless("a", 12) == []
+    assert played.asha.hopeless("b", 8) == []
+    assert played.asha.waiting("a") == list(range(8))
+    assert played.asha.leading("a") == 7
+
+
+def test_a_failed_trial_leaves_its_places_to_others() -> None:
+    played = Played("asha", 2, 0.1, 0.2, 0.3, 0.4)
+    assert played.promoted() == [3, 2, 3]
+    played.asha.forget(played.curve(3))
+    assert played.promoted() == []  # one of three, which has been promoted
+    played.arrives(0.0)
+    assert played.promoted() == [1, 2]  # two of four, and then one of two at the next rung
+    assert Played("asha", 2, math.nan, 0.2).promoted() == [1]
+
+
+def test_peers_at_a_rung_have_equal_planned_epochs() -> None:
+    rule = Asha(2)
+    for turn, epochs in enumerate((4, 4, 8)):
+        rule.pause(curve([0.1 * turn] * 16, turn=turn, epochs=epochs))
+    assert rule.promotable("a") == 1
+    rule = taught("halving", 2, *(curve([0.5] * 4, epochs=2, turn=turn) for turn in range(4)))
+    assert stopped_at(rule, [0.1] * 4, epochs=2) == 1
+    assert stopped_at(rule, [0.1] * 8, epochs=4) is None
+
+
 def test_hyperband_has_a_bracket_for_each_first_rung_and_one_without() -> None:
     """8 steps, r = 2, eta = 2: first rungs at 2, 4 and 8, where a trial has ended."""
-    peers = [curve([0.5] * 8, turn=turn) for turn in range(9)]
-    rule = taught("hyperband", 2, *peers)
-    assert [stopped_at(rule, [0.1] * 8, turn=turn) for turn in range(6)] == [2, 4, None, 2, 4, None]
-    rule = taught("hyperband", 2, *(peer for peer in peers if peer.turn % 3 == 1))
-    assert [stopped_at(rule, [0.1] * 8, turn=turn) for turn in range(3)] == [None, 4, None]
+    rule = Hyperband(2)
+    assert [rule.pause_after(curve([], turn=turn)) for turn in range(6)] == [2, 4, None, 2, 4, None]
+    played = Played("hyperband", 2, *[0.5] * 6)
+    assert played.promoted() == [1, 0]  # of equal ones the first; the higher rung before the lower one
 
 
 def test_median_compares_the_best_so_far_with_running_averages() -> None:

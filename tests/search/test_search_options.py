@@ -57,6 +57,9 @@ LAWFUL = [
     {"sampler": "qmc"},
     {"sampler": "random"},
     {"sampler": "nsga2", "trials_per_family": 10},
+    {"scheduler": "asha", "trials_per_family": 9},
+    {"scheduler": "asha", "trials_per_family": 9, "generation_size": 3, "sampler": "random"},
+    {"scheduler": "asha", "trials_per_family": 8, "families": "adaptive"},
     {"scheduler": "hyperband", "trials_per_family": 8},
     {"scheduler": "median", "trials_per_family": 8},
     {"families": "adaptive", "trials_per_family": 8},
@@ -272,7 +275,7 @@ def test_cma_without_its_package_names_it(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({"wall_time": "soon"}, r"^search\.wall_time: expected a time such as 90s, 30min"),
         ({"device_hours": 0}, r"^search\.device_hours: input should be greater than 0"),
-        ({"scheduler": "asha"}, r"^search\.scheduler: input should be 'halving', 'hyperband'"),
+        ({"scheduler": "pasha"}, r"^search\.scheduler: input should be 'halving', 'asha', 'hyperband'"),
         ({"sampler": "nsga2", "second_objective": None}, r"^search\.sampler: nsga2 and a second objective"),
         ({"second_objective": "embedding_dim"}, r"^search\.second_objective: needs sampler nsga2, not tpe"),
         ({"sampler": "nsga2", "scheduler": "halving"}, r"^search\.scheduler: halving would stop small"),
@@ -290,14 +293,16 @@ def test_what_is_wrong_with_a_search(search: dict[str, Any], message: str) -> No
 # Early stopping in a search
 
 
-def test_hyperband_stops_by_bracket() -> None:
+def test_hyperband_pauses_by_bracket() -> None:
     """8 steps, r = 2, eta = 2: brackets with first rungs at 2, 4 and 8, where a trial has ended."""
     search = in_memory(options(scheduler="hyperband", trials_per_family=18, sampler="random"))
     Tune(search, at_once=2).run()
     stopped: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
-    for trial in search.study.trials:
-        if trial.state == TrialState.PRUNED:
-            stopped[trial.number // 2 % 3].add(len(trial.intermediate_values))
+    for family in ("red", "blue"):
+        own = [trial for trial in search.study.trials if trial.user_attrs["family"] == family]
+        for turn, trial in enumerate(own):
+            if trial.state == TrialState.PRUNED:
+                stopped[turn % 3].add(len(trial.intermediate_values))
     assert min(stopped[0]) == 2
     assert min(stopped[1]) >= 4
     assert stopped[2] == set()
@@ -321,7 +326,7 @@ def test_nobody_is_stopped_when_it_has_cost_all_it_can() -> None:
             assert max(own, key=lambda trial: trial.intermediate_values[9]).number == number
 
 
-@pytest.mark.parametrize("scheduler", ["halving", "hyperband", "median"])
+@pytest.mark.parametrize("scheduler", ["halving", "asha", "hyperband", "median"])
 def test_a_score_that_is_not_finite_stalls_nothing(scheduler: str) -> None:
     def score(config: TrialConfig, step: int) -> float:
         is_odd = config.phase == "search" and int(config.fingerprint(), 16) % 2
@@ -344,6 +349,38 @@ def test_median_stops_some_and_not_the_best() -> None:
     free = in_memory(options(scheduler="none", trials_per_family=14, sampler="random"))
     Tune(free).run()
     assert search.best() == free.best()
+
+
+def test_asha_promotes_late_bloomers_that_halving_has_stopped() -> None:
+    """The best third of each rung goes on, whenever it came there; no trial runs on for lack of peers."""
+    search = {"trials_per_family": 27, "reduction_factor": 3, "sampler": "random"}
+    asha = Tune(in_memory(options(scheduler="asha", **search)), at_once=2).run().search
+    for family in ("red", "blue"):
+        own = [trial for trial in asha.study.trials if trial.user_attrs["family"] == family]
+        at_first = sorted((t.intermediate_values[1] for t in own), reverse=True)
+        went_on = [trial for trial in own if len(trial.intermediate_values) > 1]
+        assert len(went_on) >= 9  # the best nine of all, and who was among the best third for a while
+        assert {t.number for t in own if t.intermediate_values[1] >= at_first[8]} <= {
+            t.number for t in went_on
+        }
+        whole = [trial for trial in own if trial.state == TrialState.COMPLETE]
+        assert len(whole) >= len(went_on) // 3
+        assert all(len(t.user_attrs["promotions"]) == 1 + (len(t.intermediate_values) > 3) for t in went_on)
+
+
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_a_family_of_few_trials_has_one_that_finishes(is_adaptive: bool) -> None:
+    """Two trials of a family, of which a third is none: the best of them goes on to its end."""
+    found = options(
+        scheduler="asha",
+        reduction_factor=3,
+        trials_per_family=2,
+        families="adaptive" if is_adaptive else "equal",
+    )
+    search = Tune(in_memory(found)).run().search
+    finished = [trial for trial in search.study.trials if trial.state == TrialState.COMPLETE]
+    assert len(finished) == (1 if is_adaptive else 2)
+    assert search.is_over
 
 
 # Budgets
@@ -371,6 +408,15 @@ def test_a_spent_wall_time_ends_the_search_after_its_generation() -> None:
     assert tune.search.is_over
     assert tune.search.take_notes() == ["search.wall_time is spent; no further generation is asked for"]
     assert tune.search.take_notes() == []
+
+
+def test_a_spent_budget_promotes_only_what_the_verdict_needs() -> None:
+    """The best that waits of each family goes on to its end, and no further trial begins."""
+    found = options(scheduler="asha", reduction_factor=3, trials_per_family=50, wall_time="30s")
+    search = Tune(in_memory(found, clock=Clock())).run().search
+    assert [own["finished"] for own in search.counts().values()] == [1, 1]
+    assert len(search.study.trials) < 20
+    assert search.is_over
 
 
 def test_time_is_counted_over_sessions() -> None:

@@ -60,7 +60,9 @@ def known(search: StudySearch) -> list[Any]:
 DEATHS = [("commit", 1), ("observe", 7), ("commit", 2), ("observe", 4), ("observe", 11), ("commit", 3)] * 3
 
 
-COMBINATIONS = [(name, rule) for name in ("tpe", "cma", "qmc", "random") for rule in ("halving", "median")]
+COMBINATIONS = [
+    (name, rule) for name in ("tpe", "cma", "qmc", "random") for rule in ("halving", "asha", "median")
+]
 COMBINATIONS += [("gp", "halving"), ("nsga2", "none")]
 
 

@@ -24,7 +24,7 @@ from dmlstudy.records import PairCounts, TrialConfig, TrialReport
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.embedder_trainer import EmbedderTrainer
 from dmlstudy.training.interface import TrialFailed
-from dmlstudy.training.trial import TrialStopped, run_trial
+from dmlstudy.training.trial import TrialPaused, TrialStopped, run_trial
 
 
 def batch_normed(in_channels: int, width: int, weights: str | None) -> Backbone:
@@ -166,6 +166,32 @@ def broken_trial(
             except Broken:
                 continue
     return reports, result.metrics, attempts
+
+
+def paused_trial(
+    raw: dict[str, Any], folder: str, rungs: list[int]
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Pauses at each rung and goes on from its state: all that was reported, and the result."""
+    reports: list[dict[str, float]] = []
+
+    def report(given: TrialReport) -> None:
+        reports.append({"step": given.step, **given.metrics})
+
+    for rung in rungs:
+        try:
+            run_trial(
+                TrialConfig.model_validate(raw),
+                report,
+                checkpoint=folder,
+                min_seconds_between=1e9,
+                pause_after=rung,
+            )
+        except TrialPaused:
+            assert reports[-1]["step"] == rung
+        else:
+            raise AssertionError(f"it has not paused after {rung}")
+    result = run_trial(TrialConfig.model_validate(raw), report, checkpoint=folder, min_seconds_between=1e9)
+    return reports, result.metrics
 
 
 def one_sided_trial(raw: dict[str, Any], folders: list[str]) -> tuple[list[int], list[str]]:

@@ -183,6 +183,8 @@ class Tune:
         self.adapter.on_trial_result(trial_id, result)
         if self.search.observe(trial_id, metrics_of(result)):
             self._end(trial_id, result | {"done": True})
+        elif step + 1 == self.search.assignments[trial_id].pause_after:
+            self._end(trial_id, {"done": True, "paused": True})
 
     def _end(self, trial_id: str, result: dict[str, Any]) -> None:
         del self.running[trial_id]

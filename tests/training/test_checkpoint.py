@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from support.gloo_pool import GlooPool
-from support.ranks import broken_trial, config, one_sided_trial, refused_trial, steady, trial
+from support.ranks import broken_trial, config, one_sided_trial, paused_trial, refused_trial, steady, trial
 
 from dmlstudy import data, embedders
 from dmlstudy.data import state_file
@@ -167,6 +167,31 @@ def test_two_ranks_go_on_too(name: str, where: str, pool: GlooPool, tmp_path: Pa
         assert attempts >= 2
         assert broken_result == result
         assert list(by_step(again).values()) == [steady(report) for report in reports]
+
+
+@pytest.mark.parametrize("name", ["adam", "memory", "structure", "batch_statistics"])
+def test_a_trial_that_pauses_at_rungs_ends_with_the_digits_of_an_unbroken_one(
+    name: str, tmp_path: Path
+) -> None:
+    """At an epoch within a fold, at a fold's end and in the next one; its state is kept however little time passed."""
+    reports, result = trial(TRIALS[name])
+    again, paused_result = paused_trial(TRIALS[name], str(tmp_path), [1, 3, 4])
+    assert paused_result == result
+    assert [int(report["step"]) for report in again] == [
+        1,
+        *range(1, 4),
+        *range(1, 5),
+        *range(1, len(reports) + 1),
+    ]
+    assert list(by_step(again).values()) == [steady(report) for report in reports]
+
+
+def test_two_ranks_pause_together(pool: GlooPool, tmp_path: Path) -> None:
+    plain = pool.run(2, trial, TRIALS["adam"])
+    for (_, result), (_, paused_result) in zip(
+        plain, pool.run(2, paused_trial, TRIALS["adam"], str(tmp_path), [2, 3]), strict=True
+    ):
+        assert paused_result == result
 
 
 def test_a_verdict_that_went_on_leaves_the_same_embedder(tmp_path: Path) -> None:

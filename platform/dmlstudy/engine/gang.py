@@ -83,10 +83,10 @@ class GangLost(RuntimeError):
 class GangTrainable(tune.Trainable):
     """A Tune actor that owns a gang and hands it one trial after another.
 
-    Config keys: ``trial`` (a TrialConfig as a dict), ``resources`` (a ResourcesConfig as a dict),
-    ``storage`` (where Ray Train keeps its run), ``checkpoints`` (the folder of the trials' checkpoints, or
-    its URI), ``vault`` (the name of the actor that takes the trained embedders) and ``expected`` (what each worker is
-    to find on its node, as ``preflight.expectations`` has it).
+    Config keys: ``trial`` (a TrialConfig as a dict), ``pause_after`` (a step, or None), ``resources`` (a
+    ResourcesConfig as a dict), ``storage`` (where Ray Train keeps its run), ``checkpoints`` (the folder of the
+    trials' checkpoints, or its URI), ``vault`` (the name of the actor that takes the trained embedders) and
+    ``expected`` (what each worker is to find on its node, as ``preflight.expectations`` has it).
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -134,7 +134,12 @@ class GangTrainable(tune.Trainable):
             if reply.files:
                 is_needed = FOLD_SCORES not in reply.files
                 keep_in_vault(self._vault, self.trial_id, reply.files, is_needed=is_needed)
-            return {"metrics": reply.metrics, "done": reply.kind != "report", "failure": reply.reason}
+            return {
+                "metrics": reply.metrics,
+                "done": reply.kind != "report",
+                "failure": reply.reason,
+                "paused": reply.kind == "paused",
+            }
 
     def cleanup(self) -> None:
         if self._gang is None:
@@ -152,6 +157,7 @@ class GangTrainable(tune.Trainable):
     def _begin(self, config: dict[str, Any]) -> None:
         """Hand over a trial that Tune has just given to this actor."""
         self._config = config["trial"]
+        self._pause_after: int | None = config["pause_after"]
         self._vault: str = config["vault"]
         self._checkpoint = state_file.join(config["checkpoints"], checkpoint_name(self._config))
         self._num_retries = 0
@@ -175,7 +181,7 @@ class GangTrainable(tune.Trainable):
         """Give the trial to the gang, or to a fresh one where that one is gone or to be recycled."""
         self._number += 1
         before, self._trial = self._trial, f"{self.trial_id}-{self._number}"
-        command = Command(self._trial, self._config, self._checkpoint)
+        command = Command(self._trial, self._config, self._checkpoint, self._pause_after)
         if self._gang is not None and self._gang.is_alive():
             try:
                 self._gang.cancel(before)

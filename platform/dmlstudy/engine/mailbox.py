@@ -23,26 +23,27 @@ PAIR_COUNTS = "pairs.parquet"
 
 
 class Command(NamedTuple):
-    """An order to the workers: run this trial, from its checkpoint if there is one, or go home
-    (``config`` is None)."""
+    """An order to the workers: run this trial, from its checkpoint if there is one and up to the step after which it
+    is to pause, or go home (``config`` is None)."""
 
     trial: str = ""
     config: dict[str, Any] | None = None
     checkpoint: str = ""
+    pause_after: int | None = None
 
 
 GO_HOME = Command()
 
 
 class Reply(NamedTuple):
-    """An answer of the workers: that the trial has begun, an epoch's report, the result with its files, or the
-    reason of a failure.
+    """An answer of the workers: that the trial has begun, an epoch's report, that it has paused, the result with its
+    files, or the reason of a failure.
 
     After ``failed`` every rank has left the trial cleanly; after ``broken``, the trial's own error, ``lost``,
     another rank's end, and ``unfit``, a node that lacks what every trial needs, the gang is of no more use.
     """
 
-    kind: Literal["begun", "report", "finished", "failed", "broken", "lost", "unfit"]
+    kind: Literal["begun", "report", "paused", "finished", "failed", "broken", "lost", "unfit"]
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}
     reason: str = ""

@@ -179,11 +179,15 @@ class ProgressLines:
         left: Trials | None = None,
     ) -> None:
         """One line for a trial that has ended; ``left`` are those still to end, where their number has changed."""
-        if assignment.status == Status.INTERRUPTED:
-            why = f", goes on later: {_shortened(assignment.reason)}" if assignment.reason else ""
-            self._tell(
-                f"{'':>{2 * len(str(self._num_total))}}   {assignment.label:<{self._width}}  interrupted{why}"
+        if not assignment.status.has_ended:
+            how = "interrupted" + f", goes on later: {_shortened(assignment.reason)}" * bool(
+                assignment.reason
             )
+            if assignment.status == Status.PAUSED:
+                self._is_training = True
+                where = place(assignment.config, len(assignment.curve))
+                how = f"{self._scored(assignment)} paused, {where}"
+            self._tell(f"{'':>{2 * len(str(self._num_total))}}   {assignment.label:<{self._width}}  {how}")
             return
         self._num_done += 1
         self._is_training = True
@@ -206,15 +210,19 @@ class ProgressLines:
     def _outcome(self, assignment: Assignment) -> str:
         if assignment.status == Status.FAILED:
             return f"failed: {_shortened(assignment.reason)}"
-        is_search = assignment.config.phase == "search"
-        name = self._objective if is_search else metric_names.on_test(self._objective)
-        score = assignment.metrics.get(name, float("nan"))
-        spread = assignment.metrics.get(metric_names.stderr(name))
-        text = f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
+        text = self._scored(assignment)
         if assignment.status == Status.PRUNED:
             how = BY_HAND if assignment.reason.startswith(BY_HAND) else "stopped"
             text = f"{text} {how}, {place(assignment.config, len(assignment.curve))}"
         return text
+
+    def _scored(self, assignment: Assignment) -> str:
+        """The objective with its standard error."""
+        is_search = assignment.config.phase == "search"
+        name = self._objective if is_search else metric_names.on_test(self._objective)
+        score = assignment.metrics.get(name, float("nan"))
+        spread = assignment.metrics.get(metric_names.stderr(name))
+        return f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
 
     def _time_left(self) -> str:
         each = seconds_per_work(self._ends, self._num_at_once)

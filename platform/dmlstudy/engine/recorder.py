@@ -116,7 +116,7 @@ class Recorder(tune.Callback):
             return
         assignment = self._search.assignments[trial.trial_id]
         try:
-            run_id = self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
+            run_id = self._run_of(assignment)
         except Exception as error:
             self._fail(assignment, error)
         else:
@@ -168,6 +168,34 @@ class Recorder(tune.Callback):
         )
         self.failure.__cause__ = error
 
+    def _run_of(self, assignment: Assignment) -> str:
+        """The run of a trial: that in which it has paused, or a new one."""
+        paused = self._tracker.paused_run(assignment.number) if assignment.continues_after else None
+        if paused is None:
+            assignment.continues_after = 0  # its run is to hold all reports
+            return self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
+        self._tracker.reopen(paused)
+        return paused
+
+    def file_given_up(self, assignment: Assignment) -> None:
+        """Record that a paused trial is not promoted any more."""
+        if self.failure:
+            raise StudyEnds
+        try:
+            self._tracker.end_trial(
+                self._run_of(assignment),
+                assignment.status,
+                assignment.curve,
+                {},
+                assignment.reason,
+                already=assignment.continues_after,
+            )
+        except Exception as error:
+            self._fail(assignment, error)
+            raise StudyEnds from None
+        self._remove_state(assignment)
+        self._progress.ended(assignment, 0.0, self._search.best())
+
     def _file(self, trial_id: str, assignment: Assignment) -> None:
         run_id, started = self._open[trial_id]
         assert assignment.status != Status.RUNNING
@@ -190,6 +218,7 @@ class Recorder(tune.Callback):
             assignment.metrics,
             assignment.reason,
             self._search.values_of(assignment),
+            already=assignment.continues_after,
         )
         self._search.commit(trial_id)
         del self._open[trial_id]
@@ -237,17 +266,22 @@ class Recorder(tune.Callback):
         return files
 
     def _forget(self, trial_id: str, assignment: Assignment) -> None:
-        """Remove what the trial has left elsewhere, for it is recorded; an interrupted one is resumed from it."""
-        if assignment.status == Status.INTERRUPTED:
+        """Remove what the trial has left elsewhere, for it is recorded; one that goes on is resumed from it."""
+        if assignment.status in (Status.INTERRUPTED, Status.PAUSED):
             return
         self._vault.drop.remote(trial_id)
-        name = checkpoint_name(assignment.config.model_dump(mode="json"))
-        folder = state_file.join(self._checkpoints, name)
-        self._remove(folder)
+        folder = self._remove_state(assignment)
         if assignment.status == Status.PRUNED:
             self._stopped.append(folder)
         if len(self._stopped) > STOPPED_KEPT:
             self._remove(self._stopped.popleft())
+
+    def _remove_state(self, assignment: Assignment) -> str:
+        """Remove what a trial has kept to be resumed from; gives back its folder."""
+        name = checkpoint_name(assignment.config.model_dump(mode="json"))
+        folder = state_file.join(self._checkpoints, name)
+        self._remove(folder)
+        return folder
 
     def _remove(self, folder: str) -> None:
         """Remove a trial's state, unless that failed a while ago."""

@@ -33,7 +33,10 @@ class TuneSearch(Searcher):
         config = self._search.suggest(trial_id)
         if config is None:
             return None if self._search.may_have_more() else str(Searcher.FINISHED)
-        return {"trial": config.model_dump(mode="json")}
+        return {
+            "trial": config.model_dump(mode="json"),
+            "pause_after": self._search.assignments[trial_id].pause_after,
+        }
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Do nothing: the scheduler, which sees each result first, passes it to ``observe``."""
@@ -42,12 +45,14 @@ class TuneSearch(Searcher):
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
         result = result or {}
+        is_paused = bool(result.get("paused"))
         self._search.end(
             trial_id,
-            metrics_of(result) if result.get("done") else None,
+            metrics_of(result) if result.get("done") and not is_paused else None,
             failure=str(result.get("failure") or ""),
             is_unstarted=bool(result.get("unstarted")),
             is_lost=error,
+            is_paused=is_paused,
         )
 
     # Tune would pickle the searcher; the storage holds the search's state instead.

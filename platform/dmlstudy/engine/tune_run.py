@@ -90,6 +90,7 @@ def run_trials(
     recorder = Recorder(
         search, tracker, progress, vault, checkpoints, interruption.is_requested, watch, note_bound
     )
+    search.record_given_up = recorder.file_given_up
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={

@@ -69,7 +69,7 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
     """Run a trial and say how it ends; raises what leaves the gang of no more use."""
     from dmlstudy import data, distributed
     from dmlstudy.training.interface import TrialFailed
-    from dmlstudy.training.trial import TrialStopped, run_trial
+    from dmlstudy.training.trial import TrialPaused, TrialStopped, run_trial
 
     def report(report: TrialReport) -> None:
         wanted = True
@@ -89,6 +89,7 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
                 device=device,
                 save_to=target if config.keep_embedder else None,
                 checkpoint=command.checkpoint,
+                pause_after=command.pause_after,
             )
             if rank == 0:
                 files = {f"{EMBEDDER}/{file.name}": file.read_bytes() for file in target.glob("*")}
@@ -102,6 +103,9 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
                 ray.get(mailbox.reply.remote(command.trial, Reply("finished", metrics, files)))
     except TrialStopped:
         return
+    except TrialPaused:
+        if rank == 0:
+            ray.get(mailbox.reply.remote(command.trial, Reply("paused")))
     except TrialFailed as error:
         if rank == 0:
             ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))

@@ -351,18 +351,24 @@ class StudyTracker:
         metrics: Mapping[str, float],
         reason: str = "",
         values: Sequence[float] = (),
+        *,
+        already: int = 0,
     ) -> None:
-        """Log the learning curve and the last scores, and end the run; ``values`` are what the search takes it for."""
+        """Log the learning curve and the last scores, and end the run, which a paused trial's is opened again from.
+
+        ``values`` are what the search takes it for; reports up to the step ``already`` are in the run.
+        """
         status = Status(status)
         now = int(time.time() * 1000)
         points = [
             Metric(name, value, now, int(row["step"]))
             for row in curve
             for name, value in row.items()
-            if name != "step"
+            if name != "step" and row["step"] > already
         ]
         last = len(curve)
-        points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
+        if status.has_ended:
+            points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
         points = [point for point in points if math.isfinite(point.value)]
         tags = [RunTag("status", status.value)] + ([RunTag("reason", reason[:5000])] if reason else [])
         tags += [RunTag(VALUES, json.dumps(list(values)))] if values else []
@@ -370,6 +376,16 @@ class StudyTracker:
             is_last = start + BATCH >= len(points)
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
         self.client.set_terminated(run_id, status.in_mlflow)
+
+    def paused_run(self, number: int | None) -> str | None:
+        """The run in which a search trial has paused; None where there is none, as after a kill at that moment."""
+        runs = self._runs.every(RunKind.SEARCH, status=Status.PAUSED, number=number)
+        return next((run.id for run in runs), None)
+
+    def reopen(self, run_id: str) -> None:
+        """Let the run of a paused trial go on."""
+        self.client.set_tag(run_id, "status", Status.RUNNING.value)
+        self.client.update_run(run_id, status=Status.RUNNING.in_mlflow)
 
     def recorded_ends(self, number: int) -> list[RecordedEnd]:
         """Ends of a search trial's runs, oldest first, without interrupted ones."""

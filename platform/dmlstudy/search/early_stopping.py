@@ -1,10 +1,14 @@
 """Early stopping by name: a trial is judged by what its peers have scored so far.
 
-``halving``: asynchronous successive halving in the variant that stops, as Ray's and Optuna's schedulers do (in
-algorithm 2 of ASHA, Li et al. 2020, trials are paused and promoted later): at rungs r, r*eta, r*eta^2, ... a trial
-continues if its score is among the best floor(n/eta) of the n trials that have reached it, itself included.
+``halving``: asynchronous successive halving in the variant that stops, as Ray's and Optuna's schedulers do: at rungs
+r, r*eta, r*eta^2, ... a trial continues if its score is among the best floor(n/eta) of the n trials that have reached
+it, itself included.
 
-``hyperband``: brackets s = 0, 1, ... of halving whose first rungs are r*eta^s, the last of which stops no trial;
+``asha``: the same with promotion (Li et al. 2020, algorithm 2). A trial pauses at each rung. Of the n trials that
+have reached a rung, the best floor(n/eta) are promoted to the next one, whenever they become so. Promotions come
+before new trials, those at higher rungs first.
+
+``hyperband``: brackets s = 0, 1, ... of ``asha`` whose first rungs are r*eta^s, the last of which pauses no trial;
 a trial's bracket is its place in the search modulo their number (Li et al. 2018, with equal numbers of trials).
 
 ``median``: a trial is stopped at any step from r on where its best score is below the median of its peers'
@@ -12,24 +16,33 @@ running averages there (Golovin et al. 2017, section 3.2.1).
 
 ``none``: every trial runs to its end.
 
-r is the epochs of one fold divided by eta, at least 1. Peers are the trials with a score at that step: of the same
-bracket and, where families have equal budgets, of the same family. The search decides whether running trials count
-as well as ended ones. It takes eta peers to judge.
+r is the epochs of one fold divided by eta, at least 1. Peers are the trials with a score at that step: of equal
+planned epochs, of the same bracket and, where families have equal budgets, of the same family. The search decides
+whether running trials count as well as ended ones. ``halving`` and ``median`` take eta peers to judge.
 
-No trial is stopped at its last step, where nothing is left to save, or where its score is not finite.
+No trial is stopped at its last step, where nothing is left to save, or where its score is not finite. With promotion
+such a score is the lowest, and a failed trial counts nowhere.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-Key: TypeAlias = tuple[str, int, int]
-"""(whose peers, bracket, step)."""
+Key: TypeAlias = tuple[str, int, int, int]
+"""(whose peers, planned epochs, bracket, step or number of promotions)."""
+
+Standing: TypeAlias = tuple[float, int]
+"""(score, minus the turn): of equal scores the first trial's is the higher."""
+
+SPARE = 2
+"""Paused trials are kept for so many failures among those before them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ class SearchCurve:
     epochs: int
     num_folds: int
     scores: Mapping[int, float]
+    num_promotions: int = 0
 
     @property
     def last_step(self) -> int:
@@ -69,8 +83,12 @@ class EarlyStopping:
         peers = self._peers.get(self._key(trial, step), [])
         return len(peers) >= self.eta and self._is_below(trial, step, peers)
 
+    def pause_after(self, trial: SearchCurve) -> int | None:
+        """The step at which the trial pauses next; None where it runs to its end."""
+        return None
+
     def _key(self, trial: SearchCurve, step: int) -> Key:
-        return trial.group, self._bracket(trial), step
+        return trial.group, trial.epochs, self._bracket(trial), step
 
     def _bracket(self, trial: SearchCurve) -> int:
         return 0
@@ -106,8 +124,90 @@ class Halving(EarlyStopping):
         return trial.scores[step] < peers[-((len(peers) + 1) // self.eta)]
 
 
-class Hyperband(Halving):
-    """Brackets of halving; the last one has its first rung at a trial's end or beyond."""
+class Asha(EarlyStopping):
+    """Promotes from rung to rung whoever is among the best 1/eta there; stops nobody that runs.
+
+    A trial that has reached its next rung is handed in by ``pause``. ``promotable`` gives back, one by one, those that
+    go on; who will never be promoted any more is told by ``hopeless``.
+    """
+
+    WHY = "not among {whose} best 1/{eta} there"
+
+    def __init__(self, eta: int) -> None:
+        super().__init__(eta)
+        self._standings: defaultdict[Key, list[Standing]] = defaultdict(list)
+        """Of each rung those that have reached it; the best last."""
+        self._paused: dict[str, dict[Key, list[Standing]]] = {}
+        """Of each group and rung those that wait there; the best last."""
+
+    def pause_after(self, trial: SearchCurve) -> int | None:
+        rung = int(self._first_rung(trial) * self.eta**trial.num_promotions)
+        return rung if rung < trial.last_step else None
+
+    def pause(self, trial: SearchCurve) -> None:
+        """Take in a trial that has reached its next rung, where it waits."""
+        key, standing = self._at_rung(trial)
+        bisect.insort(self._standings[key], standing)
+        bisect.insort(self._paused.setdefault(trial.group, {}).setdefault(key, []), standing)
+
+    def leave(self, trial: SearchCurve) -> None:
+        """Take a trial from those that wait, to be called with its curve as it was; it counts among its peers."""
+        key, standing = self._at_rung(trial)
+        self._paused[trial.group][key].remove(standing)
+
+    def forget(self, trial: SearchCurve) -> None:
+        """Take out a trial that has failed: at each rung it leaves its place to the next."""
+        for num_promotions in range(trial.num_promotions + 1):
+            then = replace(trial, num_promotions=num_promotions)
+            key, standing = self._at_rung(then)
+            for standings in (self._standings[key], self._paused.get(trial.group, {}).get(key, [])):
+                if standing in standings:
+                    standings.remove(standing)
+
+    def promotable(self, group: str) -> int | None:
+        """The turn of the trial that goes on next: the best at the highest rung where one may; None of none."""
+        for key in self._rungs(group):
+            reached, waiting = self._standings[key], self._paused[group][key]
+            num_best = len(reached) // self.eta
+            if num_best and waiting[-1] >= reached[-num_best]:
+                return -waiting[-1][1]
+        return None
+
+    def leading(self, group: str) -> int | None:
+        """The turn of the best of those that wait at the highest rung; None where nobody waits."""
+        return next((-self._paused[group][key][-1][1] for key in self._rungs(group)), None)
+
+    def waiting(self, group: str) -> list[int]:
+        """The turns of all that wait."""
+        return sorted(-turn for key in self._rungs(group) for _, turn in self._paused[group][key])
+
+    def hopeless(self, group: str, budget: int) -> list[int]:
+        """The turns of those that wait and cannot be promoted, however the rest of ``budget`` trials comes out.
+
+        At most N, N/eta, N/eta^2, ... trials reach the rungs, so at each the best N/eta, N/eta^2, ... go on.
+        """
+        found: list[int] = []
+        for key in self._rungs(group):
+            reached, waiting = self._standings[key], self._paused[group][key]
+            num_most = max(1, budget // self.eta ** (key[3] + 1)) + SPARE
+            cut = reached[-num_most] if len(reached) >= num_most else (-math.inf, -sys.maxsize)
+            found += [-turn for score, turn in waiting if (score, turn) < cut]
+        return sorted(found)
+
+    def _rungs(self, group: str) -> list[Key]:
+        """Where anybody waits, the highest rung first."""
+        rungs = [key for key, waiting in self._paused.get(group, {}).items() if waiting]
+        return sorted(rungs, key=lambda key: (-key[2] - key[3], key))
+
+    def _at_rung(self, trial: SearchCurve) -> tuple[Key, Standing]:
+        """The rung that the trial pauses at next, and its standing there."""
+        rung = int(self._first_rung(trial) * self.eta**trial.num_promotions)
+        key = (trial.group, trial.epochs, self._bracket(trial), trial.num_promotions)
+        return key, (trial.scores.get(rung, -math.inf), -trial.turn)
+
+
+class Hyperband(Asha):
+    """Brackets of ``asha``; the last one has its first rung at a trial's end or beyond."""
 
     def _bracket(self, trial: SearchCurve) -> int:
         rung, num_brackets = super()._first_rung(trial), 1
@@ -138,6 +238,7 @@ class Median(EarlyStopping):
 
 
 RULES: dict[str, type[EarlyStopping]] = {
+    "asha": Asha,
     "halving": Halving,
     "hyperband": Hyperband,
     "median": Median,

@@ -5,7 +5,8 @@ grow with the number of trials.
 
 Trials of the search have ``generation`` and ``family`` among their user attributes, once they have ended ``reason``,
 ``settled`` if their folds have chosen a value (``training.shares``), ``warm_start`` if they come from an earlier
-study, and ``like`` (a number) if they take another trial's values.
+study, ``like`` (a number) if they take another trial's values, and ``promotions``, the generations in which they were
+promoted to a further rung.
 
 Trials that others have enqueued (``enqueue_trial``, Optuna's dashboard) are taken in when a session begins; one outside
 each family's space fails with a reason.
@@ -37,6 +38,9 @@ from dmlstudy.trials import ENDED, Status, rank
 SETTLED = "settled"
 """The user attribute of what a finished trial's folds have chosen."""
 
+PROMOTIONS = "promotions"
+"""The user attribute of the generations in which a trial was promoted."""
+
 
 @dataclass
 class Entry:
@@ -55,7 +59,19 @@ class Entry:
             epochs=self.config.training.epochs,
             num_folds=self.config.num_folds,
             scores={s: score for s, score in self.trial.intermediate_values.items() if math.isfinite(score)},
+            num_promotions=len(self.promotions),
         )
+
+    @property
+    def promotions(self) -> Sequence[int]:
+        """The generations in which it was promoted, one for each rung that it has left behind."""
+        found: Sequence[int] = self.trial.user_attrs.get(PROMOTIONS, ())
+        return found
+
+    @property
+    def last_generation(self) -> int:
+        """The last generation in which it was to run."""
+        return int([self.trial.user_attrs["generation"], *self.promotions][-1])
 
 
 class Ledger:
@@ -189,6 +205,12 @@ class Ledger:
         self._storage.set_trial_intermediate_value(trial._trial_id, step, score)
         trial.intermediate_values[step] = score
         return True
+
+    def promote(self, entry: Entry, generation: int) -> None:
+        """Store that a trial goes on to its next rung."""
+        promotions = [*entry.promotions, generation]
+        self._storage.set_trial_user_attr(entry.trial._trial_id, PROMOTIONS, promotions)
+        entry.trial.user_attrs[PROMOTIONS] = promotions
 
     def end(
         self,

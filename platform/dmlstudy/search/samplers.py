@@ -131,6 +131,11 @@ class EndedTrials:
         if len(self._signs) > 1 and not any(self._dominates(other, trial) for other in self._front):
             self._front = [other for other in self._front if not self._dominates(trial, other)] + [trial]
 
+    def remove(self, number: int) -> None:
+        """Forget a trial, which was stopped as far as anyone knew and has gone on."""
+        for kept in (self._newest, *self._best, self._front):
+            kept[:] = [trial for trial in kept if trial.number != number]
+
     def trials(self) -> list[FrozenTrial]:
         """All of them, by number."""
         kept = {trial.number: trial for group in (self._newest, *self._best, self._front) for trial in group}

@@ -13,6 +13,10 @@ A time budget is checked between generations.
 With ``search.deterministic: false`` there is one endless generation. A trial is requested as soon as there is room;
 the sampler knows all that has ended and what runs, the early stopping all that was reported.
 
+With ``search.scheduler: asha`` or ``hyperband`` a trial pauses at each rung and waits to be promoted. A generation
+begins with promotions, and what is left of its width are new trials. A paused trial is PRUNED as soon as it cannot be
+promoted any more. Where no trial of a family would finish, the best at its highest rung goes on.
+
 The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (subsearches
 without an untried configuration) and ``warm_start`` (points of earlier studies, as they were when this one began).
 """
@@ -35,6 +39,7 @@ from dmlstudy.metric_names import LATENCY_MS, on_test
 from dmlstudy.records import TrialConfig, UnitScores, is_untrained
 from dmlstudy.search import early_stopping, samplers
 from dmlstudy.search.ledger import Entry, Ledger, label
+from dmlstudy.search.paused import PausedTrials
 from dmlstudy.search.subsearch import Follower, Subsearch
 from dmlstudy.search.verdict_trials import Competitors, JudgedBefore, VerdictTrials
 from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
@@ -72,6 +77,10 @@ class Assignment:
     """A report for each step, by step; a resumed trial makes the same reports again."""
     unit_scores: UnitScores | None = None
     """Of a verdict trial, before it is committed."""
+    pause_after: int | None = None
+    """The step at which the trial pauses to be promoted; None where it runs to its end."""
+    continues_after: int = 0
+    """The step at which it has paused before; 0 where it has not."""
 
     def note(self, report: dict[str, float]) -> None:
         """Take in a report, in the place of an earlier one on the same step."""
@@ -127,6 +136,11 @@ class StudySearch:
         )
         self._spent_noted = 0.0
         self._stopping = early_stopping.RULES[search.scheduler](search.reduction_factor)
+        self._paused = PausedTrials(self._stopping)
+        self._at_rest: set[int] = set()
+        """Trials that have paused in this generation, which sees nothing of it."""
+        self.record_given_up: Callable[[Assignment], None] = lambda assignment: None
+        """Called with a paused trial that is not promoted any more, before that is committed."""
         self._in_generations = search.deterministic
         self._generation = -1 if self._in_generations else 0
         self._entries: dict[int, Entry] = {}
@@ -157,24 +171,38 @@ class StudySearch:
 
     def _read_ledger(self) -> None:
         """Take in what earlier sessions have left in the storage, and what others have enqueued there."""
+        entries = []
         for generation, trial in self._ledger.stored():
-            if generation > self._generation:
-                self._settle_all()
-                self._generation = generation
-            self._enter(trial)
-            if not trial.state.is_finished():
-                self._waiting.append(trial.number)
-                continue
-            if not self._in_generations and trial.state != TrialState.FAIL:
-                self._stopping.learn(self._entries[trial.number].curve)
-            self._ledger.count(trial)
-            self._settle_if_alone(trial.number)
+            self._enter(trial, generation)
+            entries.append(self._entries[trial.number])
+            if self._in_generations:
+                self._generation = max(self._generation, entries[-1].last_generation)
+            if trial.state.is_finished():
+                self._ledger.count(trial)
+        for entry in entries:
+            self._take_up(entry)
         for trial in self._ledger.take_in(max(0, self._generation)):
             self._generation = max(0, self._generation)
-            self._enter(trial)
+            self._enter(trial, self._generation)
             self._waiting.append(trial.number)
         for number in list(self._waiting):  # the others are handed out again, under their old numbers
             self._judge_again(self._entries[number])
+
+    def _take_up(self, entry: Entry) -> None:
+        """Take in a trial of an earlier session: what the generation sees of it, and whether it goes on."""
+        number, state = entry.trial.number, entry.trial.state
+        is_seen = not self._in_generations or entry.last_generation < self._generation
+        self._paused.recall(entry)
+        if entry.promotions and not is_seen:
+            entry.subsearch.pause(entry.trial, self._paused.last_rung(entry))
+        if not state.is_finished() and not self._paused.has_come(entry):
+            self._waiting.append(number)
+        elif is_seen:
+            if state.is_finished() and state != TrialState.FAIL:
+                self._stopping.learn(entry.curve)
+            self._settle(number)
+        elif not state.is_finished():
+            self._at_rest.add(number)
 
     def _judge_again(self, entry: Entry) -> None:
         """Stop a trial whose reports say so, which an interruption has kept from being stopped."""
@@ -202,7 +230,13 @@ class StudySearch:
             self._ask()
         if self._waiting:
             entry = self._entries[self._waiting.pop(0)]
-            assignment = Assignment(label(entry.trial), entry.config, entry.trial.number)
+            assignment = Assignment(
+                label(entry.trial),
+                entry.config,
+                entry.trial.number,
+                pause_after=self._paused.next_rung(entry),
+                continues_after=self._paused.last_rung(entry),
+            )
             for step, score in sorted(entry.trial.intermediate_values.items()):
                 assignment.note({"step": float(step), self.metric: score})
         else:
@@ -236,11 +270,13 @@ class StudySearch:
         failure: str = "",
         is_unstarted: bool = False,
         is_lost: bool = False,
+        is_paused: bool = False,
     ) -> None:
         """Note that a trial is over; an engine may say so twice.
 
         It has its final ``metrics``, or a ``failure``, which ``is_unstarted`` trials wait out; or it ``is_lost``: what
-        it ran on is gone. With none of these it was interrupted, and is handed out again.
+        it ran on is gone; or it ``is_paused``, as it was asked to. With none of these it was interrupted, and is handed
+        out again.
         """
         assignment = self.assignments[trial_id]
         if assignment.status != Status.RUNNING:
@@ -258,6 +294,8 @@ class StudySearch:
             self._count_unstarted(assignment.reason)
         elif failure:
             assignment.status, assignment.reason = Status.FAILED, failure
+        elif is_paused:
+            assignment.status = Status.PAUSED
         elif metrics is not None:
             assignment.metrics = metrics
             score = metrics.get(self.metric, math.nan)
@@ -331,6 +369,11 @@ class StudySearch:
             return
         self._forget(trial_id)
         if assignment.status == Status.INTERRUPTED:
+            return
+        if assignment.status == Status.PAUSED:
+            assert assignment.number is not None
+            self._at_rest.add(assignment.number)
+            self._settle_if_alone(assignment.number)
             return
         if assignment.number is None:
             self._verdicts.keep(assignment.config, self._seed_score(assignment))
@@ -419,26 +462,106 @@ class StudySearch:
 
     def _why_stopped(self, entry: Entry, step: int) -> str:
         whose = "the search's" if entry.subsearch.chooses_family else "its family's"
-        return f"stopped after {place(entry.config, step)}: {self._stopping.WHY.format(whose=whose)}"
+        why = self._stopping.WHY.format(whose=whose, eta=self._stopping.eta)
+        return f"stopped after {place(entry.config, step)}: {why}"
 
     # The search
 
     def _ask(self) -> None:
         """Ask for what runs next, if there is budget for it and its time has come."""
         if not self._in_generations:
+            self._give_up_what_waits()
             self._ask_for_one()
-        elif not self._ledger.num_open:
+        elif not self._num_at_work:
             self._ask_for_generation()  # what an interruption left of it
-            if not self._waiting and not self._is_spent():
+            if not self._waiting:
                 self._settle_all()
-                self._generation += 1
-                self._ask_for_generation()
+                self._give_up_what_waits()
+                if not self._is_spent() or any(self._next_promoted(each) for each in self._subsearches):
+                    self._generation += 1
+                    self._ask_for_generation()
+
+    @property
+    def _num_at_work(self) -> int:
+        """Number of search trials that run or are to run at once."""
+        return self._ledger.num_open - len(self._paused) - len(self._at_rest)
 
     def _ask_for_generation(self) -> None:
         for subsearch in self._subsearches if self._generation >= 0 else ():
             self._take_best(subsearch)
-            while subsearch.num_missing(self._generation) and self._ask_subsearch(subsearch):
+            while subsearch.has_place(self._generation) and self._promote(subsearch):
                 pass
+            while self._num_missing(subsearch) and self._ask_subsearch(subsearch):
+                pass
+
+    def _num_missing(self, subsearch: Subsearch) -> int:
+        """Number of new trials of this generation still to be requested."""
+        if self._paused.may_wait and self._budget.spent() is not None:
+            return 0  # it may have begun for promotions alone
+        return subsearch.num_missing(self._generation)
+
+    # Promotion
+
+    def _next_promoted(self, subsearch: Subsearch) -> Entry | None:
+        """The paused trial of a subsearch that goes on next; None of none."""
+        found = self._paused.promotable(subsearch) if self._budget.spent() is None else None
+        if found is None and self._has_none_finished(subsearch):
+            found = self._paused.leading(subsearch)
+        return found
+
+    def _has_none_finished(self, subsearch: Subsearch) -> bool:
+        """True if no trial has finished, none runs, and no further one will be asked for."""
+        is_over = self._asks_no_more(subsearch)
+        return is_over and all(self._ledger.best_trial(family) is None for family in subsearch.families)
+
+    def _asks_no_more(self, subsearch: Subsearch) -> bool:
+        """True if no trial of a subsearch runs, and no new one will be asked for."""
+        is_over = not subsearch.num_left or self._budget.spent() is not None
+        return is_over and not any(
+            entry.subsearch is subsearch and not entry.trial.state.is_finished()
+            for number, entry in self._entries.items()
+            if number not in self._at_rest
+        )
+
+    def _promote(self, subsearch: Subsearch) -> bool:
+        """Let the next paused trial of a subsearch go on; whether there is one."""
+        entry = self._next_promoted(subsearch)
+        if entry is None:
+            return False
+        self._paused.leave(entry)
+        self._ledger.promote(entry, self._generation)
+        subsearch.note_promotion(self._generation)
+        self._entries[entry.trial.number] = entry
+        self._waiting.append(entry.trial.number)
+        return True
+
+    def _give_up_what_waits(self) -> None:
+        """End the paused trials that cannot be promoted any more."""
+        for subsearch in self._subsearches if self._paused else ():
+            is_over = self._asks_no_more(subsearch) and self._next_promoted(subsearch) is None
+            for entry in self._paused.of(subsearch) if is_over else self._paused.hopeless(subsearch):
+                self._give_up(entry)
+
+    def _give_up(self, entry: Entry) -> None:
+        """End a paused trial: first in its run, then in Optuna, as any other."""
+        rung = self._paused.next_rung(entry)
+        assert rung is not None
+        given_up = Assignment(
+            label(entry.trial),
+            entry.config,
+            entry.trial.number,
+            status=Status.PRUNED,
+            reason=self._why_stopped(entry, rung),
+            continues_after=rung,
+        )
+        for step, score in sorted(entry.trial.intermediate_values.items()):
+            given_up.note({"step": float(step), self.metric: score})
+        self.record_given_up(given_up)
+        self._paused.leave(entry)
+        self._ledger.end(entry.trial, TrialState.PRUNED, reason=given_up.reason)
+        entry.subsearch.settle(entry.trial)
+
+    # New trials
 
     def _take_best(self, subsearch: Subsearch) -> None:
         """Tell a family that begins at another's best what that is, once the other's search has ended."""
@@ -452,7 +575,9 @@ class StudySearch:
             subsearch.take_best(best)
 
     def _ask_for_one(self) -> None:
-        """Ask the subsearch that was asked least."""
+        """Let a paused trial go on, or ask the subsearch that was asked least."""
+        if any(self._promote(subsearch) for subsearch in self._subsearches):
+            return
         while self._budget.spent() is None and not self._waiting:
             for subsearch in self._subsearches:
                 self._take_best(subsearch)
@@ -471,12 +596,15 @@ class StudySearch:
                 " its search ends here",
             )
             return False
-        self._enter(self._ledger.create(trial))
+        self._enter(self._ledger.create(trial), self._generation)
         self._waiting.append(trial.number)
         return True
 
-    def _enter(self, trial: FrozenTrial) -> None:
-        self._entries[trial.number] = self._ledger.enter(trial, self._generation)
+    def _enter(self, trial: FrozenTrial, generation: int) -> None:
+        entry = self._ledger.enter(trial, generation)
+        for promoted_in in entry.promotions:
+            entry.subsearch.note_promotion(promoted_in)
+        self._entries[trial.number] = entry
 
     def _exhaust(self, subsearch: Subsearch, why: str) -> None:
         subsearch.is_exhausted = True
@@ -487,16 +615,26 @@ class StudySearch:
     def _settle_all(self) -> None:
         """Let the sampler and the early stopping see the generation, all of which has ended."""
         for number in sorted(self._entries):
-            entry = self._entries.pop(number)
-            entry.subsearch.settle(entry.trial)
-            if entry.trial.state != TrialState.FAIL:
+            entry = self._entries[number]
+            if entry.trial.state.is_finished() and entry.trial.state != TrialState.FAIL:
                 self._stopping.learn(entry.curve)
+            self._settle(number)
 
     def _settle_if_alone(self, number: int) -> None:
         """Let the sampler see a trial's end at once where there are no generations."""
         if not self._in_generations:
-            entry = self._entries.pop(number)
-            entry.subsearch.settle(entry.trial)
+            self._settle(number)
+
+    def _settle(self, number: int) -> None:
+        """Let the sampler see a trial's end, or the rung that it has reached."""
+        entry = self._entries.pop(number)
+        self._at_rest.discard(number)
+        if self._paused.has_come(entry):
+            self._paused.add(entry)
+            return
+        entry.subsearch.settle(entry.trial)
+        if entry.trial.state == TrialState.FAIL:
+            self._paused.forget(entry)
 
     def _is_spent(self) -> bool:
         """True if no further generation may begin."""
@@ -511,7 +649,7 @@ class StudySearch:
             return sum(subsearch.num_left for subsearch in self._subsearches)
         if not self._in_generations or self._generation < 0:
             return 0
-        return sum(subsearch.num_missing(self._generation) for subsearch in self._subsearches)
+        return sum(map(self._num_missing, self._subsearches))
 
     def pass_time(self) -> None:
         """Count the time since the last call towards the budgets; to be called often while trials run."""

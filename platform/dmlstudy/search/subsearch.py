@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,8 @@ class Subsearch:
         self._directions = samplers.directions_of(spec.file.search)
         self._ended = samplers.EndedTrials(self._directions)
         self._running: dict[int, FrozenTrial] = {}
+        self._paused: dict[int, int] = {}
+        """Of trials that wait for a promotion, the numbers that the sampler knows them by."""
         self._tried: set[str] = set()
         self._left: dict[str, dict[str, Scalar]] | None = None
         self._is_counted = False
@@ -187,7 +190,7 @@ class Subsearch:
     @property
     def is_searched(self) -> bool:
         """True if no trial is left, and the end of each has been seen."""
-        return not self.num_left and not self._running
+        return not self.num_left and not self._running and not self._paused
 
     def next_trial(self, number: int, generation: int) -> FrozenTrial | None:
         """The next trial, ready to be stored; None if no new point is left.
@@ -234,9 +237,34 @@ class Subsearch:
 
     def settle(self, trial: FrozenTrial) -> None:
         """Let the sampler see how a trial has ended; until then it sees that it runs."""
-        sampled = self._as_sampled(trial, self._running.pop(trial.number).number)
+        if trial.number in self._paused:
+            number = self._paused.pop(trial.number)
+            self._ended.remove(number)
+        else:
+            number = self._running.pop(trial.number).number
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            self._ended.add(sampled)
+            self._ended.add(self._as_sampled(trial, number))
+
+    def pause(self, trial: FrozenTrial, step: int) -> None:
+        """Let the sampler see a trial that has reached a rung, until it comes further, as one stopped there."""
+        if trial.number in self._paused:
+            self._ended.remove(self._paused[trial.number])
+        else:
+            self._paused[trial.number] = self._running.pop(trial.number).number
+        stopped = copy.copy(trial)
+        stopped.state = TrialState.PRUNED
+        stopped.intermediate_values = {at: s for at, s in trial.intermediate_values.items() if at <= step}
+        score = stopped.intermediate_values.get(step, math.nan)
+        stopped.values = [score] if math.isfinite(score) else None
+        self._ended.add(self._as_sampled(stopped, self._paused[trial.number]))
+
+    def note_promotion(self, generation: int) -> None:
+        """Count a trial that goes on among those of the generation."""
+        self.num_of_generation[generation] = self.num_of_generation.get(generation, 0) + 1
+
+    def has_place(self, generation: int) -> bool:
+        """True if a generation may have another trial."""
+        return self.num_of_generation.get(generation, 0) < self.width
 
     def _next_point(
         self, number: int, given: Mapping[str, Scalar] = NOTHING

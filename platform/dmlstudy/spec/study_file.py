@@ -158,7 +158,7 @@ class SearchConfig(Record):
         Field(description="minimised beside the quality; needs nsga2"),
     ] = None
     scheduler: Annotated[
-        Literal["halving", "hyperband", "median", "none"],
+        Literal["halving", "asha", "hyperband", "median", "none"],
         Field(description="which trials are stopped early"),
     ] = "halving"
     reduction_factor: Annotated[int, Field(ge=2, le=1000, description="keep the best 1/reduction_factor")] = 3

@@ -127,15 +127,15 @@ class Checkpoint:
         *,
         of_shares: Sequence[list[dict[str, float]]] = (),
         of_folds: Sequence[UnitScores] = (),
-        is_last: bool = False,
+        is_required: bool = False,
         is_shared: bool = False,
     ) -> None:
-        """Write the state, on rank 0 and if it is time to, as it is for the last one; a place that refuses costs a
+        """Write the state, on rank 0 and if it is time to, as it is for a required one; a place that refuses costs a
         RuntimeWarning only. With ``is_shared`` every rank has a part of the tensors, and must call this."""
         started = time.monotonic()
         if self.file is None:
             return
-        is_due = is_last or started - self._last >= self._pause
+        is_due = is_required or started - self._last >= self._pause
         if is_shared:
             is_due = distributed.agree(is_due)
         if not is_due or not (is_shared or distributed.rank() == 0):

@@ -35,6 +35,10 @@ class TrialStopped(Exception):
     """Raised by ``report``, on every rank at once, to end a trial early."""
 
 
+class TrialPaused(Exception):
+    """Raised by ``run_trial``, on every rank at once, after the report at which it was to pause."""
+
+
 def run_trial(
     config: TrialConfig,
     report: Report,
@@ -43,6 +47,7 @@ def run_trial(
     save_to: Path | None = None,
     checkpoint: str | Path | None = None,
     min_seconds_between: float = MIN_SECONDS_BETWEEN,
+    pause_after: int | None = None,
 ) -> TrialResult:
     """Train and evaluate one configuration.
 
@@ -75,6 +80,9 @@ def run_trial(
     be killed until it has recorded the result, and call again for it. Raises ValueError for the state of another
     configuration.
 
+    After the report of step ``pause_after`` the state is kept and TrialPaused is raised. A later call, with another
+    step or none, goes on from there.
+
     Losses and all that is scored are computed in full float32, whatever PyTorch was told (``embedders.precision``).
     """
     device = device or torch.device("cpu")
@@ -86,7 +94,7 @@ def run_trial(
     try:
         with embedders.full_products(), repeatable(config.training.deterministic, device):
             kept = Checkpoint(checkpoint, config.fingerprint(), min_seconds_between)
-            return _Trial(task, config, report, device, kept).run(save_to)
+            return _Trial(task, config, report, device, kept, pause_after).run(save_to)
     finally:
         if (
             device.type == "cuda"
@@ -98,9 +106,16 @@ class _Trial:
     """A trial on its way: one model after another, of each fold and, in a verdict, of all development items."""
 
     def __init__(
-        self, task: Task, config: TrialConfig, report: Report, device: torch.device, kept: Checkpoint
+        self,
+        task: Task,
+        config: TrialConfig,
+        report: Report,
+        device: torch.device,
+        kept: Checkpoint,
+        pause_after: int | None,
     ) -> None:
         self.task, self.config, self.device, self.kept = task, config, device, kept
+        self.pause_after = pause_after
         self.dataset = task.dataset(config.data)
         _agree_on(self.dataset)
         self.is_verdict = config.phase == "verdict"
@@ -243,6 +258,7 @@ class _Trial:
         is_last = number == len(self.shares) or (
             self.is_verdict and number + 1 == len(self.shares) and epoch == self.num_epochs
         )
+        is_pause = number * self.num_epochs + epoch == self.pause_after
 
         def tensors() -> dict[str, Tensor]:
             return self.outputs | (trainer.state() if trainer else {})
@@ -256,9 +272,11 @@ class _Trial:
             self.reports.made,
             of_shares=of_shares,
             of_folds=self.of_folds,
-            is_last=is_last,
+            is_required=is_last or is_pause,
             is_shared=trainer is not None and trainer.has_shared_state,
         )
+        if is_pause:
+            raise TrialPaused
 
     def _provenance(self) -> dict[str, Any]:
         """The provenance of a saved model, the same for every task."""

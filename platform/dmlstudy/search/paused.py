@@ -1,0 +1,107 @@
+"""The trials of a search that wait at a rung to be promoted.
+
+A paused trial is RUNNING in the storage, with a score at its next rung and a user attribute that names the
+generations in which it was promoted before. So it is known again after an interruption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dmlstudy.search.early_stopping import Asha, EarlyStopping, SearchCurve
+from dmlstudy.search.ledger import Entry
+from dmlstudy.search.subsearch import Subsearch
+
+
+class PausedTrials:
+    """Those that wait, under a rule that may promote them; with any other rule nobody waits."""
+
+    def __init__(self, rule: EarlyStopping) -> None:
+        self._rule = rule
+        self._promotion = rule if isinstance(rule, Asha) else None
+        self._entries: dict[tuple[str, int], Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def may_wait(self) -> bool:
+        """True if the rule lets trials pause."""
+        return self._promotion is not None
+
+    def next_rung(self, entry: Entry) -> int | None:
+        """The step after which a trial pauses next; None where it runs to its end."""
+        return self._rule.pause_after(entry.curve)
+
+    def last_rung(self, entry: Entry) -> int:
+        """The step of the rung that a trial has left last; 0 before the first one."""
+        if not entry.promotions:
+            return 0
+        return self._rule.pause_after(_then(entry, len(entry.promotions) - 1)) or 0
+
+    def has_come(self, entry: Entry) -> bool:
+        """True if a trial that has not ended has reached its next rung."""
+        is_open = not entry.trial.state.is_finished()
+        return is_open and self.next_rung(entry) in entry.trial.intermediate_values
+
+    def add(self, entry: Entry) -> None:
+        """Let a trial wait at its rung, which the sampler sees as the end of it."""
+        rung = self.next_rung(entry)
+        assert self._promotion is not None
+        assert rung is not None
+        entry.subsearch.pause(entry.trial, rung)
+        self._promotion.pause(entry.curve)
+        self._entries[entry.subsearch.name, entry.turn] = entry
+
+    def leave(self, entry: Entry) -> None:
+        """Take a trial from those that wait."""
+        assert self._promotion is not None
+        self._promotion.leave(entry.curve)
+        del self._entries[entry.subsearch.name, entry.turn]
+
+    def recall(self, entry: Entry) -> None:
+        """Take in the rungs that a trial of an earlier session has left behind."""
+        if self._promotion is None:
+            return
+        for num_promotions in range(len(entry.promotions)):
+            self._promotion.pause(_then(entry, num_promotions))
+            self._promotion.leave(_then(entry, num_promotions))
+
+    def forget(self, entry: Entry) -> None:
+        """Let a failed trial leave its places at rungs to others."""
+        if self._promotion is not None:
+            self._promotion.forget(entry.curve)
+
+    def promotable(self, subsearch: Subsearch) -> Entry | None:
+        """The trial that goes on next, by its score among its peers'."""
+        return (
+            None
+            if self._promotion is None
+            else self._at(subsearch, self._promotion.promotable(subsearch.name))
+        )
+
+    def leading(self, subsearch: Subsearch) -> Entry | None:
+        """The best at the highest rung."""
+        return (
+            None if self._promotion is None else self._at(subsearch, self._promotion.leading(subsearch.name))
+        )
+
+    def hopeless(self, subsearch: Subsearch) -> list[Entry]:
+        """Those that cannot be promoted any more, whatever comes."""
+        if self._promotion is None:
+            return []
+        turns = self._promotion.hopeless(subsearch.name, subsearch.budget)
+        return [self._entries[subsearch.name, turn] for turn in turns]
+
+    def of(self, subsearch: Subsearch) -> list[Entry]:
+        """All that wait, by turn."""
+        turns = [] if self._promotion is None else self._promotion.waiting(subsearch.name)
+        return [self._entries[subsearch.name, turn] for turn in turns]
+
+    def _at(self, subsearch: Subsearch, turn: int | None) -> Entry | None:
+        return None if turn is None else self._entries[subsearch.name, turn]
+
+
+def _then(entry: Entry, num_promotions: int) -> SearchCurve:
+    """A trial's curve as its peers saw it before its later promotions."""
+    return replace(entry.curve, num_promotions=num_promotions)
