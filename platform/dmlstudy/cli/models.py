@@ -526,7 +526,7 @@ def serve(
         int,
         typer.Option(
             "--bits",
-            help="Bits of each number that /embed answers with: 32, 8 or 1 (packed); galleries have theirs; `--bits 8`.",
+            help="Bits of each number that /embed answers with: 32, 8 or 1 (packed); a gallery has its; `--bits 8`.",
         ),
     ] = 32,
     accept_at: Annotated[

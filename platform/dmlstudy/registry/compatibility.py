@@ -179,7 +179,7 @@ def measured(
             for version, model, name in zip(versions, opened, names, strict=True)
         ]
         facts = [(each.fingerprint, each.gives_unit_vectors) for each in opened]
-        place = opened[0].device
+        place = next(opened[0].loaded.network.parameters()).device.type
     _check_same(names, seen)
     return _measured(names, facts, seen, kind, num_items or MILLION, place)
 
