@@ -99,8 +99,8 @@ def test_what_has_no_short_form_is_refused(
     for name, inputs, why in (
         ("structure", pictures, "the model has a structure head"),
         ("depth", pictures, "embeddings are of several layers"),
-        ("codes", vectors, "a hashing model's are made otherwise"),
-        ("learner", vectors, "a online learner's are made otherwise"),
+        ("codes", vectors, r"embeddings are of no embedder \(hashing model\)"),
+        ("learner", vectors, r"embeddings are of no embedder \(online learner\)"),
     ):
         with pytest.raises(ValueError, match=f"--size and --bits: {why}, which have no short form"):
             embed_into(

@@ -299,13 +299,9 @@ def embed(
 
 def _form_line(made: EmbedResult) -> str:
     """The size of vectors with bits and bytes."""
-    short = made.bits != 32 or made.dim != made.whole
-    whole = f", whole {4 * made.whole}" if (short and made.bits != 1) or made.dim != made.whole else ""
-    return (
-        f"{made.dim} x {made.bits} bit ({made.bytes_per_vector} bytes each{whole})"
-        if short
-        else (f"{made.dim} ({made.bytes_per_vector} bytes each)")
-    )
+    if made.bits == 32 and made.dim == made.whole:
+        return f"{made.dim} ({made.bytes_per_vector} bytes each)"
+    return f"{made.dim} x {made.bits} bit ({made.bytes_per_vector} bytes each, whole {4 * made.whole})"
 
 
 def _embed_by_map(

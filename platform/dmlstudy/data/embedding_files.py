@@ -165,6 +165,7 @@ def _head(path: Path, file: Any) -> EmbeddingsHead:
 
 def _batches(path: Path, file: Any, columns: list[str]) -> Iterator[Any]:
     try:
-        yield from file.iter_batches(batch_size=BATCH, columns=columns)
+        for group in range(file.num_row_groups):  # all groups at once would be held until the last was read
+            yield from file.iter_batches(batch_size=BATCH, row_groups=[group], columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: damaged ({first_line(error)})") from error

@@ -305,9 +305,10 @@ def _seen(store: Store, version: RegisteredVersion, model: Model, name: str) -> 
     test, development = dataset.test, dataset.development
     place_N = _some(len(test))
     number_N = np.arange(len(place_N))
-    has_sides = dataset.test_query is not None
-    query = number_N[np.isin(place_N, dataset.test_query)] if has_sides else number_N
-    gallery = number_N[np.isin(place_N, dataset.test_gallery)] if has_sides else number_N
+    query, gallery = (
+        number_N if side is None else number_N[np.isin(place_N, side)]
+        for side in (dataset.test_query, dataset.test_gallery)
+    )
     model.compute(test.read(place_N[:1]))  # the network is loaded
     started = time.perf_counter()
     test_ND = _embedded(model, test, place_N)

@@ -74,11 +74,14 @@ def ridge(x_ND: Floats, y_NE: Floats, share: float) -> tuple[Floats, Floats, Flo
 
     m and b are the means: A = (X'X + l I)^-1 X'Y of centred X and Y.
     """
-    mean_D, mean_E = x_ND.mean(axis=0), y_NE.mean(axis=0)
+    mean_D: Floats = np.asarray(x_ND.mean(axis=0), np.float64)
+    mean_E: Floats = np.asarray(y_NE.mean(axis=0), np.float64)
     x_ND, y_NE = x_ND - mean_D, y_NE - mean_E
     gram_DD = x_ND.T @ x_ND
     penalty = share * max(float(np.trace(gram_DD)) / len(gram_DD), np.finfo(np.float64).tiny)
-    a_DE = np.linalg.solve(gram_DD + penalty * np.eye(len(gram_DD)), x_ND.T @ y_NE)
+    a_DE: Floats = np.asarray(
+        np.linalg.solve(gram_DD + penalty * np.eye(len(gram_DD)), x_ND.T @ y_NE), np.float64
+    )
     return mean_D, a_DE, mean_E
 
 
@@ -88,16 +91,17 @@ def procrustes(x_ND: Floats, y_NE: Floats) -> Floats:
     Where D = E it minimises |X A - Y|.
     """
     u_DR, _, v_RE = np.linalg.svd(x_ND.T @ y_NE, full_matrices=False)
-    return u_DR @ v_RE
+    return np.asarray(u_DR @ v_RE, np.float64)
 
 
 def _is_held_out(labels_N: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Half of the classes; of fewer than 4 classes every other item."""
     classes = np.unique(labels_N)
     if len(classes) < 4:
-        return np.arange(len(labels_N)) % 2 == 1
+        return np.asarray(np.arange(len(labels_N)) % 2 == 1, np.bool_)
     held = np.random.default_rng(SEED).permutation(classes)[: len(classes) // 2]
-    return np.isin(labels_N, held)
+    is_held_N: NDArray[np.bool_] = np.isin(labels_N, held)
+    return is_held_N
 
 
 def _best_share(x_ND: Floats, y_NE: Floats, is_held_N: NDArray[np.bool_]) -> float:
@@ -131,7 +135,7 @@ def _on_what_is_left(x_ND: Floats, left_NE: Floats) -> Weights:
         rows = torch.randint(num, (min(ROWS, num),), generator=rng)
         loss = ((torch.relu(x[rows] @ w + c) @ v - left[rows]) ** 2).sum(dim=1).mean()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return {
         "W": (w.detach() / scale).numpy(),

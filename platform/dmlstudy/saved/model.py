@@ -138,7 +138,7 @@ class Model:
         The same reasons keep a study from scoring short vectors of it.
         """
         if self._kind.name != "embedder":
-            return f"a {self._kind.name}'s are made otherwise"
+            return f"embeddings are of no embedder ({self._kind.name})"
         architecture = self._described["architecture"]
         reasons = {
             "embeddings are points of a ball": architecture.get("space", "sphere") == "ball",

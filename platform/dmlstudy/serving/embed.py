@@ -25,7 +25,6 @@ from dmlstudy import data
 from dmlstudy.data import Inputs
 from dmlstudy.data.images import Indices, RandomViews
 from dmlstudy.files import PARQUET, check_output, written_whole
-from dmlstudy.metric_names import ShortForm
 from dmlstudy.retrieval import short_forms
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
@@ -285,7 +284,10 @@ def _embed(
     dim = data.join_embeddings(files, output, origin)
     _clear(job.folder)
     if short is None:
-        short = Short(ShortForm(None, 1 if job.opened.kind == "hashing model" else 32), dim)
+        num_bytes = (
+            dim if job.opened.kind == "hashing model" else 4 * dim
+        )  # a code's bit takes a byte of the file
+        return EmbedResult(num_items, dim, left_out, 32, num_bytes, dim)
     return EmbedResult(num_items, short.size, left_out, short.form.bits, short.num_bytes, short.whole)
 
 

@@ -71,9 +71,11 @@ class Service:
     """The model and the gallery; what waits is computed together, on all threads torch has.
 
     ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. ``accept_at``
-    replaces the model's threshold. ``short`` is the form of what ``POST /embed`` answers with; a gallery has a form of
-    its own. Queries go through ``space_map`` to the gallery's space. Raises ValueError as ``Model.loaded`` and
-    ``Retriever``, and for a map without a gallery.
+    replaces the model's threshold.
+
+    ``short`` is the form of what ``POST /embed`` answers with; a gallery has a form of its own. Queries go
+    through ``space_map`` to the gallery's space. Raises ValueError as ``Model.loaded`` and ``Retriever``, and for a map
+    without a gallery.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Service:
         self.acceptance = Acceptance.of(model, accept_at)
         self.note = ""
         self.lines: list[str] = []
-        """What is to be said of the vectors that are served: their form, bytes, and the map of queries."""
+        """Lines on the vectors that are served: their form, bytes, and the map of queries."""
         if short is not None:
             self.about["embeds"] = {
                 "size": short.size,
