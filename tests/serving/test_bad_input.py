@@ -320,4 +320,4 @@ def test_skipped_pictures_are_told_by_the_command(
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "left out: 1 .txt"
     assert re.fullmatch(r"left out: .*class0/00\.png: not a readable image \(none of PNG.*", lines[1])
-    assert lines[2] == f"29 embeddings of size 6 in {z}"
+    assert lines[2] == f"29 embeddings of size 6 (24 bytes each) in {z}"

@@ -54,7 +54,8 @@ def test_every_kind_of_model(
     ids, labels, z_ND = data.read_embeddings(output)
     items = of_files(Model.open(models[kind]), inputs)
     expected = Model.open(models[kind]).compute(items.read(range(len(items))))
-    assert made == (len(items), expected.shape[1], [])
+    assert made[:3] == (len(items), expected.shape[1], [])
+    assert made.bytes_per_vector == expected[0].nbytes
     assert (ids, labels) == (list(items.ids), items.labels)
     assert z_ND.dtype == expected.dtype
     np.testing.assert_allclose(z_ND, expected, atol=1e-6)
@@ -63,6 +64,7 @@ def test_every_kind_of_model(
     assert data.embeddings_origin(output) == {
         "model": Model.open(models[kind]).fingerprint,
         "source": str(inputs),
+        **({} if kind == "plain" else {"uncut": Model.open(models[kind]).uncut}),
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["z.parquet"]
 

@@ -246,7 +246,7 @@ def test_what_is_refused(models: dict[str, Path], pictures: Path, tmp_path: Path
     [
         (galleries.ABOUT, None, r"gallery\.json: no such file"),
         (galleries.ABOUT, b"{", r"gallery\.json: not understood"),
-        (galleries.ABOUT, b'{"format_version": 3}', "format 3, this version reads 2"),
+        (galleries.ABOUT, b'{"format_version": 4}', "format 4, this version reads 3"),
         (
             galleries.ABOUT,
             b'{"format_version": 2, "model": 7, "items": 3, "dim": 6}',
@@ -373,8 +373,8 @@ def counted(real):
         return real(*args, **named)
     return call
 
-gallery.data.write_items = counted(data.write_items)
-gallery.np.save = counted(gallery.np.save)
+gallery.embedding_files.write_item_batches = counted(gallery.embedding_files.write_item_batches)
+gallery._write_rows = counted(gallery._write_rows)
 gallery.sha256 = counted(gallery.sha256)
 gallery.put_in_place = counted(gallery.put_in_place)
 gallery.build(sys.argv[1], sys.argv[2])

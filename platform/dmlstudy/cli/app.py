@@ -101,6 +101,51 @@ SetOption = Annotated[
 ]
 
 
+SizeOption = Annotated[
+    Optional[int],
+    typer.Option(
+        "--size", min=1, help="Keep only the first so many numbers, normalised again; 64. Default: all."
+    ),
+]
+
+
+MapKindOption = Annotated[
+    str,
+    typer.Option(
+        "--map",
+        help="Maps that are fitted between both spaces: linear (ridge), orthogonal (Procrustes) or mlp; `--map mlp`.",
+    ),
+]
+
+
+SaveMapsOption = Annotated[
+    Optional[Path],
+    typer.Option(
+        "--save-maps",
+        help="Also write both maps, new-to-old and old-to-new, into this folder; `--save-maps maps`.",
+    ),
+]
+
+
+ItemsOption = Annotated[
+    Optional[int],
+    typer.Option(
+        "--items",
+        min=1,
+        help="Items of your gallery, whose cost is told; `--items 10000000`. Default: a million.",
+    ),
+]
+
+
+WithoutCompatibilityOption = Annotated[
+    bool,
+    typer.Option(
+        "--without-compatibility",
+        help="Leave out the scores across both models, which need the models and the data here.",
+    ),
+]
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 

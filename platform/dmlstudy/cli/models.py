@@ -16,9 +16,14 @@ from rich.table import Table
 from dmlstudy.cli.app import (
     DEFAULT_STORE,
     AddressOption,
+    ItemsOption,
     JsonOption,
+    MapKindOption,
+    SaveMapsOption,
     ServerOption,
+    SizeOption,
     StoreOption,
+    WithoutCompatibilityOption,
     app,
     model_at,
     store_at,
@@ -27,7 +32,19 @@ from dmlstudy.cli.tables import SCORES, console, say, show_json, show_table
 from dmlstudy.metric_names import on_test
 
 if TYPE_CHECKING:
+    from dmlstudy.cli.results import Beside
     from dmlstudy.registry.promotion import Decision
+    from dmlstudy.saved.space_map import SpaceMap
+    from dmlstudy.serving.embed import EmbedResult
+
+
+QueryMapOption = Annotated[
+    Optional[Path],
+    typer.Option(
+        "--map",
+        help="A map from this model's space to that of the gallery's model, for queries; `--map maps/new-to-old`.",
+    ),
+]
 
 
 @app.command(
@@ -79,22 +96,42 @@ def models(
 
 @app.command(
     epilog="Examples: `dmlstudy promote digits-embedder@challenger` ·"
-    " `dmlstudy promote digits-embedder/2 --anyway 'half the size'`",
+    " `dmlstudy promote digits-embedder/2 --anyway 'half the size'` ·"
+    " `dmlstudy promote digits-embedder/2 --map orthogonal --save-maps maps --items 10000000`",
 )
 def promote(
     model: Annotated[str, typer.Argument(help="NAME@ALIAS or NAME/VERSION.")],
     anyway: Annotated[
         Optional[str], typer.Option("--anyway", help="Promote without a comparison, for this reason.")
     ] = None,
+    map: MapKindOption = "linear",
+    save_maps: SaveMapsOption = None,
+    items: ItemsOption = None,
+    without_compatibility: WithoutCompatibilityOption = False,
     json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Put a version in use, if the paired comparison with the champion says better; else the champion stays."""
+    """Put a version in use, if the paired comparison with the champion says better; else the champion stays.
+
+    Told as well, and deciding nothing: how the version's queries do in a gallery of the champion's, as they are and
+    through a map, and what embedding such a gallery anew costs.
+    """
+    from dmlstudy.cli.results import compatibility_of
     from dmlstudy.registry import promotion
 
-    decision = promotion.promote(store_at(store, tracking_uri), model, anyway)
-    _show_decision(decision, model.partition("@")[0].partition("/")[0], json)
+    place = store_at(store, tracking_uri)
+    rivals = promotion.rivals(place, model)
+    beside = None
+    if rivals is not None:
+        beside = compatibility_of(place, *rivals, map, save_maps, items, is_left_out=without_compatibility)
+    elif save_maps is not None:
+        raise ValueError("--save-maps: there is no champion whose gallery a map would lead to; leave it out")
+    decision = promotion.promote(place, model, anyway)
+    if beside is not None and beside.found is not None:
+        promotion.note_compatibility(place, model, beside.found)
+    more = None if beside is None else beside
+    _show_decision(decision, model.partition("@")[0].partition("/")[0], json, more)
     if not decision.is_promoted:
         raise typer.Exit(1)
 
@@ -136,17 +173,41 @@ def pull(
 
 @app.command(
     epilog="Examples: `dmlstudy embed digits-embedder@champion images/ -o embeddings.parquet` ·"
-    " `dmlstudy embed model table.csv -o embeddings.parquet --workers 4`",
+    " `dmlstudy embed model table.csv -o embeddings.parquet --workers 4` ·"
+    " `dmlstudy embed model images/ -o short.parquet --size 64 --bits 8` ·"
+    " `dmlstudy embed new-model old-gallery --map maps/old-to-new -o gallery`",
 )
 def embed(
     model: Annotated[str, typer.Argument(help="A registered model, or a folder that was pulled.")],
     input: Annotated[
         Path,
         typer.Argument(
-            help="Image folder, image, .csv or .parquet table, .npy or .npz; vectors for models of these."
+            help="Image folder, image, .csv or .parquet table, .npy or .npz; vectors for models of these. With --map"
+            " an old model's gallery, or a file that it embedded."
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The Parquet file to write.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            help="The Parquet file to write; with --map any other name is a new gallery's folder.",
+        ),
+    ],
+    size: SizeOption = None,
+    bits: Annotated[
+        int,
+        typer.Option(
+            "--bits", help="Bits of each number: 32 (float), 8 (int8) or 1 (its sign, packed); `--bits 8`."
+        ),
+    ] = 32,
+    map: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--map",
+            help="Take an old model's vectors into this model's space, without pictures; `--map maps/old-to-new`.",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Items computed at once.")] = 256,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
     workers: Annotated[
@@ -174,11 +235,21 @@ def embed(
 
     If interrupted, it resumes from its parts when called again; of files, also after one was removed or repaired.
     Items that were left out are listed in the Parquet file's metadata, under dmlstudy.left_out.
+
+    With `--map` nothing is embedded: the vectors of an old gallery are mapped, in batches.
     """
     from rich.progress import track
 
     from dmlstudy.serving.embed import EmbedJob, Runner, check_on_corrupt, embed_into, one_by_one, told
 
+    if map is not None:
+        if size is not None or bits != 32 or workers > 1 or address:
+            raise ValueError(
+                "--map: maps whole vectors in one process; leave --size, --bits, --workers and --address out, and make"
+                " them short by `dmlstudy index`"
+            )
+        _embed_by_map(model, input, output, map, json, store, tracking_uri)
+        return
     run: Runner = one_by_one
     shown = Console(stderr=True)
     quiet: AbstractContextManager[None] = nullcontext()
@@ -205,7 +276,16 @@ def embed(
         model, store, tracking_uri, device="cpu" if is_shared else device, batch_size=batch_size
     ) as opened:
         corrupt = check_on_corrupt(on_corrupt)
-        job = EmbedJob.of(opened, input, output, device=device, on_corrupt=corrupt, max_pixels=max_pixels)
+        job = EmbedJob.of(
+            opened,
+            input,
+            output,
+            device=device,
+            on_corrupt=corrupt,
+            max_pixels=max_pixels,
+            size=size,
+            bits=bits,
+        )
         with quiet:
             made = embed_into(job, run, follow)
         lines = told(job, made)
@@ -214,7 +294,41 @@ def embed(
         return
     for line in lines:
         say(line)
-    say(f"{made.num_items} embeddings of size {made.dim} in {output}")
+    say(f"{made.num_items} embeddings of size {_form_line(made)} in {output}")
+
+
+def _form_line(made: EmbedResult) -> str:
+    """The size of vectors with bits and bytes."""
+    if made.bits == 32 and made.dim == made.whole:
+        return f"{made.dim} ({made.bytes_per_vector} bytes each)"
+    return f"{made.dim} x {made.bits} bit ({made.bytes_per_vector} bytes each, whole {4 * made.whole})"
+
+
+def _embed_by_map(
+    model: str, old: Path, output: Path, folder: Path, json: bool, store: Path, tracking_uri: str | None
+) -> None:
+    """The command `embed` with a map."""
+    from rich.progress import track
+
+    from dmlstudy.saved.space_map import SpaceMap
+    from dmlstudy.serving.mapping import map_into
+
+    space_map, shown = SpaceMap.open(folder), Console(stderr=True)
+
+    def follow(batches: Iterable[Any], number: int) -> Iterable[Any]:
+        return track(
+            batches, description="mapping", total=number, console=shown, disable=not shown.is_terminal
+        )
+
+    with model_at(model, store, tracking_uri) as opened:
+        made = map_into(opened, old, output, space_map, follow)
+    if json:
+        show_json({"file": str(output), "map": space_map.digest, **made._asdict()})
+        return
+    say(
+        f"{made.num_items} vectors mapped ({space_map.described.kind}, map {space_map.digest[:12]}) to size"
+        f" {_form_line(made)} in {output}"
+    )
 
 
 @app.command(
@@ -251,7 +365,8 @@ def export(
 
 @app.command(
     epilog="Examples: `dmlstudy index embeddings.parquet -o gallery` ·"
-    " `dmlstudy index embeddings.parquet -o gallery --kind ivf`",
+    " `dmlstudy index embeddings.parquet -o gallery --kind ivf` ·"
+    " `dmlstudy index embeddings.parquet -o gallery --size 64 --bits 1`",
 )
 def index(
     embeddings: Annotated[Path, typer.Argument(help="A file that `dmlstudy embed` wrote.")],
@@ -259,17 +374,39 @@ def index(
     kind: Annotated[
         str, typer.Option(help="flat (exact), ivf, ivf_pq (in a fraction of the memory) or hnsw.")
     ] = "flat",
+    size: SizeOption = None,
+    bits: Annotated[
+        Optional[int],
+        typer.Option(
+            "--bits",
+            help="Bits of each number that is searched: 32, 8 or 1; `--bits 1`. Default: the file's.",
+        ),
+    ] = None,
+    beside: Annotated[
+        Optional[str],
+        typer.Option(
+            "--beside",
+            help="Vectors on disk that put in order what short ones find: float (the file's; default), int8, none.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a gallery of embeddings, to be searched by `dmlstudy retrieve` and `dmlstudy serve`."""
-    from dmlstudy.serving.gallery import build
+    """Make a gallery of embeddings, to be searched by `dmlstudy retrieve` and `dmlstudy serve`.
 
-    gallery = build(embeddings, output, kind)  # type: ignore[arg-type]
+    With `--size` and `--bits` it is searched by short vectors; the first `--among` of these are then put in order by
+    larger ones.
+    """
+    from dmlstudy.serving.gallery import build
+    from dmlstudy.serving.short_search import check_beside
+
+    kept = None if beside is None else check_beside(beside)
+    gallery = build(embeddings, output, kind, size=size, bits=bits, beside=kept)  # type: ignore[arg-type]
     if json:
-        dim = gallery.vectors_MD.shape[1]
-        show_json({"folder": str(output), "num_items": len(gallery), "dim": dim, "kind": kind})
+        facts = {name: value for name, value in gallery.facts.items() if name not in ("items", "model")}
+        show_json({"folder": str(output), "num_items": len(gallery), "kind": kind, **facts})
         return
-    say(f"{len(gallery)} items of size {gallery.vectors_MD.shape[1]} in {output} ({kind})")
+    say(f"{len(gallery)} items of size {gallery.dim} in {output} ({kind})")
+    say(gallery.line)
 
 
 @app.command(
@@ -278,7 +415,10 @@ def index(
 )
 def retrieve(
     model: Annotated[
-        str, typer.Argument(help="The model the gallery was made with, registered or a folder.")
+        str,
+        typer.Argument(
+            help="The model the gallery was made with, registered or a folder; with --map another one."
+        ),
     ],
     gallery: Annotated[Path, typer.Argument(help="A folder that `dmlstudy index` made.")],
     query: Annotated[Path, typer.Argument(help="An image, or anything else that `dmlstudy embed` takes.")],
@@ -289,6 +429,7 @@ def retrieve(
     among: Annotated[
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
+    map: QueryMapOption = None,
     sheet: Annotated[
         Optional[Path],
         typer.Option("--sheet", help="Also write an HTML page of pictures; no other file is replaced."),
@@ -322,7 +463,11 @@ def retrieve(
         items = open_gallery(gallery, device=device)
         if items.note:
             print(f"note: {items.note}", file=sys.stderr)
-        retriever = Retriever(opened, items, rerank=rerank, among=among, accept_at=accept_at)
+        retriever = Retriever(
+            opened, items, rerank=rerank, among=among, accept_at=accept_at, space_map=_opened_map(map)
+        )
+        for line in retriever.notes:
+            print(f"note: {line}", file=sys.stderr)
         queries = of_files(opened, query)
         hits = find(retriever, queries, k, is_own=own_items(items, query, queries) if exclude_self else None)
         if sheet is not None:
@@ -371,6 +516,15 @@ def serve(
     among: Annotated[
         int, typer.Option(min=1, help="Items of the index that are put in a better order.")
     ] = 100,
+    map: QueryMapOption = None,
+    size: SizeOption = None,
+    bits: Annotated[
+        int,
+        typer.Option(
+            "--bits",
+            help="Bits of each number that /embed answers with: 32, 8 or 1 (packed); a gallery has its; `--bits 8`.",
+        ),
+    ] = 32,
     accept_at: Annotated[
         Optional[float],
         typer.Option("--accept-at", help="The least score of a match, in place of the model's threshold."),
@@ -403,6 +557,7 @@ def serve(
     """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs describes the bodies."""
     from dmlstudy.saved import is_model
     from dmlstudy.serving import guards, server
+    from dmlstudy.serving.short_search import wanted_of
 
     token = os.environ.get("DMLSTUDY_TOKEN") or None
     if token_file is not None:
@@ -425,7 +580,11 @@ def serve(
             rerank=rerank,
             among=among,
             accept_at=accept_at,
+            short=wanted_of(opened, size, bits),
+            space_map=_opened_map(map),
         )
+        for line in service.lines:
+            print(line, file=sys.stderr)
         if service.note:
             print(f"note: {service.note}", file=sys.stderr)
         for line in service.acceptance.lines if service.acceptance is not None else ():
@@ -436,14 +595,23 @@ def serve(
         server.serve(service, place, access, is_logged=access_log)
 
 
+def _opened_map(folder: Path | None) -> SpaceMap | None:
+    from dmlstudy.saved.space_map import SpaceMap
+
+    return None if folder is None else SpaceMap.open(folder)
+
+
 def _decision_facts(decision: Decision) -> dict[str, Any]:
     return {**decision.model_dump(mode="json"), "is_promoted": decision.is_promoted}
 
 
-def _show_decision(decision: Decision, name: str, json: bool) -> None:
+def _show_decision(decision: Decision, name: str, json: bool, beside: Beside | None = None) -> None:
     from dmlstudy.registry import promotion
 
     if json:
-        show_json({"model": name, **_decision_facts(decision)})
-    else:
-        say(promotion.said(decision, name))
+        more = {} if beside is None else {"compatibility": beside.facts}
+        show_json({"model": name, **_decision_facts(decision), **more})
+        return
+    say(promotion.said(decision, name))
+    for line in [] if beside is None else beside.lines:
+        say(line)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional
 
 import typer
 
 from dmlstudy.cli.app import (
     DEFAULT_STORE,
+    ItemsOption,
     JsonOption,
+    MapKindOption,
+    SaveMapsOption,
     ServerOption,
     StoreOption,
+    WithoutCompatibilityOption,
     app,
     store_at,
 )
 from dmlstudy.cli.tables import say, show_json, show_leaderboard, show_tally
+from dmlstudy.text import one_line
+
+if TYPE_CHECKING:
+    from dmlstudy.registry.compatibility import Compatibility
+    from dmlstudy.store import Store
 
 
 @app.command(
@@ -128,23 +137,103 @@ def report(
         say(f"not finished: {written.notice}")
 
 
-@app.command(epilog="Example: `dmlstudy compare digits-embedder/1 digits-embedder/2`")
+@app.command(
+    epilog="Examples: `dmlstudy compare digits-embedder/2 digits-embedder/1` ·"
+    " `dmlstudy compare digits-embedder@challenger digits-embedder --map linear --save-maps maps --items 10000000`",
+)
 def compare(
-    first: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION.")],
-    second: Annotated[str, typer.Argument(help="Another one, judged on the same test data.")],
+    first: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS or NAME/VERSION; the new one.")],
+    second: Annotated[str, typer.Argument(help="Another one, judged on the same test data; the old one.")],
+    map: MapKindOption = "linear",
+    save_maps: SaveMapsOption = None,
+    items: ItemsOption = None,
+    without_compatibility: WithoutCompatibilityOption = False,
     json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Compare two registered versions by the verdict seeds that both families have, and as two models by class."""
+    """Compare two registered versions by the verdict seeds that both families have, and as two models by class.
+
+    Told as well: queries of the first, new one in items of the second, old one on the test classes, as they are and
+    through maps fitted on development data, and what embedding a gallery anew costs.
+    """
     from dmlstudy.registry import promotion
 
-    found = promotion.compared(store_at(store, tracking_uri), first, second)
+    place = store_at(store, tracking_uri)
+    found = promotion.compared(place, first, second)
+    beside = compatibility_of(place, first, second, map, save_maps, items, is_left_out=without_compatibility)
     if json:
-        show_json(found.model_dump(mode="json"))
+        more = {} if beside is None else {"compatibility": beside.facts}
+        show_json({**found.model_dump(mode="json"), **more})
         return
-    for line in found.lines:
+    for line in [*found.lines, *([] if beside is None else beside.lines)]:
         say(line)
+
+
+class Beside(NamedTuple):
+    """The compatibility beside another answer, or the reason why it is not told; ``saved`` is where maps are."""
+
+    found: Compatibility | None
+    why_not: str = ""
+    saved: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The same for programs."""
+        if self.found is None:
+            return {"not_told": self.why_not}
+        return {**self.found.model_dump(mode="json"), "maps": list(self.saved)}
+
+    @property
+    def lines(self) -> list[str]:
+        """The same for people."""
+        if self.found is None:
+            return [f"compatibility is not told: {self.why_not}"]
+        return [*self.found.lines, *self.saved]
+
+
+def compatibility_of(
+    place: Store,
+    new: str,
+    old: str,
+    kind: str,
+    save_maps: Path | None,
+    items: int | None,
+    *,
+    is_left_out: bool,
+) -> Beside | None:
+    """The compatibility of two versions; None where it is left out.
+
+    Where the models or the data are not here the reason is told. It is an error only where maps are to be saved.
+    """
+    from dmlstudy.registry import compatibility
+    from dmlstudy.saved.space_map import check_map_kind
+
+    checked = check_map_kind(kind)
+    if is_left_out:
+        if save_maps is not None:
+            raise ValueError(
+                "--save-maps: maps are fitted with the compatibility; leave --without-compatibility out"
+            )
+        return None
+    try:
+        if save_maps is not None:
+            compatibility.check_place(save_maps)
+        found, maps = compatibility.measured(place, new, old, checked, num_items=items)
+    except (ValueError, OSError) as error:
+        if save_maps is not None:
+            raise
+        return Beside(None, one_line(error))
+    if save_maps is None:
+        return Beside(found)
+    kept = maps.save(save_maps)
+    return Beside(
+        found,
+        saved=tuple(
+            f"map {each.digest[:12]} in {save_maps / name}"
+            for name, each in ((compatibility.NEW_TO_OLD, kept[0]), (compatibility.OLD_TO_NEW, kept[1]))
+        ),
+    )
 
 
 @app.command(

@@ -214,8 +214,8 @@ def write_embeddings(
 ) -> None:
     """Write columns id, label (null if unknown) and embedding (fixed-size list), all or nothing.
 
-    The list is of float32, or of int8 where ``z_ND`` is: codes of +1 and -1. ``left_out``, the items that have no
-    embedding and why, is kept in the metadata.
+    The list is of float32, or of int8 or uint8 where ``z_ND`` is: codes of +1 and -1, numbers of 8 bits, packed bits.
+    ``left_out``, the items that have no embedding and why, is kept in the metadata.
 
     Raises ValueError if the folder is missing or the columns differ in length.
     """
@@ -225,7 +225,7 @@ def write_embeddings(
     if z_ND.ndim != 2 or len(ids) != len(z_ND) or (labels is not None and len(labels) != len(z_ND)):
         num_labels = "no" if labels is None else len(labels)
         raise ValueError(f"{path}: {len(ids)} ids, {num_labels} labels and embeddings of shape {z_ND.shape}")
-    dtype = np.int8 if z_ND.dtype == np.int8 else np.float32
+    dtype = z_ND.dtype if z_ND.dtype in (np.int8, np.uint8) else np.float32
     values = pa.array(np.ascontiguousarray(z_ND, dtype=dtype).reshape(-1))
     table = pa.table(
         {
@@ -489,7 +489,7 @@ def _remove_abandoned(draft: Path) -> None:
 
 
 def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[Any]]:
-    """Read what ``write_embeddings`` wrote: ids, labels (None if unknown), z_ND of float32, or int8 of codes.
+    """Read what ``write_embeddings`` wrote: ids, labels (None if unknown), z_ND of float32, int8 or uint8.
 
     Raises ValueError naming the file if it is missing, broken or not a file of embeddings.
     """
@@ -501,7 +501,9 @@ def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDAr
     return (
         table["id"].to_pylist(),
         None if labels.null_count == len(labels) else labels.to_pylist(),
-        values.astype(np.int8 if values.dtype == np.int8 else np.float32, copy=False).reshape(-1, dim),
+        values.astype(
+            values.dtype if values.dtype in (np.int8, np.uint8) else np.float32, copy=False
+        ).reshape(-1, dim),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dmlstudy import metric_names
 from dmlstudy.data import preprocessing as data_preprocessing
@@ -20,6 +20,9 @@ from dmlstudy.registry.markdown import code, verbatim
 from dmlstudy.training.lineage import ARROW, RANDOM, KeptNotes
 from dmlstudy.verdict.comparison import remarks
 from dmlstudy.verdict.thresholds import Errors
+
+if TYPE_CHECKING:
+    from dmlstudy.registry.compatibility import Compatibility
 
 SHOWN = 12
 """Test metrics in the table: the objective, then the others in their order."""
@@ -144,6 +147,44 @@ def usage(name: str, number: int | None, takes: str, gives: str) -> str:
             "",
         ]
     )
+
+
+COMPATIBILITY = "## Compatibility"
+
+
+def compatibility(found: Compatibility) -> str:
+    """The section on queries of this model in galleries of the one before it, as Markdown."""
+    base = found.of("old", "old")
+    return "\n".join(
+        [
+            COMPATIBILITY,
+            "",
+            f"{found.new} (new) with galleries of {found.old} (old), on {found.num_classes} test classes that neither"
+            f" has seen. The {found.kind} maps are fitted on {found.num_fitted} development items.",
+            "",
+            "| queries | gallery | map | MAP@R | beside old in old | R@1 |",
+            "|---|---|---|---:|---:|---:|",
+            *(
+                f"| {each.queries} | {each.gallery} | {each.map or 'none'} | {each.map_at_r:.4f} |"
+                f" {'' if base is None else f'{each.map_at_r - base.map_at_r:+.4f}'} | {each.recall_at_1:.4f} |"
+                for each in found.scores
+            ),
+            "",
+            *([f"Without a map: {found.not_crossed}.", ""] if found.not_crossed else []),
+            f"Cost: {found.cost}.",
+            "",
+        ]
+    )
+
+
+def with_compatibility(card: str, section: str) -> str:
+    """A card with this section before its use, in place of one of an earlier comparison."""
+    before, found, rest = card.partition(f"{COMPATIBILITY}\n")
+    if found:
+        _, heading, after = rest.partition("\n## ")
+        return f"{before}{section}{heading and f'{heading}{after}'}"
+    before, found, after = card.partition("## Use\n")
+    return f"{before}{section}\n{found}{after}" if found else f"{card}\n{section}"
 
 
 def _size(data: DataConfig) -> dict[str, str]:

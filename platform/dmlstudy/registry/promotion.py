@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import Record
-from dmlstudy.registry import leaderboard, model_page, models, tracking
+from dmlstudy.registry import card, leaderboard, model_page, models, tracking
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
 from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.store import Store, StoreError
@@ -29,6 +30,9 @@ from dmlstudy.verdict.comparison import (
     compare,
     compare_models,
 )
+
+if TYPE_CHECKING:
+    from dmlstudy.registry.compatibility import Compatibility
 
 CHALLENGER = "challenger"
 
@@ -179,6 +183,28 @@ def promote(store: Store, reference: str, anyway: str | None = None) -> Decision
     if anyway:
         return _decided(store, version, champion, f"without a comparison: {anyway}")
     return _challenged(store, version, champion)
+
+
+@tracking.in_one_line
+def rivals(store: Store, reference: str) -> tuple[str, str] | None:
+    """A version and the champion whose place it is to take, as NAME/VERSION; None where there is no other."""
+    version = models.resolve(store, reference)
+    champion = _champion(store, version.name)
+    if champion is None or champion.version == version.version:
+        return None
+    return f"{version.name}/{version.version}", f"{champion.name}/{champion.version}"
+
+
+@tracking.in_one_line
+def note_compatibility(store: Store, reference: str, found: Compatibility) -> None:
+    """Keep a version's compatibility with the champion before it as a section of its card on MLflow's page.
+
+    A section of the same is replaced.
+    """
+    client, version = tracking.connect(store), models.resolve(store, reference)
+    written = client.get_model_version(version.name, str(version.version)).description or ""
+    text = card.with_compatibility(written, card.compatibility(found))
+    client.update_model_version(version.name, str(version.version), text)
 
 
 @tracking.in_one_line

@@ -406,6 +406,24 @@ class CodeIndex(Index):
             engine.train(vectors)
         return engine
 
+    def nearest(self, queries: Codes, k: int) -> tuple[Ints, Floats]:
+        """As ``search``, of a flat index with ties by id: all codes as near as the k-th are found, then the first k.
+
+        Raises ValueError as ``search``, and for an index of another kind.
+        """
+        if self.identity.kind != "flat":
+            raise ValueError(f"an index of the kind {self.identity.kind} does not find all ties; take flat")
+        id_QK, distance_QK = self.search(queries, k)
+        found_K = min(k, len(self))
+        for row, query in enumerate(self._checked(queries)):
+            _, bits_H, place_H = self._engine.range_search(
+                query[None], int(distance_QK[row, found_K - 1]) + 1
+            )
+            id_H = self._id_N[place_H]
+            order_K = np.lexsort((id_H, bits_H))[:found_K]
+            id_QK[row, :found_K], distance_QK[row, :found_K] = id_H[order_K], bits_H[order_K]
+        return id_QK, distance_QK
+
     def _distance(self, score_QK: NDArray[Any]) -> NDArray[Any]:
         return score_QK.astype(np.float32)
 

@@ -132,6 +132,30 @@ class Model:
         return float(architecture.get("curvature", CURVATURE))
 
     @property
+    def uncut(self) -> str:
+        """The reason why leading parts of its embeddings, and few bits of each number, mean nothing; empty if they do.
+
+        The same reasons keep a study from scoring short vectors of it.
+        """
+        if self._kind.name != "embedder":
+            return f"embeddings are of no embedder ({self._kind.name})"
+        architecture = self._described["architecture"]
+        reasons = {
+            "embeddings are points of a ball": architecture.get("space", "sphere") == "ball",
+            "embeddings have no unit norm": architecture.get("unit_norm", True) is not True,
+            "embeddings are codes": architecture.get("code", "none") != "none",
+            "embeddings are of several layers": bool(architecture.get("head_depth", 0)),
+            "embeddings are of several heads": architecture.get("fusion", "none") in ("heads", "unit_heads"),
+            "the model has a structure head": architecture.get("structure", "none") != "none",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
+    @property
+    def dim(self) -> int | None:
+        """The size of its embeddings, as its example has them; None of a model without an example."""
+        return None if self.example is None else int(self.example[1].shape[1])
+
+    @property
     def is_symmetric(self) -> bool:
         """True if queries are embedded as a gallery's items are."""
         return self._kind.is_symmetric

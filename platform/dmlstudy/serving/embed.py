@@ -25,8 +25,10 @@ from dmlstudy import data
 from dmlstudy.data import Inputs
 from dmlstudy.data.images import Indices, RandomViews
 from dmlstudy.files import PARQUET, check_output, written_whole
+from dmlstudy.retrieval import short_forms
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
+from dmlstudy.serving.short_search import Short, wanted_of
 
 PART = 4096
 """Items of a part, about: what is read and embedded between two files, and lost at most by a stop."""
@@ -54,11 +56,17 @@ class Part(NamedTuple):
 
 
 class EmbedResult(NamedTuple):
-    """The output: its rows, the size of an embedding, and items left out with the reason for each."""
+    """The output: its rows, the size of an embedding, and items left out with the reason for each.
+
+    ``bits`` are those of a number, ``bytes_per_vector`` what these take, of embeddings of ``whole`` numbers.
+    """
 
     num_items: int
     dim: int
     left_out: list[tuple[str, str]]
+    bits: int = 32
+    bytes_per_vector: int = 0
+    whole: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class EmbedJob:
     """A model's folder, what it is to embed, and where to; each process opens the model once for itself.
 
     ``on_corrupt`` 'skip' leaves out pictures that cannot be decoded. A picture may have ``max_pixels``, None for the
-    bound that there is anyway.
+    bound that there is anyway. ``size`` and ``bits`` are those of a short form, None and 32 of whole embeddings.
     """
 
     model: str
@@ -76,6 +84,8 @@ class EmbedJob:
     device: str = "auto"
     on_corrupt: OnCorrupt = "error"
     max_pixels: int | None = None
+    size: int | None = None
+    bits: int = 32
 
     @classmethod
     def of(
@@ -104,6 +114,17 @@ class EmbedJob:
         return Model.open(self.model, device=self.device, batch_size=self.batch_size)
 
     @functools.cached_property
+    def short(self) -> Short | None:
+        """The form of what is written, None of whole embeddings. Raises ValueError for one that there is none of."""
+        return wanted_of(self.opened, self.size, self.bits)
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """The model and the form of the embeddings, by which parts are told from those of others."""
+        form = "" if self.short is None else f" {self.short}"
+        return f"{self.opened.fingerprint}{form}"
+
+    @functools.cached_property
     def items(self) -> Inputs:
         """The items to embed. Raises ValueError naming what is missing or of another kind than the model takes."""
         return of_files(self.opened, self.inputs, self.max_pixels)
@@ -111,7 +132,7 @@ class EmbedJob:
     @functools.cached_property
     def parts(self) -> list[Part]:
         """All items in their order, cut where their digests say."""
-        model = self.opened.fingerprint.encode()
+        model = self.identity.encode()
         found, start, digest = [], 0, hashlib.blake2b(model, digest_size=16)
         num_items = len(self.items)
         for row, key in enumerate(self.items.keys()):
@@ -148,7 +169,8 @@ class EmbedJob:
         for (number, indices), items in zip(
             batches, reader.batches(each for _, each in batches), strict=True
         ):
-            made.append(self.opened.compute(items))
+            z_BD = self.opened.compute(items)
+            made.append(z_BD if self.short is None else short_forms.kept(z_BD, *self.short.form))
             rows = self.parts[number].rows
             if indices[-1] + 1 == rows.stop:
                 self._write(number, np.concatenate(made), reader.damaged)
@@ -225,6 +247,7 @@ def embed_into(
     the output is replaced when all is done, or not at all.
     """
     output = check_output(job.output, "a Parquet file", PARQUET)
+    _ = job.short  # what is wrong with it is told before anything is read
     numbers = range(len(job.parts))
     with _sole_writer(job):
         return _embed(job, run, follow, numbers, output)
@@ -253,9 +276,19 @@ def _embed(
     origin = {"model": job.opened.fingerprint, "source": job.inputs}
     if job.opened.curvature is not None:
         origin["curvature"] = repr(job.opened.curvature)
+    short = job.short
+    if short is not None:
+        origin |= short.origin()
+    elif job.opened.uncut:
+        origin["uncut"] = job.opened.uncut
     dim = data.join_embeddings(files, output, origin)
     _clear(job.folder)
-    return EmbedResult(num_items, dim, left_out)
+    if short is None:
+        num_bytes = (
+            dim if job.opened.kind == "hashing model" else 4 * dim
+        )  # a code's bit takes a byte of the file
+        return EmbedResult(num_items, dim, left_out, 32, num_bytes, dim)
+    return EmbedResult(num_items, short.size, left_out, short.form.bits, short.num_bytes, short.whole)
 
 
 @contextmanager
@@ -310,7 +343,7 @@ def check_on_corrupt(text: str) -> OnCorrupt:
 
 def _claim(job: EmbedJob) -> None:
     """Make the folder of the parts, or take over what a broken-off call of the same job has left there."""
-    about = {"model": job.opened.fingerprint, "inputs": job.inputs}
+    about = {"model": job.identity, "inputs": job.inputs}
     noted = job.folder / NOTED
     if noted.is_file():
         known = _read_note(noted)

@@ -108,11 +108,15 @@ def page(
     address: str,
     *,
     accepts: Sequence[str] = (),
+    forms: Sequence[str] = (),
 ) -> str:
-    """The page that tells the bodies, each as a line for a shell that asks at ``address``, and what is accepted."""
+    """The page that tells the bodies, each as a line for a shell that asks at ``address``, and what is accepted.
+
+    ``forms`` are lines on the vectors: their numbers, bits and bytes.
+    """
     header = "" if token is None else ' -H "Authorization: Bearer $TOKEN"'
     if takes.image_size is not None:
-        forms = [
+        asked = [
             ("A picture's bytes", f"curl{header} --data-binary @x.jpg {address}/embed"),
             ("Files of a form", f"curl{header} -F image=@x.jpg -F image=@y.png {address}/embed"),
             (
@@ -124,10 +128,10 @@ def page(
         example = ", ".join(["0.5"] * min(3, takes.num_features)) + (
             ", ..." if takes.num_features > 3 else ""
         )
-        forms = [("JSON", f"curl{header} --json '{{\"vectors\": [[{example}]]}}' {address}/embed")]
-    sections = [Html(element("h2", title) + element("pre", element("code", line))) for title, line in forms]
+        asked = [("JSON", f"curl{header} --json '{{\"vectors\": [[{example}]]}}' {address}/embed")]
+    sections = [Html(element("h2", title) + element("pre", element("code", line))) for title, line in asked]
     if has_gallery:
-        line = forms[0][1].replace("/embed", "'/retrieve?k=5'").replace(address + "'", "'" + address)
+        line = asked[0][1].replace("/embed", "'/retrieve?k=5'").replace(address + "'", "'" + address)
         sections.append(Html(element("h2", "The nearest items") + element("pre", element("code", line))))
         sections.append(
             element(
@@ -136,6 +140,9 @@ def page(
                 " are nearer; the answer's order says what both are, and what the ranks are by.",
             )
         )
+    if forms:
+        sections.append(Html(element("h2", "Vectors")))
+        sections += [element("p", line) for line in forms]
     if accepts:
         said = (
             "A match is accepted if its score reaches the threshold, a query if any match in its answer does."
@@ -266,11 +273,14 @@ _SCHEMAS: dict[str, Any] = {
             "items": {"type": "object", "properties": {"source": _TEXT}, "required": ["source"]},
         },
         seen={"type": ["string", "null"], "description": "classes of its study that its start had seen"},
-    ),
+    )
+    | {
+        "description": "with a gallery also its items, form and bytes of a vector; of short answers their form"
+    },
     "Embedded": _object(
         model={"type": "string", "description": "the model's name and version"},
         digest={"type": "string", "description": "the SHA-256 of its manifest"},
-        dim={"type": "integer"},
+        dim={"type": "integer", "description": "numbers of an embedding; of 1 bit each, packed in bytes"},
         embeddings={"type": "array", "items": _NUMBERS},
     ),
     "Retrieved": _object(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dmlstudy import retrieval
 from dmlstudy.saved import Model
+from dmlstudy.saved.space_map import SpaceMap
 from dmlstudy.serving.acceptance import Acceptance
 from dmlstudy.serving.gallery import Gallery
 
@@ -66,8 +67,12 @@ class Retriever:
     embedding (NASA Eq. 3, of codes Eq. 7), 'layers' by the layers' similarities (OAHU, section 3.6); 'auto' does
     what the model has a head for, 'none' leaves them. ``accept_at`` replaces the model's threshold.
 
-    Raises ValueError for the gallery of another model, another name, an order that the model has no head for,
-    ``among`` below 1, and an ``accept_at`` that is no number.
+    With a ``space_map`` queries go through it into the space of the gallery's model. Neither they nor short vectors are
+    put in an order of the model's heads. The model's threshold is of its own embeddings: where distances are of others
+    it does not hold, which ``notes`` say.
+
+    Raises ValueError for the gallery of another model, a map that does not lead from this model to it, another name,
+    an order that the model has no head for, ``among`` below 1, and an ``accept_at`` that is no number.
     """
 
     def __init__(
@@ -78,12 +83,9 @@ class Retriever:
         rerank: str = "auto",
         among: int = 100,
         accept_at: float | None = None,
+        space_map: SpaceMap | None = None,
     ) -> None:
-        if model.fingerprint != gallery.model:
-            raise ValueError(
-                f"the gallery was made by another model ({gallery.model[:12]}, this is {model.fingerprint[:12]}); use"
-                " that one, or embed and index the items anew"
-            )
+        _check_fits(model, gallery, space_map)
         if model.curvature != gallery.curvature:
             raise ValueError(
                 f"the gallery is searched by another distance than its model's (curvature {gallery.curvature}, the"
@@ -94,10 +96,28 @@ class Retriever:
         if among < 1:
             raise ValueError(f"among={among} must be at least 1")
         self.model, self.gallery, self.among = model, gallery, among
-        self.acceptance = Acceptance.of(model, accept_at)
-        """The threshold of matches, None where the model has none; it is of scores, whatever order they stand in."""
+        self.space_map = space_map
+        self.notes: list[str] = []
+        """Lines on what is otherwise with this gallery than with the model's own whole vectors."""
+        is_own = space_map is None and gallery.is_exact
+        self.acceptance = Acceptance.of(model, accept_at) if is_own or accept_at is not None else None
+        """The threshold of matches, None where there is none; it is of scores, whatever order they stand in."""
+        if not is_own and accept_at is None and model.threshold is not None:
+            self.notes.append(
+                "the model's threshold is of its own whole embeddings, which this gallery's scores are not of; nothing"
+                " is accepted or rejected without --accept-at"
+            )
         num_bits = gallery.vectors_MD.shape[1] if gallery.has_codes else None
-        self.measure = _measure(model.gives_unit_vectors, num_bits, model.curvature)
+        is_unit = model.gives_unit_vectors if space_map is None else space_map.described.is_unit
+        self.measure = _measure(is_unit, num_bits, model.curvature)
+        is_plain = space_map is None and gallery.short is None and gallery.map is None
+        if not is_plain and rerank not in ("auto", "none"):
+            raise ValueError(
+                f"rerank={rerank!r}: the order is of the model's own whole embeddings, and the gallery has mapped or"
+                " short ones; set none"
+            )
+        if not is_plain:
+            rerank = "none"
         has: dict[Rerank, bool] = {"structure": model.has_structure, "layers": model.layers is not None}
         own_order: Rerank = next((name for name in has if has[name]), "none")
         self.rerank: Rerank = own_order if rerank == "auto" else cast(Rerank, rerank)
@@ -113,8 +133,10 @@ class Retriever:
         """The k best items of queries that the model's ``query`` has embedded. Raises ValueError for k < 1."""
         if k < 1:
             raise ValueError(f"k={k} must be at least 1")
+        if self.space_map is not None:
+            query_QD = self.space_map(query_QD)
         among = k if self.rerank == "none" else max(k, self.among)
-        place_QK, distance_QK = self.gallery.search(query_QD, min(among, len(self.gallery)))
+        place_QK, distance_QK = self.gallery.search(query_QD, min(among, len(self.gallery)), among=self.among)
         if self.rerank != "none":
             order_QK = self._order(query_QD, omega_QD, place_QK)
             distance_QK = _follow(distance_QK, place_QK, order_QK)
@@ -143,6 +165,25 @@ class Retriever:
             assert omega_QD is not None
             again_QK = retrieval.by_structure(query_QD, omega_QD, found_RD, local_QK, n)
         return np.where(again_QK < 0, -1, own_R[again_QK])
+
+
+def _check_fits(model: Model, gallery: Gallery, space_map: SpaceMap | None) -> None:
+    """Raise ValueError where a gallery is of another space than the one that queries of the model come to."""
+    if space_map is not None and space_map.source != model.fingerprint:
+        raise ValueError(
+            f"the map leads from another model's space ({space_map.source[:12]}, this is {model.fingerprint[:12]});"
+            " name a map from this model's, or use that model"
+        )
+    if space_map is not None and space_map.target != gallery.model:
+        raise ValueError(
+            f"the map leads to another model's space ({space_map.target[:12]}) than the gallery's"
+            f" ({gallery.model[:12]}); name a map to that one"
+        )
+    if space_map is None and model.fingerprint != gallery.model:
+        raise ValueError(
+            f"the gallery was made by another model ({gallery.model[:12]}, this is {model.fingerprint[:12]}); use"
+            " that one, give --map with a map from this model's space to that one's, or embed and index the items anew"
+        )
 
 
 def by_layers(query_QD: Floats, gallery_RD: Floats, place_QK: Places, layers: Layers) -> Places:

@@ -43,7 +43,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dmlstudy import data, html
+from dmlstudy.retrieval import short_forms
 from dmlstudy.saved import Model
+from dmlstudy.saved.space_map import SpaceMap
 from dmlstudy.serving import bodies, openapi, origin, traffic
 from dmlstudy.serving.acceptance import Acceptance
 from dmlstudy.serving.batching import Batcher, Gone, Outputs
@@ -52,6 +54,7 @@ from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
 from dmlstudy.serving.gallery import open_gallery
 from dmlstudy.serving.guards import Access, Limits, Memory, busy, check_token, read_body
 from dmlstudy.serving.retriever import Found, Retriever
+from dmlstudy.serving.short_search import Short
 
 MOST_PORT = 65535
 
@@ -68,7 +71,11 @@ class Service:
     """The model and the gallery; what waits is computed together, on all threads torch has.
 
     ``name`` is what answers call the model; ``note`` is what is to be said of the gallery, if anything. ``accept_at``
-    replaces the model's threshold. Raises ValueError as ``Model.loaded`` and ``Retriever``.
+    replaces the model's threshold.
+
+    ``short`` is the form of what ``POST /embed`` answers with; a gallery has a form of its own. Queries go
+    through ``space_map`` to the gallery's space. Raises ValueError as ``Model.loaded`` and ``Retriever``, and for a map
+    without a gallery.
     """
 
     def __init__(
@@ -81,25 +88,51 @@ class Service:
         rerank: str = "auto",
         among: int = 100,
         accept_at: float | None = None,
+        short: Short | None = None,
+        space_map: SpaceMap | None = None,
     ) -> None:
+        if space_map is not None and gallery is None:
+            raise ValueError("--map is for queries of a gallery; name one with --gallery, or leave it out")
+        self.short = short
         self.limits, self.digest = limits, model.fingerprint
         self.name = name or model.folder.resolve().name
         self.takes, self._fit = model.takes, model.fit
         self.about = {"model": self.name, "digest": self.digest, "kind": model.kind, **origin.of(model)}
         self.acceptance = Acceptance.of(model, accept_at)
-        if self.acceptance is not None:
-            self.about["threshold"] = self.acceptance.facts
         self.note = ""
+        self.lines: list[str] = []
+        """Lines on the vectors that are served: their form, bytes, and the map of queries."""
+        if short is not None:
+            self.about["embeds"] = {
+                "size": short.size,
+                "bits": short.form.bits,
+                "bytes_per_vector": short.num_bytes,
+            }
+            self.lines.append(
+                f"/embed answers with {short}, {short.num_bytes} bytes each (whole: {4 * short.whole})"
+            )
         self._search = None
         self._lock = threading.Lock()  # an index is asked by one thread at a time
         if gallery is not None:
             opened = open_gallery(gallery, device=model.device)
             self.note = opened.note
-            self._search = Retriever(model, opened, rerank=rerank, among=among, accept_at=accept_at)
+            self._search = Retriever(
+                model, opened, rerank=rerank, among=among, accept_at=accept_at, space_map=space_map
+            )
+            self.acceptance = self._search.acceptance
+            self.about["gallery"] = opened.facts
+            self.lines += [f"gallery: {opened.line}", *self._search.notes]
+            if space_map is not None:
+                self.about["gallery"]["query_map"] = space_map.digest
+                self.lines.append(
+                    f"queries go through the {space_map.described.kind} map {space_map.digest[:12]}"
+                )
             self._queries = self._items = Batcher(model.query)
         if self._search is None or not model.is_symmetric:
             compute = model.compute
             self._items = Batcher(lambda x_N: (compute(x_N), None))
+        if self.acceptance is not None:
+            self.about["threshold"] = self.acceptance.facts
         if model.example is not None:
             for wanted in {self._items, *([self._queries] if self._search else [])}:
                 wanted.submit(model.example[0][:1]).result()
@@ -159,10 +192,14 @@ class Service:
         """The answer with these embeddings."""
         z_ND = outputs[0]
         assert z_ND is not None
+        form: dict[str, Any] = {"dim": z_ND.shape[1]}
+        if self.short is not None:
+            form = {"dim": self.short.size, "bits": self.short.form.bits}
+            z_ND = short_forms.kept(z_ND, *self.short.form)
         return {
             "model": self.name,
             "digest": self.digest,
-            "dim": z_ND.shape[1],
+            **form,
             "embeddings": z_ND.tolist(),
         }
 
@@ -295,6 +332,7 @@ class Front:
             self.access.token,
             address,
             accepts=() if service.acceptance is None else service.acceptance.lines,
+            forms=service.lines,
         )
         return HTMLResponse(page, headers={"Content-Security-Policy": html.policy()})
 

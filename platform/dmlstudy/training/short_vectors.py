@@ -1,5 +1,7 @@
 """Scores of embeddings that are made shorter: by their first numbers, and by 8 bits or 1 bit for each number.
 
+The forms are defined in ``retrieval.short_forms``, for files and galleries too.
+
 Shapes: N items, D embedding size, E size of the leading part.
 """
 
@@ -15,6 +17,7 @@ from dmlstudy import distributed, retrieval
 from dmlstudy.data.images import Indices, Labels
 from dmlstudy.metric_names import ShortForm
 from dmlstudy.records import TrialConfig
+from dmlstudy.retrieval.short_forms import eight_bits, leading, one_bit
 from dmlstudy.training.exclusions import check_alone
 from dmlstudy.training.scores import Scored, joined, unit_scores
 
@@ -22,26 +25,6 @@ Floats = NDArray[np.float32]
 
 METRICS = ("map_at_r", "recall_at_1")
 """Metrics of short vectors, beside the objective."""
-
-
-def leading(z_ND: Floats, size: int) -> Floats:
-    """The first ``size`` numbers as unit vectors, (N, E)."""
-    part_NE = z_ND[:, :size].astype(np.float64)
-    return _unit(part_NE)
-
-
-def eight_bits(z_ND: Floats) -> Floats:
-    """Vectors rounded to whole numbers in -127..127, as unit vectors: q = round(127 z / max_d |z_d|).
-
-    Each vector has a scale of its own. Cosines do not see it, so nothing is fitted, and nothing but q is kept.
-    """
-    largest_N1 = np.abs(z_ND).max(axis=1, keepdims=True)
-    return _unit(np.rint(127.0 * z_ND.astype(np.float64) / np.where(largest_N1 > 0, largest_N1, 1)))
-
-
-def one_bit(z_ND: Floats) -> Floats:
-    """Signs as unit vectors, 1 where z > 0: their order by distance is that of Hamming distances."""
-    return _unit(np.where(z_ND > 0, 1.0, -1.0))
 
 
 def forms(z_ND: Floats, sizes: tuple[int, ...]) -> Iterator[tuple[ShortForm, Floats]]:
@@ -153,8 +136,3 @@ def _scored(form: ShortForm, ranked: retrieval.Ranked, labels_N: Labels, config:
     unit_U, count_U, sums = scores.sums(labels_N[ranked.query_Q])
     named = {form.of(name): sum_U.tolist() for name, sum_U in sums.items() if name in wanted}
     return Scored(metrics, unit_scores(unit_U.tolist(), count_U.tolist(), named))
-
-
-def _unit(values_NE: NDArray[np.float64]) -> Floats:
-    norms_N1 = np.linalg.norm(values_NE, axis=1, keepdims=True)
-    return (values_NE / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
