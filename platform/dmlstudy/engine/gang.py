@@ -83,10 +83,11 @@ class GangLost(RuntimeError):
 class GangTrainable(tune.Trainable):
     """A Tune actor that owns a gang and hands it one trial after another.
 
-    Config keys: ``trial`` (a TrialConfig as a dict), ``pause_after`` (a step, or None), ``resources`` (a
-    ResourcesConfig as a dict), ``storage`` (where Ray Train keeps its run), ``checkpoints`` (the folder of the
-    trials' checkpoints, or its URI), ``vault`` (the name of the actor that takes the trained embedders) and
-    ``expected`` (what each worker is to find on its node, as ``preflight.expectations`` has it).
+    Config keys of a trial: ``trial`` (a TrialConfig as a dict) and ``pause_after`` (a step, or None).
+
+    Of all: ``resources`` (a ResourcesConfig as a dict), ``storage`` (where Ray Train keeps its run), ``checkpoints``
+    (the folder of the trials' checkpoints, or its URI), ``vault`` (the name of the actor that takes the trained
+    embedders) and ``expected`` (what each worker is to find on its node, as ``preflight.expectations`` has it).
     """
 
     def setup(self, config: dict[str, Any]) -> None:

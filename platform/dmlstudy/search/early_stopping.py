@@ -18,8 +18,9 @@ running averages there (Golovin et al. 2017, section 3.2.1).
 
 r is the epochs of one fold divided by eta, at least 1. Peers are the trials with a score at that step: of equal
 planned epochs, of the same bracket and, where families have equal budgets, of the same family. The search decides
-whether running trials count as well as ended ones. ``halving`` and ``median`` take eta peers to judge.
+whether running trials count as well as ended ones.
 
+``halving`` and ``median`` take eta peers to judge.
 No trial is stopped at its last step, where nothing is left to save, or where its score is not finite. With promotion
 such a score is the lowest, and a failed trial counts nowhere.
 """
@@ -195,7 +196,7 @@ class Asha(EarlyStopping):
         return sorted(found)
 
     def _rungs(self, group: str) -> list[Key]:
-        """Where anybody waits, the highest rung first."""
+        """The rungs at which trials wait, the highest first."""
         rungs = [key for key, waiting in self._paused.get(group, {}).items() if waiting]
         return sorted(rungs, key=lambda key: (-key[2] - key[3], key))
 

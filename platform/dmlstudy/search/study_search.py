@@ -14,8 +14,10 @@ With ``search.deterministic: false`` there is one endless generation. A trial is
 the sampler knows all that has ended and what runs, the early stopping all that was reported.
 
 With ``search.scheduler: asha`` or ``hyperband`` a trial pauses at each rung and waits to be promoted. A generation
-begins with promotions, and what is left of its width are new trials. A paused trial is PRUNED as soon as it cannot be
-promoted any more. Where no trial of a family would finish, the best at its highest rung goes on.
+begins with promotions, and what is left of its width are new trials.
+
+A paused trial is PRUNED as soon as it cannot be promoted any more. Where no trial of a family would finish, the best at
+its highest rung goes on.
 
 The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (subsearches
 without an untried configuration) and ``warm_start`` (points of earlier studies, as they were when this one began).
