@@ -69,13 +69,13 @@ class Target(NamedTuple):
 class Published(NamedTuple):
     """The files and their sizes in bytes, the libraries that read them, and notes for people.
 
-    ``difference`` is the largest from the model, None where nothing was computed; ``url`` is the hub's.
+    ``difference`` is the largest from the model; ``url`` is the hub's.
     """
 
     files: dict[str, int]
     libraries: tuple[str, ...]
     notes: tuple[str, ...]
-    difference: float | None
+    difference: float
     url: str = ""
 
 
@@ -190,7 +190,7 @@ def _written(folder: Path, model: Model, target: Target, with_code: bool, licenc
     notes = _notes(embedder, fit, made, str(why), with_code)
     card = hub_card(
         model,
-        re.split(r"[@/]", model.name)[0] if target.folder is None else target.folder.name,
+        target.repository.partition("/")[2] if target.folder is None else target.folder.name,
         library=libraries[0],
         tags=[*libraries, "metric-learning", "image-retrieval", "dmlstudy"],
         licence=licence,
@@ -207,7 +207,7 @@ def _written(folder: Path, model: Model, target: Target, with_code: bool, licenc
 
 
 def _attempt(make: Callable[[], Any]) -> tuple[Any, str]:
-    """What is made, or None and why it cannot be."""
+    """The made value, or None and why it cannot be made."""
     try:
         return make(), ""
     except ValueError as error:
@@ -255,7 +255,7 @@ def _libraries(made: TimmTwin | None, has_transform: bool) -> tuple[str, ...]:
 
 
 def _notes(embedder: Embedder, fit: Fit, made: TimmTwin | None, why: str, with_code: bool) -> list[str]:
-    """What a user of the files should know, a sentence each."""
+    """Sentences for whoever uses the files."""
     own = embedder.architecture
     notes = []
     if with_code:
@@ -278,7 +278,8 @@ def _notes(embedder: Embedder, fit: Fit, made: TimmTwin | None, why: str, with_c
         if fit.resize_to is not None and fit.keep_aspect:
             notes.append(
                 "timm and transformers round a picture's longer side down where dmlstudy rounds to the nearest: a"
-                " picture that is not square may be cut half a pixel beside; --with-code is exact."
+                " picture that is not square may be cut half a pixel beside, and then has other numbers."
+                " What --with-code writes is exact."
             )
         if own.in_channels == 1:
             notes.append(
