@@ -32,7 +32,7 @@ SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digi
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
     "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
-    "export", "init", "options", "jobs", "delete", "prune", "claims",
+    "export", "init", "options", "jobs", "delete", "prune", "claims", "push",
 }  # fmt: skip
 
 

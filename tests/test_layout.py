@@ -54,6 +54,8 @@ DOORS = {
     "onnxscript": "serving",
     "torch.onnx": "serving",
     "triton": "losses",
+    "timm": "embedders",
+    "huggingface_hub": "serving",
     "torch.distributed": "distributed",
     "torch.nn.parallel": "distributed",
 }

@@ -1,16 +1,16 @@
 """The command line: names things, holds no logic. Heavy imports wait until a command needs them."""
 
-from dmlstudy.cli import app, claims, models, results, studies, tables
+from dmlstudy.cli import app, claims, models, publishing, results, studies, tables
 from dmlstudy.cli.app import main
 
-__all__ = ["GROUPS", "app", "claims", "main", "models", "results", "studies", "tables"]
+__all__ = ["GROUPS", "app", "claims", "main", "models", "publishing", "results", "studies", "tables"]
 
 GROUPS = {
     "Prepare": ("init", "families", "options", "validate", "selfcheck"),
     "Run": ("run", "resume", "status", "logs", "stop", "submit", "jobs", "claims"),
     "Look": ("leaderboard", "report", "ui", "delete", "prune"),
     "Decide": ("models", "compare", "promote", "rollback"),
-    "Use": ("pull", "embed", "index", "retrieve", "serve", "export"),
+    "Use": ("pull", "embed", "index", "retrieve", "serve", "export", "push"),
 }
 """The commands as `--help` shows them: in these groups and in this order."""
 

@@ -19,6 +19,8 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 MOST_SIDE = 2**15
 """Pixels that a description may have a side resized to."""
 
+OPENER = "Image.open(path)"
+
 TURNED = "turned as its EXIF orientation says"
 STORED = "left as it is stored, whatever its EXIF orientation says"
 BITS = "upper 8 of 16, floats from 0 to 1 times 255"
@@ -146,34 +148,27 @@ def words(preprocessing: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def code(preprocessing: Mapping[str, Any]) -> str:
-    """A function of Pillow and NumPy that reads a file as ``words`` says; empty for vectors."""
+def code(preprocessing: Mapping[str, Any], opener: str = OPENER) -> str:
+    """A function of Pillow and NumPy that reads a file as ``words`` says; empty for vectors.
+
+    ``opener`` is the expression that opens ``path`` as Pillow's picture.
+    """
     if "resize" not in preprocessing:
         return ""
     height, width = preprocessing["image_size"]
-    to, colour = preprocessing["resize"]["to"], preprocessing["background"]
+    to = preprocessing["resize"]["to"]
     size = {
         "image_size": f"({width}, {height})",
         "shorter_side": f"[max({to}, round({to} / min(image.size) * side)) for side in image.size]",
         "both_sides": f"({to}, {to})",
     }[preprocessing["resize"]["rule"]]
-    is_turned = preprocessing["orientation"] == "exif"
     lines = [
         "import numpy as np",
-        f"from PIL import Image{', ImageOps' if is_turned else ''}",
+        f"from PIL import {', '.join(_of_pillow(preprocessing))}",
         "",
         f"def read(path):  # uint8 ({height}, {width}, {preprocessing['channels']}), 0 to 255",
-        "    with Image.open(path) as file:",
-        f"        image = {'ImageOps.exif_transpose(file)' if is_turned else 'file.copy()'}",
-        '    if image.mode[0] in "IF":  # 16 bits, or floats from 0 to 1',
-        "        x = np.asarray(image)",
-        '        image = Image.fromarray((x >> 8 if x.dtype.kind != "f" else (x * 255).round()).astype("uint8"))',
+        *_opening(preprocessing, opener),
     ]
-    if colour is not None:
-        lines += [
-            "    if image.has_transparency_data:",
-            f'        image = Image.alpha_composite(Image.new("RGBA", image.size, "{colour}"), image.convert("RGBA"))',
-        ]
     lines += [
         f"    size = {size}  # width, height",
         '    image = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)',
@@ -185,6 +180,47 @@ def code(preprocessing: Mapping[str, Any]) -> str:
         ]
     ends = '    return np.asarray(image.convert("L"))[..., None]' if preprocessing["channels"] == 1 else None
     return "\n".join([*lines, ends or "    return np.asarray(image)", ""])
+
+
+def picture_code(preprocessing: Mapping[str, Any]) -> str:
+    """A function of Pillow that opens a file as ``code`` does, and leaves resizing to others; empty for vectors.
+
+    Its pictures are RGB, of a model of grey ones without colour.
+    """
+    if "resize" not in preprocessing:
+        return ""
+    grey = '.convert("L").convert("RGB")' if preprocessing["channels"] == 1 else ""
+    lines = [
+        "import numpy as np",
+        f"from PIL import {', '.join(_of_pillow(preprocessing))}",
+        "",
+        "def picture(path):  # RGB, of any size",
+        *_opening(preprocessing, OPENER),
+        f'    return image.convert("RGB"){grey}',
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _of_pillow(preprocessing: Mapping[str, Any]) -> list[str]:
+    return ["Image", "ImageOps"] if preprocessing["orientation"] == "exif" else ["Image"]
+
+
+def _opening(preprocessing: Mapping[str, Any], opener: str) -> list[str]:
+    """The lines from ``path`` to ``image``: turned, of 8 bits, without transparency."""
+    is_turned, colour = preprocessing["orientation"] == "exif", preprocessing["background"]
+    lines = [
+        f"    with {opener} as file:",
+        f"        image = {'ImageOps.exif_transpose(file)' if is_turned else 'file.copy()'}",
+        '    if image.mode[0] in "IF":  # 16 bits, or floats from 0 to 1',
+        "        x = np.asarray(image)",
+        '        image = Image.fromarray((x >> 8 if x.dtype.kind != "f" else (x * 255).round()).astype("uint8"))',
+    ]
+    if colour is not None:
+        lines += [
+            "    if image.has_transparency_data:",
+            f'        image = Image.alpha_composite(Image.new("RGBA", image.size, "{colour}"), image.convert("RGBA"))',
+        ]
+    return lines
 
 
 def _numbers(values: Sequence[float]) -> str:

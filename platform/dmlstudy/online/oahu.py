@@ -31,11 +31,20 @@ BLOCK = 48
 
 PRECISIONS: dict[str, Any] = {"float64": np.float64, "float32": np.float32}
 
-STARTS: dict[str, Callable[[int, int], float]] = {
-    "fan_in": lambda fan_in, fan_out: fan_in**-0.5,
-    "he": lambda fan_in, fan_out: (6 / fan_in) ** 0.5,
-    "glorot": lambda fan_in, fan_out: (6 / (fan_in + fan_out)) ** 0.5,
-}
+
+def _fan_in(fan_in: int, fan_out: int) -> float:
+    return float(fan_in**-0.5)
+
+
+def _he(fan_in: int, fan_out: int) -> float:
+    return float((6 / fan_in) ** 0.5)
+
+
+def _glorot(fan_in: int, fan_out: int) -> float:
+    return float((6 / (fan_in + fan_out)) ** 0.5)
+
+
+STARTS: dict[str, Callable[[int, int], float]] = {"fan_in": _fan_in, "he": _he, "glorot": _glorot}
 """The bound of initial weights, drawn uniformly from minus to plus this value."""
 
 
