@@ -48,7 +48,7 @@ def listening(mark: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_gangs_stay_and_listen_on_loopback_only(tmp_path: Path, workers: int) -> None:
     mark, store = uuid.uuid4().hex, tmp_path / "store"
     (tmp_path / "study.yaml").write_text(SPEC.replace("workers: 1", f"workers: {workers}"))
@@ -123,6 +123,7 @@ def of_one_gang(order: list[str], folder: Path) -> dict[str, list[Reply]]:
     return said
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # those of Ray's own modules, which are imported in this process here
 def test_no_trial_inherits_from_the_one_before(tmp_path: Path) -> None:
     """Served in another order, by other workers, every trial says the same, digit for digit."""

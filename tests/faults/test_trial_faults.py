@@ -70,6 +70,7 @@ def test_a_study_does_not_begin_with_an_image_that_cannot_be_read(tmp_path: Path
     assert not store.exists()
 
 
+@pytest.mark.long
 def test_a_study_survives_trials_that_diverge_run_out_of_memory_or_meet_a_torn_image(
     tmp_path: Path, images: Path, record_fault: Record
 ) -> None:
