@@ -37,7 +37,7 @@ QUERIES = {
     "one set": (None, None),
     "queries and a gallery": (np.arange(0, 131, 2), np.arange(1, 190, 2)),
     "some queries in the gallery": (np.arange(0, 90), np.arange(60, 190)),
-    "fewer queries than ranks": (np.array([7]), np.arange(20, 190)),
+    "fewer queries than ranks": (np.array([15]), np.arange(18, 190)),
 }
 
 

@@ -68,7 +68,7 @@ class ArrowRows:
         if value.get("bytes"):
             return bytes(value["bytes"])
         if value.get("path"):
-            return (self.folder / value["path"]).read_bytes()
+            return (self.folder / str(value["path"])).read_bytes()
         raise ValueError(f"{self.place(row)}: no picture; take the row out, or store one")
 
     def column(self, name: str) -> Sequence[Any] | None:
