@@ -137,8 +137,8 @@ class DataConfig(Grown):
         str,
         Field(
             description="digits | image_folder | hf_parquet | hf_datasets | table | wildlife | shards | cub200 |"
-            " cars196 | sop | inshop | inaturalist2018 | omniglot | market1501 | msmt17 | veri776 | cifar10 |"
-            " cifar100 | mnist | fashion_mnist | kmnist | emnist | features; for hashing also flickr25k |"
+            " cars196 | sop | inshop | inaturalist2018 | omniglot | market1501 | msmt17 | veri776 | uned |"
+            " cifar10 | cifar100 | mnist | fashion_mnist | kmnist | emnist | features; for hashing also flickr25k |"
             " nuswide21"
         ),
     ]

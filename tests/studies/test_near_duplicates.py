@@ -67,7 +67,7 @@ def test_a_recompressed_smaller_copy_is_found_and_nothing_else(folder: Path) -> 
     ]
     assert (found.num_test, found.num_searched, found.num_flat) == (1, 4 * EACH - 1, 2)
     assert (found.pairs[0].test_class, found.pairs[0].development_class) == ("k6", "k1")
-    assert found.lines()[0].startswith("near-duplicates: 1 of 11 test images are nearly one of development")
+    assert found.lines()[0].startswith("near-duplicates: 1 of 11 test images nearly one of development")
 
 
 def test_pairs_are_those_of_plain_loops(folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_validate_tells_the_pairs_when_it_is_asked_to(folder: Path, tmp_path: Pa
     store = ["--store", str(tmp_path / "store")]
     told = CliRunner().invoke(app, ["validate", spec, "--no-estimate", "--near-duplicates", *store])
     assert told.exit_code == 0, told.output
-    assert "near-duplicates: 1 of 11 test images are nearly one of development" in told.output
+    assert "near-duplicates: 1 of 11 test images nearly one of development" in told.output
     assert "k6/0 <b>.jpg" in told.output
     assert "k1/1.png" in told.output
     refused = CliRunner().invoke(app, ["validate", spec, "--no-estimate", "--near-threshold", "0.9", *store])

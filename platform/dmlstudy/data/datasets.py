@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dmlstudy.data import hugging_face, layouts, reidentification, shards, tables, wildlife
+from dmlstudy.data import hugging_face, layouts, reidentification, shards, tables, uned, wildlife
 from dmlstudy.data.cameras import cameras, check_none
 from dmlstudy.data.canvas import KINDS
 from dmlstudy.data.decoding import Reading
@@ -122,6 +122,11 @@ def individuals(path: Path | None, expected: Expected | None) -> Parts:
     return wildlife.wildlife(path)
 
 
+def universal(path: Path | None, expected: Expected | None) -> Parts:
+    """Domains of UnED, as ``uned.uned`` has them."""
+    return uned.uned(existing_folder("uned", path), expected)
+
+
 def tar_shards(path: Path | None, expected: Expected | None) -> Parts:
     """A folder of tar shards in the WebDataset layout, as ``shards.shards`` has it."""
     return shards.shards(existing_folder("shards", path))
@@ -189,6 +194,7 @@ DATASETS: Mapping[str, Callable[[Path | None, Expected | None], Parts | Arrays]]
     "table": table,
     "shards": tar_shards,
     "wildlife": individuals,
+    "uned": universal,
     "cub200": functools.partial(_of_layout, "cub200", layouts.cub200),
     "cars196": functools.partial(_of_layout, "cars196", layouts.cars196),
     "sop": functools.partial(_of_layout, "sop", layouts.sop),

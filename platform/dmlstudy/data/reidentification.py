@@ -40,7 +40,7 @@ def market1501(folder: Path, expected: Expected) -> Parts:
     kept = [(path, identity) for path, identity in gallery if int(identity) != JUNK]
     shown = [(path, identity if int(identity) else DISTRACTORS) for path, identity in kept]
     junk = len(gallery) - len(kept)
-    lines = (f"left out: {junk} junk pictures of the gallery (identity -1)",) if junk else ()
+    lines = (f"left out: {junk} junk picture{'s' * (junk > 1)} of the gallery (identity -1)",) if junk else ()
     return _parts("market1501", train, query, shown, expected, lines)
 
 

@@ -43,7 +43,7 @@ _SIDES = {"train": "train", "development": "train", "test": "test", "validation"
 _SIDE = re.compile(rf"(?:^|[-_.])({'|'.join(_SIDES)})(?=[-_.]|$)")
 
 
-class Sample(NamedTuple):
+class ShardPicture(NamedTuple):
     """A picture's member, its place in the shard, its label, and the plain values of its ``.json``."""
 
     name: str
@@ -62,7 +62,7 @@ class Shards:
 
     paths: Sequence[Path]
     states: Sequence[FileState]
-    samples: Sequence[Sample]
+    samples: Sequence[ShardPicture]
     first_row: Sequence[int] = field(repr=False)
     """Of each shard, the number of its first sample."""
 
@@ -170,7 +170,7 @@ def _state(path: Path) -> FileState:
         raise ValueError(f"{path}: not readable ({error.strerror}); repair or remove it") from None
 
 
-def _index(path: Path, state: FileState) -> list[Sample]:
+def _index(path: Path, state: FileState) -> list[ShardPicture]:
     """The samples of a shard, from its index if there is one of just this state of it, else as they are found now."""
     folder = cache_folder() / "shards"
     own = hashlib.sha256(str(path.resolve()).encode(errors="surrogateescape")).hexdigest()[:24]
@@ -198,19 +198,19 @@ def _index(path: Path, state: FileState) -> list[Sample]:
     return samples
 
 
-def _read_index(kept: Path) -> list[Sample] | None:
+def _read_index(kept: Path) -> list[ShardPicture] | None:
     if not kept.is_file():
         return None
     try:
         columns = read_columns(kept)
         columns["fields"] = [json.loads(text) if text else {} for text in columns["fields"]]
-        rows = zip(*(columns[name] for name in Sample._fields), strict=True)
-        return list(map(Sample._make, rows))
+        rows = zip(*(columns[name] for name in ShardPicture._fields), strict=True)
+        return list(map(ShardPicture._make, rows))
     except (ValueError, KeyError):  # damaged, and made again
         return None
 
 
-def _write_index(kept: Path, samples: Sequence[Sample]) -> None:
+def _write_index(kept: Path, samples: Sequence[ShardPicture]) -> None:
     texts = [json.dumps(dict(sample.fields)) if sample.fields else "" for sample in samples]
     write_table(
         kept,
@@ -224,7 +224,7 @@ def _write_index(kept: Path, samples: Sequence[Sample]) -> None:
     )
 
 
-def scan(path: Path) -> list[Sample]:
+def scan(path: Path) -> list[ShardPicture]:
     """The samples of a shard, in the order of their pictures; the whole shard's headers are read.
 
     Raises ValueError as ``Shards.of``.
@@ -251,7 +251,7 @@ def scan(path: Path) -> list[Sample]:
     if alone is not None:
         raise ValueError(f"{path}: sample {alone} has a label and no picture; put both in one shard")
     return [
-        Sample(
+        ShardPicture(
             _shown(member.name),
             member.offset_data,
             member.size,

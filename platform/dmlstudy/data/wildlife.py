@@ -52,7 +52,7 @@ def wildlife(place: Path) -> Parts:
     whole = by_name(pictures, [identities[row] for row in kept])
     lines = []
     if num := len(identities) - len(kept):
-        lines.append(f"left out: {num} pictures whose identity is empty or unknown")
+        lines.append(f"left out: {num} picture{'s' * (num > 1)} whose identity is empty or unknown")
     if cuts := [name for name in _CUTS if any(columns.get(name, []))]:
         lines.append(
             f"column {' and '.join(cuts)}: not used, pictures are seen whole; cut them out beforehand"

@@ -18,7 +18,7 @@ from dmlstudy.retrieval.neighbours import Ints
 
 
 class SameCamera(NamedTuple):
-    """Which gallery items have the class and the camera of a query; -1 is a group that nobody else is in."""
+    """Groups of items of one class by one camera; -1 is a group that nobody else is in."""
 
     group_Q: Ints
     group_M: Ints

@@ -66,7 +66,7 @@ class NearDuplicates(NamedTuple):
     def lines(self) -> list[str]:
         """The counts in words."""
         line = (
-            f"near-duplicates: {self.num_test} of {self.num_searched} test images are nearly one of development"
+            f"near-duplicates: {self.num_test} of {self.num_searched} test images nearly one of development"
             f" (similarity of {self.threshold:g} or more by {self.by})"
         )
         flat = f"; {self.num_flat} images without any contrast are not compared" if self.num_flat else ""
