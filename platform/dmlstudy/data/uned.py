@@ -31,7 +31,7 @@ SEEN = ("met", "gldv2")
 """Domains whose galleries have classes of training: those of Met are its training pictures themselves."""
 
 
-class Entry(NamedTuple):
+class LabelledPath(NamedTuple):
     """A picture of an info file."""
 
     path: Path
@@ -66,10 +66,10 @@ def uned(folder: Path, expected: Expected | None = None) -> Parts:
     lines = (
         [] if is_one or not (seen := [name for name in SEEN if (info / name).is_dir()]) else [_on_seen(seen)]
     )
-    development: list[Entry] = []
-    queries: list[Entry] = []
-    galleries: list[Entry] = []
-    both: list[Entry] = []
+    development: list[LabelledPath] = []
+    queries: list[LabelledPath] = []
+    galleries: list[LabelledPath] = []
+    both: list[LabelledPath] = []
     num_left_out = 0
     for name in names:
         splits = ("train", "val", "test", *(["index"] if (info / name / "index.json").is_file() else []))
@@ -101,7 +101,7 @@ def _on_seen(names: Sequence[str]) -> str:
 
 def _entries(
     file: Path, images: Path, domain: str, split: str, expected: Expected | None
-) -> tuple[list[Entry], int]:
+) -> tuple[list[LabelledPath], int]:
     """The pictures of one class each, and the number of those with several."""
     content = _read(file)
     own = f"{domain} {split}"
@@ -128,7 +128,7 @@ def _entries(
                 f"{file}, entry {row}: needs a path and a class_id, a number; get the info files again"
             )
         if len(numbers) == 1:
-            entries.append(Entry(_existing(file, row, images, path), f"{domain} {side} {numbers[0]}"))
+            entries.append(LabelledPath(_existing(file, row, images, path), f"{domain} {side} {numbers[0]}"))
     return entries, len(content) - len(entries)
 
 
