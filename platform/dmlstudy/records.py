@@ -129,16 +129,17 @@ class Grown(Record):
 class DataConfig(Grown):
     """The images, and their division into development and test classes."""
 
-    LATER = ("orientation", "background", "max_pixels", "canvas", "canvas_gib")
+    LATER = ("orientation", "background", "max_pixels", "canvas", "canvas_gib", "camera")
     SPEED: ClassVar = ("canvas", "canvas_gib")
     """Keys that change no number, and so no fingerprint: an interrupted study may be resumed with others."""
 
     name: Annotated[
         str,
         Field(
-            description="digits | image_folder | hf_parquet | table | cub200 | cars196 | sop | inshop |"
-            " inaturalist2018 | omniglot | cifar10 | cifar100 | mnist | fashion_mnist | kmnist | emnist |"
-            " features; for hashing also flickr25k | nuswide21"
+            description="digits | image_folder | hf_parquet | hf_datasets | table | wildlife | shards | cub200 |"
+            " cars196 | sop | inshop | inaturalist2018 | omniglot | market1501 | msmt17 | veri776 | uned |"
+            " cifar10 | cifar100 | mnist | fashion_mnist | kmnist | emnist | features; for hashing also flickr25k |"
+            " nuswide21"
         ),
     ]
     path: Annotated[
@@ -188,6 +189,14 @@ class DataConfig(Grown):
     canvas_gib: Annotated[
         PositiveFloat, Field(le=10_000, description="the most that canvas: memory may take on a machine")
     ] = 8.0
+
+    camera: Annotated[
+        str | None,
+        Field(
+            description="a column (table, wildlife, hf_datasets; of shards a key of the .json), or a regular expression"
+            r" of a picture's path with one group, as '_c(\d+)s'; a query is not to find its class by its own camera"
+        ),
+    ] = None
 
     @field_validator("background")
     @classmethod
@@ -951,6 +960,13 @@ class MetricsConfig(Record):
     macro: Annotated[
         bool, Field(description="macro_: means over classes of their queries' means as well")
     ] = False
+    reid: Annotated[
+        bool,
+        Field(
+            description="metrics of re-identification, over the whole ranking: cmc_at_1, _5, _10, map and minp; with"
+            " data.camera, or of a set that has cameras of its own"
+        ),
+    ] = False
     clusters: Annotated[
         bool,
         Field(description="nmi, nmi_geometric and f1 of k-means of the test embeddings, in verdict trials"),
@@ -1038,7 +1054,7 @@ class StartConfig(Ancestor):
 class TrialConfig(MetricsConfig, Grown):
     """Everything one trial needs; equal configurations on one machine give equal scores."""
 
-    LATER = ("start", "retention", "verification", "fmr", "thresholds", "short_vectors")
+    LATER = ("start", "retention", "verification", "fmr", "thresholds", "short_vectors", "reid")
 
     family: str
     phase: Literal["search", "verdict"] = "search"

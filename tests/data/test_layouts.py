@@ -242,6 +242,9 @@ sop              development  11318  59551   test   11316  60502
 inshop           development   3997  25882   query   3985  14218   gallery  3985  12612
 inaturalist2018  development   5690 325846   test    2452 136093
 omniglot         development    964  19280   test     659  13180
+market1501       development    751  12936   query    750   3368   gallery   751  15913
+msmt17           development   1041  32621   query   3060  11659   gallery  3060  82161
+veri776          development    576  37778   query    200   1678   gallery   200  11579
 cifar10          development      5  30000   test       5  30000
 cifar100         development     50  30000   test      50  30000
 mnist            development      5  35735   test       5  34265

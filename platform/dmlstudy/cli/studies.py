@@ -27,13 +27,18 @@ from dmlstudy.cli.app import (
     SetOption,
     StoreOption,
     app,
+    model_at,
     store_at,
 )
 from dmlstudy.cli.tables import WIDTH, console, say, show_json, show_leaderboard, show_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dmlstudy.spec.study_file import StudySpec
     from dmlstudy.store import Store
+    from dmlstudy.studies.near_duplicates import NearDuplicates
+    from dmlstudy.training.interface import TrialData
 
 
 @app.command(epilog="Example: `dmlstudy run search_spaces/studies/digits.yaml`")
@@ -258,7 +263,8 @@ def jobs(
 
 @app.command(
     epilog="Examples: `dmlstudy validate search_spaces/studies/digits.yaml` ·"
-    " `dmlstudy validate study.yaml --no-estimate --set 'protocol.verdict_seeds={from: 3, to: 10}'`",
+    " `dmlstudy validate study.yaml --no-estimate --set 'protocol.verdict_seeds={from: 3, to: 10}'` ·"
+    " `dmlstudy validate study.yaml --no-estimate --near-duplicates --near-model birds/2`",
 )
 def validate(
     spec: Annotated[Path, typer.Argument(help="The study file.")],
@@ -266,6 +272,27 @@ def validate(
         bool, typer.Option(help="Time a few training steps to estimate the duration.")
     ] = True,
     assignments: SetOption = None,
+    near: Annotated[
+        bool,
+        typer.Option(
+            "--near-duplicates",
+            help="Look for test images that are nearly one of development: resized, recompressed. Reads all images.",
+        ),
+    ] = False,
+    near_model: Annotated[
+        Optional[str],
+        typer.Option(
+            "--near-model",
+            help="Compare embeddings of this model, a folder or NAME/VERSION; default: small grey images.",
+        ),
+    ] = None,
+    near_threshold: Annotated[
+        Optional[float],
+        typer.Option(
+            "--near-threshold",
+            help="Cosine from which images are told, as 0.9; default: 0.98, with a model 0.95.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
@@ -276,6 +303,10 @@ def validate(
     The store is needed where embedder.weights names a registered model; and an earlier verdict there on the same data
     says best how much scores vary.
     """
+    if not near and (near_model is not None or near_threshold is not None):
+        raise ValueError(
+            "--near-model and --near-threshold are of --near-duplicates; add it, or leave them out"
+        )
     from dmlstudy.spec import study_file as specs
 
     study = specs.load(spec, assignments=assignments or ())
@@ -289,10 +320,13 @@ def validate(
     found = starts.present(study, dataset)
     place = store_at(store, tracking_uri)
     pilot = pilots.best_pilot(place, study, dataset)
+    found_near = _near_duplicates(dataset, near_model, near_threshold, place, tell) if near else None
     with starts.looked_at(study, place, found) as told:
         if json:
             known = facts(study, dataset, measure=estimate, pilot=pilot, tell=tell)
             known["notes"] += told
+            if found_near is not None:
+                known["near_duplicates"] = found_near.facts()
             print(dumps(known, indent=1))
             return
         tree = Tree(f"[bold]{escape(study.name)}[/]")
@@ -303,6 +337,48 @@ def validate(
         console.print(tree, highlight=False)
         for line in [*told, *describe(study, dataset, measure=estimate, pilot=pilot, tell=tell)]:
             say(line)
+        if found_near is not None:
+            _show_near(found_near, study.data.path)
+
+
+def _near_duplicates(
+    dataset: TrialData,
+    reference: str | None,
+    threshold: float | None,
+    place: Store,
+    tell: Callable[[str], object],
+) -> NearDuplicates:
+    from dmlstudy.studies.near_duplicates import near_duplicates
+
+    if reference is None:
+        return near_duplicates(dataset, threshold, tell=tell)
+    with model_at(reference, place.root, place.server) as model:
+        return near_duplicates(dataset, threshold, model, tell)
+
+
+MOST_NEAR = 20
+"""Pairs of near-duplicates that are shown; ``--json`` has all."""
+
+
+def _show_near(found: NearDuplicates, root: str | None) -> None:
+    below = f"{root}/".replace("//", "/") if root else ""
+    for line in found.lines():
+        say(line)
+    shown = found.pairs[:MOST_NEAR]
+    if shown:
+        rows = [
+            (
+                f"{pair.similarity:.4f}",
+                pair.test.removeprefix(below),
+                pair.test_class,
+                pair.development.removeprefix(below),
+                pair.development_class,
+            )
+            for pair in shown
+        ]
+        show_table(("similarity", "test", "of class", "development", "of class"), rows)
+    if len(found.pairs) > len(shown):
+        say(f"{len(found.pairs) - len(shown)} pairs more; --json has all")
 
 
 @app.command(

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dmlstudy.data import layouts, tables
+from dmlstudy.data import hugging_face, layouts, reidentification, shards, tables, uned, wildlife
+from dmlstudy.data.cameras import cameras, check_none
 from dmlstudy.data.canvas import KINDS
 from dmlstudy.data.decoding import Reading
 from dmlstudy.data.images import (
@@ -107,6 +108,30 @@ def table(path: Path | None, expected: Expected | None) -> Parts:
     return tables.table(path)
 
 
+def saved_datasets(path: Path | None, expected: Expected | None) -> Parts:
+    """A folder of the library ``datasets``, as ``hugging_face.hf_datasets`` has it."""
+    return hugging_face.hf_datasets(existing_folder("hf_datasets", path))
+
+
+def individuals(path: Path | None, expected: Expected | None) -> Parts:
+    """A CSV of pictures and the animals they show, as ``wildlife.wildlife`` has it."""
+    if path is None or not path.exists():
+        raise ValueError(
+            f"data.path: wildlife needs a CSV file or its folder, and {path} is none; set data.path"
+        )
+    return wildlife.wildlife(path)
+
+
+def universal(path: Path | None, expected: Expected | None) -> Parts:
+    """Domains of UnED, as ``uned.uned`` has them."""
+    return uned.uned(existing_folder("uned", path), expected)
+
+
+def tar_shards(path: Path | None, expected: Expected | None) -> Parts:
+    """A folder of tar shards in the WebDataset layout, as ``shards.shards`` has it."""
+    return shards.shards(existing_folder("shards", path))
+
+
 def _of_layout(
     name: str, layout: Callable[[Path, Expected], Parts], path: Path | None, expected: Expected | None
 ) -> Parts:
@@ -165,13 +190,20 @@ DATASETS: Mapping[str, Callable[[Path | None, Expected | None], Parts | Arrays]]
     "digits": digits,
     "image_folder": image_folder,
     "hf_parquet": hf_parquet,
+    "hf_datasets": saved_datasets,
     "table": table,
+    "shards": tar_shards,
+    "wildlife": individuals,
+    "uned": universal,
     "cub200": functools.partial(_of_layout, "cub200", layouts.cub200),
     "cars196": functools.partial(_of_layout, "cars196", layouts.cars196),
     "sop": functools.partial(_of_layout, "sop", layouts.sop),
     "inshop": functools.partial(_of_layout, "inshop", layouts.inshop),
     "inaturalist2018": functools.partial(_of_layout, "inaturalist2018", layouts.inaturalist2018),
     "omniglot": functools.partial(_of_layout, "omniglot", layouts.omniglot),
+    "market1501": functools.partial(_of_layout, "market1501", reidentification.market1501),
+    "msmt17": functools.partial(_of_layout, "msmt17", reidentification.msmt17),
+    "veri776": functools.partial(_of_layout, "veri776", reidentification.veri776),
     **{name: functools.partial(_of_torchvision, name) for name in TORCHVISION},
 }
 
@@ -192,22 +224,34 @@ def load(source: Source) -> ZeroShotData:
     check_sizes(source)
     fit = source.fit
     if name == FEATURES:
+        check_none(name, source.camera, "are vectors, of which no camera is known")
         return _feature_data(place)
     expected = EXPECTED if source.expected is None else source.expected
     found = DATASETS[name](place, expected.get(name))
     if isinstance(found, Arrays):
+        check_none(name, source.camera, "has no cameras")
         return halves(name, ImageSet(resize(found.images_NHWC, source.image_size), *found[1:]))
     damaged: tuple[int, ...] = ()
     if source.on_corrupt == "skip":
         found, damaged = _without_damaged(found, fit.reading)
     if not any(len(side.labels_N) for side in found[:2]):
         raise ValueError(f"data.path: {name} finds no images at {source.path}")
+    of_sides = cameras(name, source.camera, place, found[:2]) or (None, None)
     way_out = "" if source.on_corrupt == "skip" else "leave it out by data.on_corrupt: skip"
     development, test = image_sets(
         found[:2], fit, way_out, canvas=source.canvas, canvas_gib=source.canvas_gib
     )
     return ZeroShotData(
-        name, development, test, found.test_query, found.test_gallery, damaged, places(found[:2])
+        name,
+        development,
+        test,
+        found.test_query,
+        found.test_gallery,
+        damaged,
+        places(found[:2]),
+        of_sides[0],
+        of_sides[1],
+        found.left_out,
     )
 
 
@@ -281,6 +325,7 @@ def _without_damaged(found: Parts, how: Reading) -> tuple[Parts, tuple[int, ...]
         found.test.part(test_N),
         left(found.test_query),
         left(found.test_gallery),
+        found.left_out,
     )
     damaged = np.flatnonzero(~np.concatenate([development_N, test_N]))
     return kept, tuple(damaged.tolist())

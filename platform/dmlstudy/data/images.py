@@ -191,6 +191,11 @@ class ZeroShotData:
     test_gallery: Indices | None = None
     damaged: tuple[int, ...] = ()
     places: Callable[[int], str] | None = None
+    development_camera_N: Indices | None = None
+    """Of each image, -1 where it is unknown; given on both sides, or on none."""
+    test_camera_N: Indices | None = None
+    left_out: tuple[str, ...] = ()
+    """Lines on what the data set's files hold and is not used."""
 
     def __post_init__(self) -> None:
         shared = sorted(set(self.development.class_names) & set(self.test.class_names))
@@ -211,6 +216,7 @@ class ZeroShotData:
                 f" {self.test.image_shape}; set data.image_size to resize them"
             )
         assert (self.test_query is None) == (self.test_gallery is None)
+        assert (self.development_camera_N is None) == (self.test_camera_N is None)
         if self.test_query is not None and self.test_gallery is not None:
             labels_N = self.test.labels_N
             queried, found = labels_N[self.test_query], labels_N[self.test_gallery]
@@ -227,13 +233,14 @@ class ZeroShotData:
 
     @cached_property
     def development_fingerprint(self) -> str:
-        """The SHA-256 (hex) over all that training sees of development."""
-        return self.development.fingerprint()
+        """The SHA-256 (hex) over all that training and folds see of development."""
+        return fingerprint_with(self.development.fingerprint(), self.development_camera_N)
 
     @cached_property
     def test_fingerprint(self) -> str:
-        """The SHA-256 (hex) over all that judging sees of test, with what is query and gallery where that is given."""
-        return fingerprint_with(self.test.fingerprint(), self.test_query, self.test_gallery)
+        """The SHA-256 (hex) over all that judging sees of test, with queries, gallery and cameras where given."""
+        roles = fingerprint_with(self.test.fingerprint(), self.test_query, self.test_gallery)
+        return fingerprint_with(roles, self.test_camera_N)
 
     @cached_property
     def num_shared_images(self) -> int:

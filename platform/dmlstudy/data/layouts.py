@@ -38,6 +38,22 @@ EXPECTED: Mapping[str, Expected] = {
         "gallery": PartSize(3985, 12612),
     },
     "inaturalist2018": {"development": PartSize(5690, 325846), "test": PartSize(2452, 136093)},
+    # Of Market-1501 without its 3,819 junk pictures; its distractors are a class of the gallery.
+    "market1501": {
+        "development": PartSize(751, 12936),
+        "query": PartSize(750, 3368),
+        "gallery": PartSize(751, 15913),
+    },
+    "msmt17": {
+        "development": PartSize(1041, 32621),
+        "query": PartSize(3060, 11659),
+        "gallery": PartSize(3060, 82161),
+    },
+    "veri776": {
+        "development": PartSize(576, 37778),
+        "query": PartSize(200, 1678),
+        "gallery": PartSize(200, 11579),
+    },
     "omniglot": {"development": PartSize(964, 19280), "test": PartSize(659, 13180)},
     "cifar10": {"development": PartSize(5, 30000), "test": PartSize(5, 30000)},
     "cifar100": {"development": PartSize(50, 30000), "test": PartSize(50, 30000)},
@@ -71,6 +87,8 @@ class Parts(NamedTuple):
     test: Listing
     test_query: Indices | None = None
     test_gallery: Indices | None = None
+    left_out: tuple[str, ...] = ()
+    """Lines on what the files hold and is not used."""
 
 
 class Concepts(NamedTuple):

@@ -528,8 +528,10 @@ def column_names(path: Path) -> list[str]:
     return list(_open(path).schema_arrow.names)
 
 
-def read_columns(path: Path) -> dict[str, Any]:
+def read_columns(path: Path, as_text: Sequence[str] = ()) -> dict[str, Any]:
     """A table's columns by name, of a CSV file with a header line or a Parquet file; lists, null as None.
+
+    Of a CSV file label, path, split and the columns ``as_text`` are read as they are written.
 
     A list column of numbers comes as an array (N, D). Raises ValueError naming a file that cannot be read.
     """
@@ -539,13 +541,13 @@ def read_columns(path: Path) -> dict[str, Any]:
         if path.suffix.lower() == ".parquet":
             table = _open(path).read()
         else:
-            as_text = pyarrow.csv.ConvertOptions(
-                column_types={name: pa.string() for name in ("label", "path", "split")},
+            how = pyarrow.csv.ConvertOptions(
+                column_types={name: pa.string() for name in ("label", "path", "split", *as_text)},
                 true_values=["True", "true", "1", "1.0"],
                 false_values=["False", "false", "0", "0.0"],
                 strings_can_be_null=True,
             )
-            table = pyarrow.csv.read_csv(path, convert_options=as_text)
+            table = pyarrow.csv.read_csv(path, convert_options=how)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not a readable table ({first_line(error)})") from error
     _check_names(path, table.column_names)

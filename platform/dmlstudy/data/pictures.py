@@ -6,10 +6,10 @@ Shapes: N images of the set, B images read at once, H, W, C height, width and ch
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,24 @@ class Files:
         return self.paths[row].read_bytes()
 
 
+@runtime_checkable
+class HasColumns(Protocol):
+    """Pictures of which more is known than their class."""
+
+    def column(self, name: str) -> Sequence[Any] | None:
+        """A value of each picture, None where it has none; None if there is no such column."""
+
+
+@dataclass(frozen=True)
+class TabledFiles(Files):
+    """Pictures in files of their own that a table lists, with the table's columns."""
+
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def column(self, name: str) -> Sequence[Any] | None:
+        return self.columns.get(name)
+
+
 @dataclass(frozen=True)
 class Joined:
     """Two sources one after the other."""
@@ -85,6 +103,19 @@ class Joined:
     def encoded(self, row: int) -> bytes:
         source, own = self._of(row)
         return source.encoded(own)
+
+    def column(self, name: str) -> Sequence[Any] | None:
+        both = [
+            each.column(name) if isinstance(each, HasColumns) else None for each in (self.first, self.second)
+        ]
+        if all(values is None for values in both):
+            return None
+        sizes = (len(self.first), len(self.second))
+        return [
+            value
+            for values, size in zip(both, sizes, strict=True)
+            for value in (values if values is not None else [None] * size)
+        ]
 
     def _of(self, row: int) -> tuple[Pictures, int]:
         split = len(self.first)

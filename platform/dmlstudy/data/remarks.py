@@ -28,7 +28,18 @@ def remarks(dataset: ZeroShotData | ClosedSet, path: str | None) -> list[str]:
             lines.append(
                 f"{side}: {num_single} of {num_classes} classes have one image: never a hit, never a positive pair"
             )
+    lines += [*dataset.left_out, *_on_cameras(dataset)]
     return lines + _under_two_labels(dataset)
+
+
+def _on_cameras(dataset: ZeroShotData) -> list[str]:
+    lines = []
+    for side, camera_N in (("development", dataset.development_camera_N), ("test", dataset.test_camera_N)):
+        if camera_N is not None and (num := int((camera_N < 0).sum())):
+            lines.append(
+                f"{side}: {num} of {len(camera_N)} images without a camera, which are left out of no ranking"
+            )
+    return lines
 
 
 def _under_two_labels(dataset: ZeroShotData | ClosedSet) -> list[str]:

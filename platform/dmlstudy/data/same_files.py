@@ -42,6 +42,9 @@ def files_digest(dataset: ZeroShotData | ClosedSet, root: str | None) -> str:
         digest.update(np.ascontiguousarray(side.labels_N, dtype="<i8").data)
     for concepts_NC in getattr(dataset, "concepts", None) or ():
         digest.update(np.ascontiguousarray(concepts_NC).data)
+    for name in ("development_camera_N", "test_camera_N"):
+        if (camera_N := getattr(dataset, name, None)) is not None:
+            digest.update(np.ascontiguousarray(camera_N, dtype="<i8").data)
     places = _places(dataset)
     if not places:
         for side in sides:

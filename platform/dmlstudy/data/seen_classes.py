@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.data import datasets, layouts
+from dmlstudy.data.cameras import check_none
 from dmlstudy.data.datasets import FEATURES, Arrays
 from dmlstudy.data.images import (
     Fit,
@@ -102,6 +103,7 @@ def load_closed(source: Source) -> ClosedSet:
         raise ValueError("data.on_corrupt: a closed set has no way to leave pictures out; set error")
     if source.canvas != "none":
         raise ValueError("data.canvas: of a closed set each picture is read once; leave it out")
+    check_none(name, source.camera, "is judged by all rows of its classes")
     datasets.check_sizes(source)
     fit = source.fit
     expected = EXPECTED_CLOSED if source.expected is None else source.expected

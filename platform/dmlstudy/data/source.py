@@ -27,6 +27,8 @@ class Source:
     out and noted; one whose bytes cannot be read is an error all the same. Pictures that are decoded when they are
     read have a ``canvas`` of this kind (``data.canvas``), one in memory of at most ``canvas_gib``.
 
+    ``camera`` is a column, or a regular expression of a picture's path with one group (``cameras.cameras``).
+
     ``expected`` has counts of data sets, by default those that are published.
     """
 
@@ -42,6 +44,7 @@ class Source:
     max_pixels: int = MAX_PIXELS
     canvas: Kind = "none"
     canvas_gib: float = 8.0
+    camera: str | None = None
     expected: Mapping[str, Expected] | None = None
 
     @property

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dmlstudy.data import parquet
 from dmlstudy.data.images import Indices, Labels, RandomViews, relabelled
 from dmlstudy.data.layouts import Parts
-from dmlstudy.data.pictures import Files, by_name, halved
+from dmlstudy.data.pictures import TabledFiles, by_name, halved
 from dmlstudy.text import first_line
 
 NOT_NUMPY = (
@@ -64,7 +64,7 @@ def table(path: Path) -> Parts:
     missing = next((row for row, file in enumerate(files) if not file.is_file()), None)
     if missing is not None:
         raise ValueError(f"{path}, row {missing}: no file {files[missing]}; paths are relative to the table")
-    whole = by_name(Files(files), [str(label) for label in columns["label"]])
+    whole = by_name(TabledFiles(files, columns), [str(label) for label in columns["label"]])
     roles = [name for name in ("is_query", "is_gallery") if name in columns]
     if "split" not in columns:
         if roles:

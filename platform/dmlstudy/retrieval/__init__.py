@@ -1,16 +1,19 @@
 """Exact retrieval, its metrics, re-ranking and indexes for serving: the only door to faiss."""
 
+from dmlstudy.retrieval.cameras import num_relevant_elsewhere
 from dmlstudy.retrieval.clusters import evaluate_clusters, k_means, nmi, pair_f1
 from dmlstudy.retrieval.codes import hamming_neighbours, pack_codes
 from dmlstudy.retrieval.hyperbolic import of_pairs as hyperbolic_distances
 from dmlstudy.retrieval.index import CodeIndex, EmbeddingIndex, Index, Tuning
 from dmlstudy.retrieval.metrics import (
+    CMC_AT,
     Denominator,
     Scores,
     UnitSums,
     count_relevant,
     evaluate,
     evaluate_query_gallery,
+    inverse_negative_penalty,
     macro_mean,
     map_at_k,
     map_at_r,
@@ -45,6 +48,7 @@ from dmlstudy.retrieval.verification import (
 )
 
 __all__ = [
+    "CMC_AT",
     "FEWEST_MATCHES",
     "RATES",
     "CodeIndex",
@@ -71,6 +75,7 @@ __all__ = [
     "hyperbolic_distances",
     "in_gallery",
     "in_itself",
+    "inverse_negative_penalty",
     "is_measurable",
     "k_means",
     "macro_mean",
@@ -79,6 +84,7 @@ __all__ = [
     "mean_average_precision",
     "micro_mean",
     "nmi",
+    "num_relevant_elsewhere",
     "open_set",
     "pack_codes",
     "pack_labels",

@@ -28,6 +28,9 @@ Denominator: TypeAlias = Literal["found", "relevant", "reachable"]
 
 _CELLS_PER_CHUNK = 1 << 24  # label sets compared at once
 
+CMC_AT = (1, 5, 10)
+"""Ranks at which papers on re-identification report the cumulative matching characteristic."""
+
 
 def pack_labels(has_NL: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Label sets (does item n have label l?) as packed bytes, of shape (N, ceil(L / 8))."""
@@ -83,6 +86,15 @@ def mean_average_precision(ranked_QK: Labels, label_Q: Labels, num_relevant_Q: I
     return _Hits.of(ranked_QK, label_Q).map(num_relevant_Q)
 
 
+def inverse_negative_penalty(ranked_QK: Labels, label_Q: Labels, num_relevant_Q: Ints) -> Values:
+    """INP of each query over a full ranking = R_q / (rank of its last relevant item); 0 of a query with R_q = 0.
+
+    Its mean is mINP (Ye et al. 2021, Eq. 1): 1 if every match stands before all else, low if one is hard to find.
+    Raises ValueError if the ranking leaves out a relevant item.
+    """
+    return _Hits.of(ranked_QK, label_Q).inverse_negative_penalty(num_relevant_Q)
+
+
 def map_at_k(
     ranked_QK: Labels, label_Q: Labels, num_relevant_Q: Ints, k: int, denominator: Denominator
 ) -> Values:
@@ -128,10 +140,18 @@ class _Hits(NamedTuple):
         return self._precisions(self._is_within_r(num_relevant_Q)) / np.maximum(num_relevant_Q, 1)
 
     def map(self, num_relevant_Q: Ints) -> Values:
-        is_any_H = self.place_H >= 0
-        if (self._count(is_any_H) != num_relevant_Q).any():
-            raise ValueError("mean average precision needs the full ranking: a relevant item is not in it")
-        return self._precisions(is_any_H) / np.maximum(num_relevant_Q, 1)
+        self._check_full("mean average precision", num_relevant_Q)
+        return self._precisions(self.place_H >= 0) / np.maximum(num_relevant_Q, 1)
+
+    def inverse_negative_penalty(self, num_relevant_Q: Ints) -> Values:
+        self._check_full("the inverse negative penalty", num_relevant_Q)
+        last_Q = np.ones(self.num_queries)
+        np.maximum.at(last_Q, self.row_H, self.place_H + 1.0)
+        return np.asarray(num_relevant_Q / last_Q, dtype=np.float64)
+
+    def _check_full(self, metric: str, num_relevant_Q: Ints) -> None:
+        if (self._count(self.place_H >= 0) != num_relevant_Q).any():
+            raise ValueError(f"{metric} needs the full ranking: a relevant item is not in it")
 
     def map_at(self, k: int, denominator: Denominator, num_relevant_Q: Ints) -> Values:
         if k < 1:
@@ -308,7 +328,10 @@ class UnitSums(NamedTuple):
 
 
 class Scores:
-    """The metrics of ``evaluate``, of rankings that come part by part; arguments as of ``score``."""
+    """The metrics of ``evaluate``, of rankings that come part by part; arguments as of ``score``.
+
+    With ``reid``, which needs whole rankings, there are ``map``, ``cmc_at_<k>`` for ``CMC_AT`` and ``minp`` as well.
+    """
 
     def __init__(
         self,
@@ -319,9 +342,11 @@ class Scores:
         map_at: Sequence[tuple[int, Denominator]] = (),
         full_map: bool = False,
         macro: bool = False,
+        reid: bool = False,
     ) -> None:
         self._label_Q, self._label_M, self._num_relevant_Q = label_Q, label_M, num_relevant_Q
-        self._recall_at, self._map_at, self._full_map, self._macro = recall_at, map_at, full_map, macro
+        self._recall_at, self._map_at, self._macro = recall_at, map_at, macro
+        self._full_map, self._reid = full_map or reid, reid
         self._parts: list[dict[str, Values]] = []
 
     @classmethod
@@ -330,7 +355,7 @@ class Scores:
         first = of_shares[0]
         label_Q = np.concatenate([each._label_Q for each in of_shares])
         num_relevant_Q = np.concatenate([each._num_relevant_Q for each in of_shares])
-        asked = first._recall_at, first._map_at, first._full_map, first._macro
+        asked = first._recall_at, first._map_at, first._full_map, first._macro, first._reid
         whole = cls(label_Q, first._label_M, num_relevant_Q, *asked)
         whole._parts = [part for each in of_shares for part in each._parts]
         return whole
@@ -349,6 +374,9 @@ class Scores:
             values[f"map_at_{n}_of_{denominator}"] = hits.map_at(n, denominator, num_relevant_Q)
         if self._full_map:
             values["map"] = hits.map(num_relevant_Q)
+        if self._reid:
+            values |= {f"cmc_at_{n}": hits.recall_at(n) for n in CMC_AT}
+            values["minp"] = hits.inverse_negative_penalty(num_relevant_Q)
         self._parts.append(values)
 
     def means(self) -> dict[str, float]:

@@ -23,8 +23,16 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from dmlstudy.heartbeat import beat
+from dmlstudy.retrieval.cameras import SameCamera
 from dmlstudy.retrieval.codes import Codes
-from dmlstudy.retrieval.metrics import Denominator, Labels, Scores, count_relevant, num_ranks, tie_order
+from dmlstudy.retrieval.metrics import (
+    Denominator,
+    Labels,
+    Scores,
+    count_relevant,
+    num_ranks,
+    tie_order,
+)
 from dmlstudy.retrieval.neighbours import Floats, Ints, checked, in_gallery, in_itself
 
 Reranker: TypeAlias = Callable[[Ints, Ints], Ints]
@@ -150,6 +158,8 @@ class Ranked(NamedTuple):
     ms_per_query: dict[str, float]
     query_Q: Ints
     """The queries' places among the embeddings, in the order of the scores."""
+    num_left_out: int | None = None
+    """Queries that are not asked, for no item of their class is by another camera; None without cameras."""
 
     @classmethod
     def joined(cls, of_shares: Sequence[Ranked]) -> Ranked:
@@ -158,7 +168,13 @@ class Ranked(NamedTuple):
         names = of_shares[0].scores
         scores = {name: Scores.joined([each.scores[name] for each in of_shares]) for name in names}
         ms = {name: sum(each.ms_per_query[name] * len(each.query_Q) for each in of_shares) for name in names}
-        return cls(scores, {name: ms[name] / len(query_Q) for name in names}, query_Q)
+        times = {name: ms[name] / len(query_Q) for name in names}
+        return cls(scores, times, query_Q, of_shares[0].num_left_out)
+
+    def means(self, name: str = "none") -> dict[str, float]:
+        """The means of one ranking's scores, with the number of queries that are left out where there are cameras."""
+        left_out = {} if self.num_left_out is None else {"num_queries_left_out": float(self.num_left_out)}
+        return self.scores[name].means() | left_out
 
 
 def compare(
@@ -173,6 +189,8 @@ def compare(
     map_at: Sequence[tuple[int, Denominator]] = (),
     full_map: bool = False,
     macro: bool = False,
+    reid: bool = False,
+    camera_N: Ints | None = None,
 ) -> dict[str, dict[str, float]]:
     """The means of ``rank``'s scores, and ``ms_per_query`` beside them; arguments and errors as there."""
     ranked = rank(
@@ -186,11 +204,10 @@ def compare(
         map_at=map_at,
         full_map=full_map,
         macro=macro,
+        reid=reid,
+        camera_N=camera_N,
     )
-    return {
-        name: scores.means() | {"ms_per_query": ranked.ms_per_query[name]}
-        for name, scores in ranked.scores.items()
-    }
+    return {name: ranked.means(name) | {"ms_per_query": ranked.ms_per_query[name]} for name in ranked.scores}
 
 
 def rank(
@@ -205,6 +222,8 @@ def rank(
     map_at: Sequence[tuple[int, Denominator]] = (),
     full_map: bool = False,
     macro: bool = False,
+    reid: bool = False,
+    camera_N: Ints | None = None,
     curvature: float | None = None,
     device: torch.device | None = None,
     share: Callable[[int], slice] | None = None,
@@ -218,9 +237,12 @@ def rank(
     out of its own ranking; equally near items stand in ``tie_order``. A reranker is given places in z as well.
     ``ms_per_query`` is the wall time of the search for 'none', and what the reranker adds for the others.
 
+    With ``camera_N`` a query's own class by its own camera is in none of its rankings, and a query whose class no
+    other camera has is not asked. A camera below 0 is unknown.
+
     A ranking holds max(n, largest R_q, recall_at, map_at) items, if there are as many; the whole gallery with
-    ``full_map``, in parts of bounded memory. Raises ValueError for a reranker called 'none' and one that gives other
-    items than it was given.
+    ``full_map`` or ``reid``, in parts of bounded memory. Raises ValueError for a reranker called 'none' and one that
+    gives other items than it was given, and where cameras leave no query.
     """
     if "none" in rerankers:
         raise ValueError("a reranker cannot be called 'none': that is the ranking without one")
@@ -232,23 +254,38 @@ def rank(
     place_N = np.full(len(z_ND), -1, np.int64)
     place_N[gallery] = np.arange(len(gallery))
     num_relevant_Q = count_relevant(labels_N[query], labels_N[gallery], place_N[query])
+    same: SameCamera | None = None
+    num_left_out: int | None = None
+    if camera_N is not None:
+        same = SameCamera.of(labels_N, camera_N, query, gallery)
+        num_relevant_Q = num_relevant_Q - same.num_Q
+        is_asked_Q = num_relevant_Q > 0
+        num_left_out = int((~is_asked_Q).sum())
+        if not is_asked_Q.any():
+            raise ValueError("cameras: no query has a gallery item of its class by another camera")
+        is_one_set = is_one_set and not num_left_out
+        query, num_relevant_Q, same = query[is_asked_Q], num_relevant_Q[is_asked_Q], same.part(is_asked_Q)
+    full_map = full_map or reid
     k = len(gallery) if full_map else max(n, num_ranks(num_relevant_Q, recall_at, map_at))
+    depth = k if same is None else k + same.most
     own = slice(0, len(query)) if share is None else share(len(query))
     has_all = own == slice(0, len(query))
     query, num_relevant_Q = query[own], num_relevant_Q[own]
+    same = None if same is None else same.part(own)
     parts = (
-        in_itself(z_ND[gallery], k, curvature=curvature, device=device)
+        in_itself(z_ND[gallery], depth, curvature=curvature, device=device)
         if is_one_set and has_all
-        else in_gallery(z_ND[query], z_ND[gallery], k, place_N[query], curvature=curvature, device=device)
+        else in_gallery(z_ND[query], z_ND[gallery], depth, place_N[query], curvature=curvature, device=device)
     )
     names = ("none", *rerankers)
     scores = {
-        name: Scores(labels_N[query], labels_N, num_relevant_Q, recall_at, map_at, full_map, macro)
+        name: Scores(labels_N[query], labels_N, num_relevant_Q, recall_at, map_at, full_map, macro, reid)
         for name in names
     }
     seconds = dict.fromkeys(names, 0.0)
     started = time.perf_counter()
-    for row_Q, index_QK, _ in parts:
+    for row_Q, found_QK, _ in parts:
+        index_QK = found_QK if same is None else same.left_out(row_Q, found_QK, k)
         first_QK = np.where(index_QK < 0, -1, gallery[index_QK])
         seconds["none"] += time.perf_counter() - started
         scores["none"].add(row_Q, first_QK)
@@ -260,7 +297,8 @@ def rank(
                 raise ValueError(f"reranker {name!r} gave other items than those it was given")
             scores[name].add(row_Q, again_QK)
         started = time.perf_counter()
-    return Ranked(scores, {name: 1e3 * seconds[name] / max(1, len(query)) for name in names}, query)
+    times = {name: 1e3 * seconds[name] / max(1, len(query)) for name in names}
+    return Ranked(scores, times, query, num_left_out)
 
 
 def _same_items(first_QK: Ints, again_QK: Ints) -> bool:

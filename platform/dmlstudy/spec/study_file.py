@@ -218,6 +218,7 @@ class ProtocolConfig(MetricsConfig, Grown):
         "verification",
         "fmr",
         "short_vectors",
+        "reid",
     )
 
     num_folds: Annotated[

@@ -6,6 +6,7 @@ from collections import Counter
 
 from dmlstudy import metric_names
 from dmlstudy.data import ClosedSet
+from dmlstudy.retrieval import num_relevant_elsewhere
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.store import Store, StoreError
 from dmlstudy.training.interface import TrialData
@@ -32,8 +33,11 @@ def units(spec: StudySpec, dataset: TrialData) -> tuple[int, ...] | None:
     labels_N = dataset.test.labels_N
     if isinstance(dataset, ClosedSet):
         return (1,) * len(labels_N)
-    query = dataset.test_query
-    counts = Counter((labels_N if query is None else labels_N[query]).tolist())
+    query, camera_N = dataset.test_query, dataset.test_camera_N
+    asked_N = labels_N if query is None else labels_N[query]
+    if camera_N is not None:  # who has no hit by another camera is not asked
+        asked_N = asked_N[num_relevant_elsewhere(labels_N, camera_N, query, dataset.test_gallery) > 0]
+    counts = Counter(asked_N.tolist())
     of_units = tuple(counts[label] for label in sorted(counts))
     return of_units if metric_names.micro(objective) == objective else (1,) * len(of_units)
 

@@ -47,6 +47,8 @@ class HeldOut(NamedTuple):
     images: LabelledImages
     query: Indices | None = None
     gallery: Indices | None = None
+    camera_N: Indices | None = None
+    """Of each image, -1 where it is unknown; None: cameras do not matter."""
 
 
 class EmbedderTrainer(Trainer):
@@ -231,16 +233,17 @@ class EmbedderTrainer(Trainer):
 
     def score(self) -> dict[str, float]:
         """Metrics of retrieval among the held-out images; each rank ranks a share of the queries."""
-        embedded, (images, query, gallery) = self._embed_held_out()
+        embedded, (images, query, gallery, camera_N) = self._embed_held_out()
         rest = images.labels_N, query, gallery, self.config
-        return retrieval_scores(embedded, *rest, device=self.device).metrics
+        return retrieval_scores(embedded, *rest, camera_N=camera_N, device=self.device).metrics
 
     def judge(self) -> Scored:
         """The same, with sums by class."""
-        embedded, (images, query, gallery) = self._embed_held_out()
+        embedded, (images, query, gallery, camera_N) = self._embed_held_out()
         rest = images.labels_N, query, gallery, self.config
-        short = short_vector_scores(embedded.z_ND, *rest, device=self.device)
-        return joined([retrieval_scores(embedded, *rest, device=self.device, by_class=True), short])
+        short = short_vector_scores(embedded.z_ND, *rest, camera_N=camera_N, device=self.device)
+        whole = retrieval_scores(embedded, *rest, camera_N=camera_N, device=self.device, by_class=True)
+        return joined([whole, short])
 
     def score_elsewhere(self, dataset: ZeroShotData) -> dict[str, float]:
         """The same among the test images of other data."""
@@ -248,7 +251,8 @@ class EmbedderTrainer(Trainer):
             canvases.prepare(dataset.test, self.config.retention)
         embedded = self._embed_to_judge(dataset.test)
         rest = dataset.test.labels_N, dataset.test_query, dataset.test_gallery
-        return retrieval_scores(embedded, *rest, self.config, device=self.device).metrics
+        camera_N = dataset.test_camera_N
+        return retrieval_scores(embedded, *rest, self.config, camera_N=camera_N, device=self.device).metrics
 
     def score_shares(self, scores: dict[str, float]) -> list[dict[str, float]]:
         """Metrics with each share of the trained weights, the largest's being ``scores``; none where there is one."""

@@ -64,6 +64,7 @@ def retrieval_scores(
     gallery: Indices | None,
     config: TrialConfig,
     *,
+    camera_N: Indices | None = None,
     device: torch.device | None = None,
     by_class: bool = False,
 ) -> Scored:
@@ -71,6 +72,8 @@ def retrieval_scores(
 
     Each rank ranks its share of the queries, a GPU as ``device`` finding the candidates; whatever is not of single
     queries (clusters, verification) rank 0 computes for all. The numbers are those of one process, digit for digit.
+
+    With ``camera_N`` rankings are without a query's own class by its own camera, as ``retrieval.rank`` has it.
 
     With structure embeddings there are ``omega_deviation`` and ``omega_saturated`` of the queries'.
 
@@ -96,6 +99,8 @@ def retrieval_scores(
             ],
             full_map=config.full_map,
             macro=config.macro,
+            reid=config.reid,
+            camera_N=camera_N,
             curvature=config.embedder.ball_curvature,
             device=device,
             share=distributed.own_slice,
@@ -122,6 +127,8 @@ def _scores(
     label_Q = labels_N[ranked.query_Q] if by_class else None
     scored = joined([_named(ranked.scores[name], label_Q, prefix) for name, prefix in prefixes.items()])
     metrics = scored.metrics
+    if ranked.num_left_out is not None:
+        metrics["num_queries_left_out"] = float(ranked.num_left_out)
     if embedded.omega_ND is not None:
         omega_QD = embedded.omega_ND if query is None else embedded.omega_ND[query]
         metrics |= structure_scores(omega_QD, config.embedder.size, config)

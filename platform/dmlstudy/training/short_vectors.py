@@ -51,6 +51,7 @@ def short_vector_scores(
     gallery: Indices | None,
     config: TrialConfig,
     *,
+    camera_N: Indices | None = None,
     device: torch.device | None = None,
 ) -> Scored:
     """The objective, MAP@R and Recall@1 of each short form, with sums by class; every rank must call this.
@@ -63,7 +64,7 @@ def short_vector_scores(
 
     def own_share() -> list[tuple[ShortForm, retrieval.Ranked]]:
         return [
-            (form, _ranked(short_NE, labels_N, query, gallery, config, device))
+            (form, _ranked(short_NE, labels_N, query, gallery, config, camera_N, device))
             for form, short_NE in forms(z_ND, sizes_of(config))
         ]
 
@@ -112,6 +113,7 @@ def _ranked(
     query: Indices | None,
     gallery: Indices | None,
     config: TrialConfig,
+    camera_N: Indices | None,
     device: torch.device | None,
 ) -> retrieval.Ranked:
     """The rankings of this rank's share of the queries."""
@@ -124,6 +126,8 @@ def _ranked(
         query=query,
         gallery=gallery,
         macro=config.macro,
+        reid=config.reid,
+        camera_N=camera_N,
         device=device,
         share=distributed.own_slice,
     )

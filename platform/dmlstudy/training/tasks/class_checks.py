@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmlstudy import data, embedders
+from dmlstudy import data, embedders, retrieval
 from dmlstudy.records import TrialConfig
 from dmlstudy.training.verification_scores import check_pairs
 
@@ -23,6 +23,7 @@ def check_data(configs: Sequence[tuple[str, TrialConfig]], dataset: data.ZeroSho
     counts = check_class_counts(own, test, first.num_folds)
     folds = data.class_disjoint_folds(development.labels_N, first.num_folds, first.seed)
     data.check_hits(dataset, folds)
+    _check_cameras(dataset, folds)
     check_pairs(first, [development.labels_N[fold.validation_indices] for fold in folds])
     num_classes = min(len(fold.train_classes) for fold in folds)
     num_images = min(len(fold.train_indices) for fold in folds)
@@ -34,6 +35,28 @@ def check_data(configs: Sequence[tuple[str, TrialConfig]], dataset: data.ZeroSho
         embedders.check_input(config.embedder.backbone, takes_vectors=len(development.image_shape) == 1)
         augmentation = data.Augmentation(**config.augmentation.model_dump())
         data.check_channels(augmentation, development.image_shape[-1], f"{key}.augmentation")
+
+
+def _check_cameras(dataset: data.ZeroShotData, folds: Sequence[data.Fold]) -> None:
+    """Raise ValueError where no query of a side that is judged could have a hit by another camera."""
+    camera_N, test_camera_N = dataset.development_camera_N, dataset.test_camera_N
+    if camera_N is None or test_camera_N is None:
+        return
+    labels_N = dataset.development.labels_N
+    roles = dataset.test_query, dataset.test_gallery
+    num_relevant = {
+        "the test": retrieval.num_relevant_elsewhere(dataset.test.labels_N, test_camera_N, *roles)
+    }
+    for number, fold in enumerate(folds, 1):
+        rows = fold.validation_indices
+        found_Q = retrieval.num_relevant_elsewhere(labels_N[rows], camera_N[rows])
+        num_relevant[f"fold {number}'s validation"] = found_Q
+    for side, found_Q in num_relevant.items():
+        if not (found_Q > 0).any():
+            raise ValueError(
+                f"data.camera: no class of {side} of {dataset.name} has pictures by two cameras, so no query can have a"
+                " hit; leave data.camera out, or set protocol.num_folds lower"
+            )
 
 
 def check_class_counts(own: int, test: int, num_folds: int) -> str:

@@ -46,10 +46,13 @@ class Embedding(Task):
         return embedding_size(int(params["embedder.dim"]), str(params.get("embedder.dim_per", "whole")))
 
     def metrics(self, protocol: MetricsConfig) -> list[str]:
+        from dmlstudy import retrieval
         from dmlstudy.hashing import metrics_at
 
         known = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in protocol.recall_at)]
-        known += [name for k in protocol.map_at for name in metrics_at(k)] + ["map"] * protocol.full_map
+        known += [name for k in protocol.map_at for name in metrics_at(k)]
+        known += ["map"] * (protocol.full_map or protocol.reid)
+        known += [*(f"cmc_at_{k}" for k in retrieval.CMC_AT), "minp"] * protocol.reid
         return known + [f"macro_{name}" for name in known] * protocol.macro
 
     def check(self, config: TrialConfig, key: str) -> None:
@@ -91,9 +94,14 @@ class Embedding(Task):
             development if share.train is None else development.select(share.train),
             device,
             stream=share.stream,
-            held_out=HeldOut(dataset.test, dataset.test_query, dataset.test_gallery)
+            held_out=HeldOut(dataset.test, dataset.test_query, dataset.test_gallery, dataset.test_camera_N)
             if share.held_out is None
-            else HeldOut(development.select(share.held_out)),
+            else HeldOut(
+                development.select(share.held_out),
+                camera_N=None
+                if dataset.development_camera_N is None
+                else dataset.development_camera_N[share.held_out],
+            ),
             sides=sides_of(dataset, share),
         )
 
@@ -110,7 +118,8 @@ class Embedding(Task):
         of_folds = [Embedded.of(each) for each in outputs]
 
         def scored(embedded: Embedded) -> Scored:
-            return retrieval_scores(embedded, *rest, device=device, by_class=True)
+            camera_N = dataset.test_camera_N
+            return retrieval_scores(embedded, *rest, camera_N=camera_N, device=device, by_class=True)
 
         separate = mean_scored([scored(embedded) for embedded in of_folds])
         ensemble = scored(concatenated(of_folds))

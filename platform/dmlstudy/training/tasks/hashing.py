@@ -31,7 +31,7 @@ class Hashing(Task):
     )
     section = "hashing"
     sections = ("hashing", "training")
-    unmeasured = ("macro", "clusters", "retention", "verification", "short_vectors")
+    unmeasured = ("macro", "reid", "clusters", "retention", "verification", "short_vectors")
     second_objectives = MappingProxyType({"embedding_dim": "embedding_dim, their bits"})
     size_param = "hashing.num_bits"
     # Untrained weights of bits would only shuffle what codes find.

@@ -34,6 +34,7 @@ class Online(Task):
     sections = ("online", "training")
     unmeasured = (
         "macro",
+        "reid",
         "clusters",
         "map_at",
         "full_map",

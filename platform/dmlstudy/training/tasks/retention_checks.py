@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dmlstudy.data import ZeroShotData
+from dmlstudy.retrieval import num_relevant_elsewhere
 
 LEAST_CLASSES = 2
 """Test classes with two pictures or more."""
@@ -30,6 +31,10 @@ def _num_judged(dataset: ZeroShotData) -> int:
     """Number of test classes of which a query can find another image."""
     labels_N, query, gallery = dataset.test.labels_N, dataset.test_query, dataset.test_gallery
     num_classes = len(dataset.test.class_names)
+    if dataset.test_camera_N is not None:
+        found_Q = num_relevant_elsewhere(labels_N, dataset.test_camera_N, query, gallery)
+        asked_N = labels_N if query is None else labels_N[query]
+        return len(np.unique(asked_N[found_Q > 0]))
     if query is None or gallery is None:
         return int((np.bincount(labels_N, minlength=num_classes) > 1).sum())
     queried_C, found_C = (np.bincount(labels_N[side], minlength=num_classes) for side in (query, gallery))
