@@ -519,19 +519,24 @@ class Angular(TiledLoss):
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum over the anchors' ordered positive pairs, and their number."""
         z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
+        live_LD = z_MD if references.live_LD is None else references.live_LD.to(z_MD.dtype)
         layout = self.layout(anchors, references, z_MD.element_size())
         return in_one_sweep(
-            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), wanted), [z_BD, z_MD]
+            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), wanted),
+            [z_BD, live_LD],
         )
 
-    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, wanted: bool) -> Swept:
+    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, num_live: int, wanted: bool) -> Swept:
+        """Of the references the first ``num_live`` have a gradient."""
         by_product = 4 * math.tan(math.radians(self.angle)) ** 2
         by_pair = -2 - by_product / 2
         z_BD, z_MD = z_BD[layout.anchor_order_B], z_MD[layout.reference_order_M]
-        slope_BD, slope_MD = torch.zeros_like(z_BD), torch.zeros_like(z_MD)
+        slope_BD, as_positive_MD = torch.zeros_like(z_BD), torch.zeros_like(z_MD)
+        live_L = layout.places_of_first(num_live)
+        slope_LD = as_positive_MD if live_L is None else z_MD.new_zeros(num_live, z_MD.shape[1])
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
-            z_TD, z_QD, slope_TD, slope_QD = z_BD[tile], z_MD[band], slope_BD[tile], slope_MD[band]
+            z_TD, z_QD, slope_TD, slope_QD = z_BD[tile], z_MD[band], slope_BD[tile], as_positive_MD[band]
             s_TM = self.product(z_TD, z_MD.T)
             rows = layout.rows(s_TM, tile, band, z_BD.shape[1])
             negative_TM = rows.negative.chosen
@@ -550,9 +555,14 @@ class Angular(TiledLoss):
                 by_pair_T1 = by_pair * slope_TM.sum(1, keepdim=True)
                 slope_TD += by_both_TD + by_pair_T1 * positive_TD
                 slope_QD.index_add_(0, place_T, by_both_TD + by_pair_T1 * z_TD)
-                add_product(slope_MD, slope_TM.T, z_TD + positive_TD, self.product, by_product)
-        gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
-        gradient_BD[layout.anchor_order_B], gradient_MD[layout.reference_order_M] = slope_BD, slope_MD
+                slope_TL = slope_TM if live_L is None else slope_TM[:, live_L]
+                add_product(slope_LD, slope_TL.T, z_TD + positive_TD, self.product, by_product)
+        gradient_BD = torch.empty_like(z_BD)
+        gradient_BD[layout.anchor_order_B] = slope_BD
+        if live_L is not None:
+            return total, count, [gradient_BD, slope_LD.add_(as_positive_MD[live_L])]
+        gradient_MD = torch.empty_like(z_MD)
+        gradient_MD[layout.reference_order_M] = slope_LD
         return total, count, [gradient_BD, gradient_MD]
 
 
