@@ -37,9 +37,10 @@ from dmlstudy.losses.distances import SQUARED_FLOOR
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, per_anchor
 from dmlstudy.losses.mining import scrambled, unit_interval
 from dmlstudy.losses.parameters import above, at_least
+from dmlstudy.losses.plan import order_of
 from dmlstudy.losses.products import Product, add_product, factor_last, write_product
 from dmlstudy.losses.proxies import ProxyLoss, unit_vectors
-from dmlstudy.losses.tiles import Swept, in_one_sweep, in_order, tile_height
+from dmlstudy.losses.tiles import Swept, in_one_sweep, tile_height
 from dmlstudy.transfers import placed
 
 Others: TypeAlias = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
@@ -111,9 +112,7 @@ class ClassSoftmax(ProxyLoss):
             self._check_norms(references)
         if self.share is not None:
             return self._terms_of_share(self.share, anchors, references, world)
-        anchors = anchors.rows(
-            in_order(anchors.labels)
-        )  # a tile's own classes are then those of adjacent rows
+        anchors = anchors.rows(order_of(anchors))  # a tile's own classes are then those of adjacent rows
         (vectors,) = self.parameters()
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
         is_training = self.training and torch.is_grad_enabled()
@@ -146,7 +145,7 @@ class ClassSoftmax(ProxyLoss):
         self, share: slice, anchors: Embeddings, references: Embeddings, world: World
     ) -> LossSum:
         """The sum over this rank's anchors, whose backward gives what this rank's classes say of all ranks' anchors."""
-        order_M = in_order(references.labels)
+        order_M = order_of(references)
         given = references.rows(order_M)
         z_MD, y_M = given.z_ND, given.labels.y_N
         device = z_MD.device

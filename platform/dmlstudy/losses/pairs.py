@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dmlstudy.losses.distances import cosine, euclidean, full_precision
 from dmlstudy.losses.forms import Factors, Form, Logit, Sums
-from dmlstudy.losses.interface import Embeddings, Labels, LossSum, World, check_classes
+from dmlstudy.losses.interface import Embeddings, LossSum, World, check_classes
 from dmlstudy.losses.mining import (
     NegativeDraw,
     SimilarityRule,
@@ -24,6 +24,7 @@ from dmlstudy.losses.mining import (
 )
 from dmlstudy.losses.pair_weighting import PairWeighting
 from dmlstudy.losses.parameters import above, at_least, choice
+from dmlstudy.losses.plan import order_of, plan_of
 from dmlstudy.losses.products import add_product, differentiable, factor_last, scaled_sum
 from dmlstudy.losses.tiles import (
     Layout,
@@ -35,12 +36,11 @@ from dmlstudy.losses.tiles import (
     Tile,
     TiledLoss,
     in_one_sweep,
-    in_order,
     in_tiles,
-    pair_numbers,
     row_values,
 )
 from dmlstudy.losses.weighting import Exponential
+from dmlstudy.transfers import placed
 
 
 class MultiSimilarity(RowLoss):
@@ -150,11 +150,9 @@ class BinomialDeviance(RowLoss):
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The scaled sums over the anchors' pairs, and the number of anchors."""
-        positives_B, negatives_B = pair_numbers(
-            *(Labels(each.y_N, each.id_N) for each in (anchors, references))
-        )
+        positives_B, negatives_B = plan_of(anchors, references).pair_numbers
         numbers_3B = torch.stack([positives_B, negatives_B, torch.ones_like(positives_B)])
-        numbers_3 = world.sum(numbers_3B.sum(1).double())
+        numbers_3 = world.sum(placed(numbers_3B.sum(1).double(), anchors.z_ND.device))
         self._scales_2 = numbers_3[2] / numbers_3[:2].clamp(min=1)
         return super().terms(anchors, references, world)
 
@@ -218,7 +216,8 @@ class Margin(RowLoss):
         check_classes(references, self.num_classes)  # so that all ranks refuse a label together
         total, count = super().terms(anchors, references, world)
         if self.nu > 0:
-            positives_B, _ = pair_numbers(*(Labels(each.y_N, each.id_N) for each in (anchors, references)))
+            positives_B, _ = plan_of(anchors, references).pair_numbers
+            positives_B = placed(positives_B, total.device)
             beta_B = self.beta_C[anchors.y_N].to(total.dtype)
             reached = world.sum(count.detach()) > 0
             total = total + self.nu * (beta_B * positives_B).sum() * reached
@@ -568,7 +567,7 @@ class Angular(TiledLoss):
 
 def first_two_of_each_class(embeddings: Embeddings) -> tuple[Tensor, Tensor]:
     """Rows of the first image of each class and of its next one, by id; classes with one image are left out."""
-    order_N = in_order(embeddings.labels)
+    order_N = order_of(embeddings)
     y_N, id_N = embeddings.labels.rows(order_N)
     is_first_N = torch.ones_like(y_N, dtype=torch.bool)
     is_first_N[1:] = y_N[1:] != y_N[:-1]
