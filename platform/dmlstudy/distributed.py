@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy.losses.batch_loss import BatchLoss, of_batch
 from dmlstudy.losses.interface import ALONE, Embeddings, Labels, Loss, LossSum, World, check_embeddings
+from dmlstudy.losses.plan import Plan
 from dmlstudy.transfers import placed
 
 Result = TypeVar("Result")
@@ -63,14 +64,19 @@ class GlobalLabels:
 
     ``labels`` are those of all ranks' rows, in rank order, in the host's memory; ``sizes`` the ranks' numbers of rows.
     They lie on ``device`` too, to where they are copied without a wait.
+
+    A ``plan`` may have been made of this rank's labels and all; without one each loss makes its own.
     """
 
-    def __init__(self, labels: Labels, sizes: Sequence[int], device: torch.device) -> None:
-        self.labels, self.sizes = labels, list(sizes)
+    def __init__(
+        self, labels: Labels, sizes: Sequence[int], device: torch.device, plan: Plan | None = None
+    ) -> None:
+        self.labels, self.sizes, self.plan = labels, list(sizes), plan
         assert len(labels.y_N) == len(labels.id_N) == sum(self.sizes)
         first = sum(self.sizes[: rank()])
         self.own = slice(first, first + self.sizes[rank()])
         """This rank's rows."""
+        self._own_labels = labels.rows(self.own) if plan is None else plan.anchors
         self._placed = Labels(*(placed(x_M, device) for x_M in labels))
 
     @property
@@ -80,7 +86,7 @@ class GlobalLabels:
     def of_own(self, z_ND: Tensor, structure_ND: Tensor | None = None) -> Embeddings:
         """This rank's embeddings, labelled."""
         y_N, id_N = self._placed.rows(self.own)
-        return Embeddings(z_ND, y_N, id_N, structure_ND, on_host=self.labels.rows(self.own))
+        return Embeddings(z_ND, y_N, id_N, structure_ND, on_host=self._own_labels, plan=self.plan)
 
     def gathered(self, local: Embeddings) -> Embeddings:
         """All ranks' rows, as ``gather`` has them, without a question to another rank's host and without a check.
@@ -91,7 +97,7 @@ class GlobalLabels:
         if world_size() > 1:
             z_MD = _Gather.apply(z_MD, self.sizes)
             norm_M = None if norm_M is None else _gather_padded(norm_M, self.sizes)
-        return Embeddings(z_MD, *self._placed, norm_N=norm_M, on_host=self.labels)
+        return Embeddings(z_MD, *self._placed, norm_N=norm_M, on_host=self.labels, plan=self.plan)
 
     def words(self, unsound_W2: Sequence[Sequence[float]]) -> str:
         """The complaint of each rank whose embeddings are not finite, or ''.

@@ -6,15 +6,37 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from support.kernels_beside_rows import SETTINGS
+from torch import Tensor
 
 from dmlstudy import losses
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.interface import Embeddings
 from dmlstudy.losses.tiles import RowLoss
+
+
+class FeatureRows(NamedTuple):
+    """As in the kernels' own file, which needs Triton."""
+
+    features_NF: Tensor
+    y_N: Tensor
+    id_N: Tensor
+
+
+class KernelResult(NamedTuple):
+    """As there."""
+
+    total: Tensor
+    count: Tensor  # type: ignore[assignment]
+    gradients: tuple[Tensor, Tensor]
+
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "support" / "kernels_beside_rows.py"
@@ -62,6 +84,30 @@ def test_kernels_are_asked_for_by_a_parameter(name: str) -> None:
 def test_what_does_not_fit_is_named(name: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         losses.build(name, **params)
+
+
+def test_a_batch_without_positives_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swept(*args: Any, wanted: bool) -> KernelResult:
+        z_BD = args[2].features_NF
+        return KernelResult(z_BD.sum(), z_BD.new_ones(()), (z_BD, z_BD))
+
+    asked_for = SimpleNamespace(sweep=swept, FeatureRows=FeatureRows)
+    monkeypatch.setitem(sys.modules, "dmlstudy.losses.kernels", asked_for)
+    monkeypatch.setattr("dmlstudy.losses.kernels", asked_for, raising=False)
+    loss = losses.build("circle", backend="triton").loss
+    assert isinstance(loss, RowLoss)
+    form = loss.form()
+    assert form is not None
+    paired = Embeddings(torch.eye(4), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+    alone = paired._replace(y_N=torch.arange(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss.by_kernels(form, paired, paired)
+    with pytest.warns(UserWarning, match="no positive pair"):
+        loss.by_kernels(form, alone, alone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss.by_kernels(form, alone, alone)
 
 
 def test_without_triton_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

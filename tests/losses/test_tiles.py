@@ -54,12 +54,13 @@ def test_rows_behind_the_live_ones_get_no_gradient(
     torch.testing.assert_close(found[1], by_row_MD[:9], rtol=1e-12, atol=1e-14)
 
 
-def test_the_whole_of_the_references_never_has_a_gradient() -> None:
+@pytest.mark.parametrize("name", ["contrastive", "angular"])
+def test_the_whole_of_the_references_never_has_a_gradient(name: str) -> None:
     anchors, batch, older = rows(4, 0, seed=0), rows(4, 0, seed=1), rows(8, 9, seed=2)
     z_MD = torch.cat([batch.z_ND, older.z_ND.detach()])
     z_MD.retain_grad()
     y_M, id_M = torch.cat([batch.y_N, older.y_N]), torch.cat([batch.id_N, older.id_N])
-    loss = catalogue.build("contrastive", {}, num_classes=3, dim=DIM)
+    loss = catalogue.build(name, {}, num_classes=3, dim=DIM)
     loss(anchors, Embeddings(z_MD, y_M, id_M, live_LD=batch.z_ND)).total.backward()
     assert z_MD.grad is None
     assert batch.z_ND.grad is not None

@@ -21,7 +21,8 @@ from dmlstudy.losses.distances import euclidean
 from dmlstudy.losses.interface import Embeddings, Loss
 from dmlstudy.losses.mining import DistanceWeighted, distance_weighted
 from dmlstudy.losses.pairs import Margin
-from dmlstudy.losses.tiles import Layout, pair_numbers
+from dmlstudy.losses.plan import pair_numbers
+from dmlstudy.losses.tiles import Layout
 from dmlstudy.losses.triplets import Triplet
 from dmlstudy.records import Scalar
 

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -55,6 +55,25 @@ def in_threads(work: Callable[[T], U], items: Sequence[T]) -> list[U]:
             found += results
             beat()
         return found
+
+
+def ahead(work: Callable[[T], U], items: Iterable[T]) -> Generator[U]:
+    """The work on each item, in order, by one thread that is AHEAD items ahead of whoever takes them.
+
+    Items are taken by the caller's thread. An error is raised where its item's result would have been given.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        waiting: deque[Future[U]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 class Rates(NamedTuple):

@@ -164,4 +164,4 @@ class _OfLayer(RowLoss):
 
 
 def _layer(embeddings: Embeddings, f_NE: Tensor) -> Embeddings:
-    return Embeddings(f_NE, embeddings.y_N, embeddings.id_N, on_host=embeddings.on_host)
+    return Embeddings(f_NE, embeddings.y_N, embeddings.id_N, on_host=embeddings.on_host, plan=embeddings.plan)

@@ -23,8 +23,8 @@ from dmlstudy.losses.class_softmax import (
 from dmlstudy.losses.distances import SQUARED_FLOOR
 from dmlstudy.losses.interface import Embeddings, World
 from dmlstudy.losses.parameters import above, at_least, choice
+from dmlstudy.losses.plan import order_of
 from dmlstudy.losses.proxies import unit_vectors
-from dmlstudy.losses.tiles import in_order
 from dmlstudy.text import shown
 from dmlstudy.transfers import placed
 
@@ -226,7 +226,7 @@ class AdaFace(ClassSoftmax):
     def observe(self, own_B: Tensor, references: Embeddings, world: World) -> None:
         """Take the batch's norms into the running mean and deviation."""
         norm_M = _norms(references)
-        norm_M = norm_M[placed(in_order(references.labels), norm_M.device)].double().clamp(_QUALITY, 100)
+        norm_M = norm_M[placed(order_of(references), norm_M.device)].double().clamp(_QUALITY, 100)
         if len(norm_M):
             self.mean.lerp_(norm_M.mean(), self.t_alpha)
         if len(norm_M) > 1:

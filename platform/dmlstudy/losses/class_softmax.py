@@ -37,9 +37,10 @@ from dmlstudy.losses.distances import SQUARED_FLOOR
 from dmlstudy.losses.interface import ALONE, Embeddings, LossSum, World, per_anchor
 from dmlstudy.losses.mining import scrambled, unit_interval
 from dmlstudy.losses.parameters import above, at_least
+from dmlstudy.losses.plan import order_of
 from dmlstudy.losses.products import Product, add_product, factor_last, write_product
 from dmlstudy.losses.proxies import ProxyLoss, unit_vectors
-from dmlstudy.losses.tiles import Swept, in_one_sweep, in_order, tile_height
+from dmlstudy.losses.tiles import Swept, in_one_sweep, tile_height
 from dmlstudy.transfers import placed
 
 Others: TypeAlias = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
@@ -111,9 +112,7 @@ class ClassSoftmax(ProxyLoss):
             self._check_norms(references)
         if self.share is not None:
             return self._terms_of_share(self.share, anchors, references, world)
-        anchors = anchors.rows(
-            in_order(anchors.labels)
-        )  # a tile's own classes are then those of adjacent rows
+        anchors = anchors.rows(order_of(anchors))  # a tile's own classes are then those of adjacent rows
         (vectors,) = self.parameters()
         z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
         is_training = self.training and torch.is_grad_enabled()
@@ -146,7 +145,7 @@ class ClassSoftmax(ProxyLoss):
         self, share: slice, anchors: Embeddings, references: Embeddings, world: World
     ) -> LossSum:
         """The sum over this rank's anchors, whose backward gives what this rank's classes say of all ranks' anchors."""
-        order_M = in_order(references.labels)
+        order_M = order_of(references)
         given = references.rows(order_M)
         z_MD, y_M = given.z_ND, given.labels.y_N
         device = z_MD.device
@@ -265,14 +264,17 @@ class _Batch(NamedTuple):
     mine: Tensor | None = None
 
     def logits(
-        self, z_TD: Tensor, unit_CKD: Tensor, rows: slice
+        self, z_TD: Tensor, unit_CKD: Tensor, rows: slice, memory_TC: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """s N(S_TC), N'(S_TC) (None: 1), and the number of the nearest of each class's vectors (None: of the one)."""
+        """s N(S_TC), N'(S_TC) (None: 1), and the number of the nearest of each class's vectors (None: of the one).
+
+        S_TC lies in ``memory_TC``, where given.
+        """
         others = self.transforms.others
         if others is None:
-            s_TC, nearest_TC = _similarities(self.scale * z_TD, unit_CKD, self.product)
+            s_TC, nearest_TC = _similarities(self.scale * z_TD, unit_CKD, self.product, memory_TC)
             return s_TC, None, nearest_TC
-        s_TC, nearest_TC = _similarities(z_TD, unit_CKD, self.product)
+        s_TC, nearest_TC = _similarities(z_TD, unit_CKD, self.product, memory_TC)
         n_TC, slope_TC = others(s_TC, rows)
         return n_TC * self.scale, slope_TC, nearest_TC
 
@@ -337,8 +339,7 @@ class _ByClasses(torch.autograd.Function):
             own_B = batch.scale * batch.transforms.own_B
             highest_B, others_B = own_B, torch.zeros_like(own_B)
             for tile in _tiles(batch, z_BD, w_CKD):
-                unit_TKD, _ = _unit(w_CKD[tile.classes].to(z_BD.dtype))
-                logits_BT, _, _ = batch.logits(z_BD, unit_TKD, slice(None))
+                logits_BT, _, _ = batch.logits(z_BD, tile.unit_TKD, slice(None), tile.memory_BT)
                 logits_BT[tile.rows].scatter_(1, tile.column_R1, -math.inf)
                 higher_B = torch.maximum(highest_B, logits_BT.amax(1))
                 of_tile_B = logits_BT.sub_(higher_B[:, None]).exp_().sum(1)
@@ -362,13 +363,15 @@ class _ByClasses(torch.autograd.Function):
         with torch.autocast(z_BD.device.type, enabled=False):
             scaled_BD = batch.scale * factor * z_BD
             for tile in _tiles(batch, z_BD, w_CKD):
-                unit_TKD, size_TK1 = _unit(w_CKD[tile.classes].to(z_BD.dtype))
-                logits_BT, slope_BT, nearest_BT = batch.logits(z_BD, unit_TKD, slice(None))
+                unit_TKD = tile.unit_TKD
+                logits_BT, slope_BT, nearest_BT = batch.logits(z_BD, unit_TKD, slice(None), tile.memory_BT)
                 p_BT = logits_BT.sub_(log_sum_B[:, None]).exp_()
                 if slope_BT is not None:
                     p_BT.mul_(slope_BT)
                 p_BT[tile.rows].scatter_(1, tile.column_R1, own_slope_B1[tile.rows])
-                unit_gradient_TKD = torch.empty_like(unit_TKD)
+                of_tile_TKD = w_gradient_CKD[tile.classes]
+                is_own = of_tile_TKD.dtype == unit_TKD.dtype
+                unit_gradient_TKD = of_tile_TKD if is_own else torch.empty_like(unit_TKD)
                 for k, slope_k_BT in _of_each_vector(p_BT, nearest_BT, unit_TKD.shape[1]):
                     add_product(z_gradient_BD, slope_k_BT, unit_TKD[:, k], batch.product)
                     write_product(unit_gradient_TKD[:, k], slope_k_BT.T, scaled_BD, batch.product)
@@ -376,29 +379,44 @@ class _ByClasses(torch.autograd.Function):
                 # factor of the product 1 / W would be rounded with it.
                 if batch.world.size > 1:
                     unit_gradient_TKD.div_(batch.world.size)
-                w_gradient_CKD[tile.classes] = _through_unit(unit_gradient_TKD, unit_TKD, size_TK1)
+                gradient_TKD = _through_unit(unit_gradient_TKD, unit_TKD, tile.size_TK1)
+                if not is_own:
+                    of_tile_TKD.copy_(gradient_TKD)
             z_gradient_BD.mul_(batch.scale * factor)
             norms = [factor * slope_B for slope_B in batch.norm_slopes(share_B)]
         return None, z_gradient_BD, w_gradient_CKD, *norms
 
 
 class _ClassTile(NamedTuple):
-    """Some classes, the R anchors whose own class is among them, and the place of that class."""
+    """Some classes, the R anchors whose own class is among them, and the place of that class.
+
+    Tiles share the memory of their vectors, and that for their cosines: fresh memory costs a fault for each page.
+    """
 
     classes: slice
     rows: slice
     column_R1: Tensor
+    unit_TKD: Tensor
+    size_TK1: Tensor
+    memory_BT: Tensor
 
 
 def _tiles(batch: _Batch, z_BD: Tensor, w_CKD: Tensor) -> Iterator[_ClassTile]:
     num_classes, num_vectors, dim = w_CKD.shape
-    width = tile_height(num_vectors * (len(z_BD) + dim), z_BD.element_size(), z_BD.device)
+    num_anchors = len(z_BD)
+    # Half as many arrays live as a tile of pairs has.
+    width = 2 * tile_height(num_vectors * (num_anchors + dim), z_BD.element_size(), z_BD.device)
+    width = min(width, num_classes)
+    for_unit, for_cosines = z_BD.new_empty(width, num_vectors, dim), z_BD.new_empty(num_anchors * width)
     starts = torch.arange(0, num_classes + width, width, device=batch.labels_B.device).clamp(max=num_classes)
     bounds = torch.searchsorted(batch.labels_B, starts).tolist()
     for number, start in enumerate(range(0, num_classes, width)):
         rows = slice(bounds[number], bounds[number + 1])
         classes = slice(start, min(start + width, num_classes))
-        yield _ClassTile(classes, rows, batch.y_B[rows, None] - start)
+        length = classes.stop - start
+        unit_TKD, size_TK1 = _unit(w_CKD[classes].to(z_BD.dtype), for_unit[:length])
+        memory_BT = for_cosines[: num_anchors * length].view(num_anchors, length)
+        yield _ClassTile(classes, rows, batch.y_B[rows, None] - start, unit_TKD, size_TK1, memory_BT)
 
 
 def _cross_entropy(own_B: Tensor, highest_B: Tensor, others_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -412,10 +430,10 @@ def _cross_entropy(own_B: Tensor, highest_B: Tensor, others_B: Tensor) -> tuple[
     return (highest_B - own_B) + torch.log1p(relative_B - 1 + others_B), others_B / sum_B, sum_B
 
 
-def _unit(w_TKD: Tensor) -> tuple[Tensor, Tensor]:
-    """The vectors on the sphere, and their norms."""
+def _unit(w_TKD: Tensor, out_TKD: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The vectors on the sphere, in the memory of ``out`` if given, and their norms."""
     size_TK1 = w_TKD.norm(dim=-1, keepdim=True).clamp_(min=SQUARED_FLOOR)
-    return w_TKD / size_TK1, size_TK1
+    return torch.div(w_TKD, size_TK1, out=out_TKD), size_TK1
 
 
 def _through_unit(gradient_TKD: Tensor, unit_TKD: Tensor, size_TK1: Tensor) -> Tensor:
@@ -424,9 +442,12 @@ def _through_unit(gradient_TKD: Tensor, unit_TKD: Tensor, size_TK1: Tensor) -> T
     return gradient_TKD.addcmul_(unit_TKD, along_TK1, value=-1).div_(size_TK1)
 
 
-def _similarities(z_BD: Tensor, unit_TKD: Tensor, product: Product) -> tuple[Tensor, Tensor | None]:
+def _similarities(
+    z_BD: Tensor, unit_TKD: Tensor, product: Product, memory_BT: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """max_k z_i.w_ck of each anchor and class, and the first k that has it (None where there is but one)."""
-    s_BT = product(z_BD, unit_TKD[:, 0].T)
+    s_BT = z_BD.new_empty(len(z_BD), len(unit_TKD)) if memory_BT is None else memory_BT
+    write_product(s_BT, z_BD, unit_TKD[:, 0].T, product)
     if unit_TKD.shape[1] == 1:
         return s_BT, None
     nearest_BT = torch.zeros(s_BT.shape, dtype=torch.int16, device=s_BT.device)

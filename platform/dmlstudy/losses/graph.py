@@ -16,8 +16,9 @@ from dmlstudy.losses.distances import full_precision, squared_euclidean
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World
 from dmlstudy.losses.mining import scrambled
 from dmlstudy.losses.parameters import above, choice
+from dmlstudy.losses.plan import order_of
 from dmlstudy.losses.products import differentiable
-from dmlstudy.losses.tiles import in_order, in_tiles
+from dmlstudy.losses.tiles import in_tiles
 from dmlstudy.transfers import placed
 
 Term: TypeAlias = Literal["gc_bar", "gc_bar_squared", "gc"]
@@ -132,7 +133,7 @@ def two_draws(references: Embeddings) -> tuple[Tensor, Tensor]:
 
 def split(references: Embeddings, seed: int) -> tuple[Tensor, Tensor]:
     """Places in the batch of the rows of X' and of X'': sorted by class, in random order within a class."""
-    order_U = in_order(references.labels)
+    order_U = order_of(references)
     y_U, id_U = references.labels.rows(order_U)
     is_first_U = torch.ones_like(y_U, dtype=torch.bool)
     is_first_U[1:] = (y_U[1:] != y_U[:-1]) | (id_U[1:] != id_U[:-1])

@@ -16,6 +16,9 @@ from torch.nn.functional import normalize
 from dmlstudy.losses.products import Product, exact
 from dmlstudy.transfers import placed
 
+if TYPE_CHECKING:
+    from dmlstudy.losses.plan import Plan
+
 
 class Labels(NamedTuple):
     """Labels of samples, and the names of their images, int64."""
@@ -43,6 +46,8 @@ class Embeddings(NamedTuple):
 
     ``live_LD`` are the first rows of ``z_ND`` as they were before constants were put behind them, such as a memory's:
     where given, a gradient may flow through these alone. Whoever replaces ``z_ND`` replaces them too.
+
+    ``plan`` was made of ``on_host`` ahead, by the loader's thread; it holds for those very labels alone.
     """
 
     z_ND: Tensor
@@ -53,6 +58,7 @@ class Embeddings(NamedTuple):
     drift_N: Tensor | None = None
     on_host: Labels | None = None
     live_LD: Tensor | None = None
+    plan: Plan | None = None
 
     @property
     def labels(self) -> Labels:
@@ -260,7 +266,7 @@ def check_classes(embeddings: Embeddings, num_classes: int) -> None:
 
 def check_embeddings(role: str, embeddings: Embeddings) -> None:
     """Raises ValueError for embeddings, labels or ids of a wrong type or shape, naming their ``role``."""
-    z_ND, y_N, id_N, structure_ND, norm_N, drift_N, _, live_LD = embeddings
+    z_ND, y_N, id_N, structure_ND, norm_N, drift_N, _, live_LD, _ = embeddings
     if z_ND.ndim != 2 or not z_ND.is_floating_point():
         raise ValueError(
             f"{role}: embeddings must be a floating (N, D) tensor, not {z_ND.dtype} {tuple(z_ND.shape)}"

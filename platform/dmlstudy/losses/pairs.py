@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dmlstudy.losses.distances import cosine, euclidean, full_precision
 from dmlstudy.losses.forms import Factors, Form, Logit, Sums
-from dmlstudy.losses.interface import Embeddings, Labels, LossSum, World, check_classes
+from dmlstudy.losses.interface import Embeddings, LossSum, World, check_classes
 from dmlstudy.losses.mining import (
     NegativeDraw,
     SimilarityRule,
@@ -24,6 +24,7 @@ from dmlstudy.losses.mining import (
 )
 from dmlstudy.losses.pair_weighting import PairWeighting
 from dmlstudy.losses.parameters import above, at_least, choice
+from dmlstudy.losses.plan import order_of, plan_of
 from dmlstudy.losses.products import add_product, differentiable, factor_last, scaled_sum
 from dmlstudy.losses.tiles import (
     Layout,
@@ -35,12 +36,11 @@ from dmlstudy.losses.tiles import (
     Tile,
     TiledLoss,
     in_one_sweep,
-    in_order,
     in_tiles,
-    pair_numbers,
     row_values,
 )
 from dmlstudy.losses.weighting import Exponential
+from dmlstudy.transfers import placed
 
 
 class MultiSimilarity(RowLoss):
@@ -150,11 +150,9 @@ class BinomialDeviance(RowLoss):
 
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The scaled sums over the anchors' pairs, and the number of anchors."""
-        positives_B, negatives_B = pair_numbers(
-            *(Labels(each.y_N, each.id_N) for each in (anchors, references))
-        )
+        positives_B, negatives_B = plan_of(anchors, references).pair_numbers
         numbers_3B = torch.stack([positives_B, negatives_B, torch.ones_like(positives_B)])
-        numbers_3 = world.sum(numbers_3B.sum(1).double())
+        numbers_3 = world.sum(placed(numbers_3B.sum(1).double(), anchors.z_ND.device))
         self._scales_2 = numbers_3[2] / numbers_3[:2].clamp(min=1)
         return super().terms(anchors, references, world)
 
@@ -218,7 +216,8 @@ class Margin(RowLoss):
         check_classes(references, self.num_classes)  # so that all ranks refuse a label together
         total, count = super().terms(anchors, references, world)
         if self.nu > 0:
-            positives_B, _ = pair_numbers(*(Labels(each.y_N, each.id_N) for each in (anchors, references)))
+            positives_B, _ = plan_of(anchors, references).pair_numbers
+            positives_B = placed(positives_B, total.device)
             beta_B = self.beta_C[anchors.y_N].to(total.dtype)
             reached = world.sum(count.detach()) > 0
             total = total + self.nu * (beta_B * positives_B).sum() * reached
@@ -519,19 +518,24 @@ class Angular(TiledLoss):
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """Sum over the anchors' ordered positive pairs, and their number."""
         z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
+        live_LD = z_MD if references.live_LD is None else references.live_LD.to(z_MD.dtype)
         layout = self.layout(anchors, references, z_MD.element_size())
         return in_one_sweep(
-            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), wanted), [z_BD, z_MD]
+            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), wanted),
+            [z_BD, live_LD],
         )
 
-    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, wanted: bool) -> Swept:
+    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, num_live: int, wanted: bool) -> Swept:
+        """Of the references the first ``num_live`` have a gradient."""
         by_product = 4 * math.tan(math.radians(self.angle)) ** 2
         by_pair = -2 - by_product / 2
         z_BD, z_MD = z_BD[layout.anchor_order_B], z_MD[layout.reference_order_M]
-        slope_BD, slope_MD = torch.zeros_like(z_BD), torch.zeros_like(z_MD)
+        slope_BD, as_positive_MD = torch.zeros_like(z_BD), torch.zeros_like(z_MD)
+        live_L = layout.places_of_first(num_live)
+        slope_LD = as_positive_MD if live_L is None else z_MD.new_zeros(num_live, z_MD.shape[1])
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
-            z_TD, z_QD, slope_TD, slope_QD = z_BD[tile], z_MD[band], slope_BD[tile], slope_MD[band]
+            z_TD, z_QD, slope_TD, slope_QD = z_BD[tile], z_MD[band], slope_BD[tile], as_positive_MD[band]
             s_TM = self.product(z_TD, z_MD.T)
             rows = layout.rows(s_TM, tile, band, z_BD.shape[1])
             negative_TM = rows.negative.chosen
@@ -550,15 +554,20 @@ class Angular(TiledLoss):
                 by_pair_T1 = by_pair * slope_TM.sum(1, keepdim=True)
                 slope_TD += by_both_TD + by_pair_T1 * positive_TD
                 slope_QD.index_add_(0, place_T, by_both_TD + by_pair_T1 * z_TD)
-                add_product(slope_MD, slope_TM.T, z_TD + positive_TD, self.product, by_product)
-        gradient_BD, gradient_MD = torch.empty_like(z_BD), torch.empty_like(z_MD)
-        gradient_BD[layout.anchor_order_B], gradient_MD[layout.reference_order_M] = slope_BD, slope_MD
+                slope_TL = slope_TM if live_L is None else slope_TM[:, live_L]
+                add_product(slope_LD, slope_TL.T, z_TD + positive_TD, self.product, by_product)
+        gradient_BD = torch.empty_like(z_BD)
+        gradient_BD[layout.anchor_order_B] = slope_BD
+        if live_L is not None:
+            return total, count, [gradient_BD, slope_LD.add_(as_positive_MD[live_L])]
+        gradient_MD = torch.empty_like(z_MD)
+        gradient_MD[layout.reference_order_M] = slope_LD
         return total, count, [gradient_BD, gradient_MD]
 
 
 def first_two_of_each_class(embeddings: Embeddings) -> tuple[Tensor, Tensor]:
     """Rows of the first image of each class and of its next one, by id; classes with one image are left out."""
-    order_N = in_order(embeddings.labels)
+    order_N = order_of(embeddings)
     y_N, id_N = embeddings.labels.rows(order_N)
     is_first_N = torch.ones_like(y_N, dtype=torch.bool)
     is_first_N[1:] = y_N[1:] != y_N[:-1]

@@ -20,7 +20,8 @@ from dmlstudy.losses.distances import cosine, full_precision
 from dmlstudy.losses.interface import Embeddings, Labels, LossSum, World, labelled
 from dmlstudy.losses.mining import positives_in_columns, scrambled, unit_interval
 from dmlstudy.losses.parameters import LARGEST, above, at_least, choice
-from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile, in_order
+from dmlstudy.losses.plan import order_of
+from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 from dmlstudy.text import shown
 from dmlstudy.transfers import placed
 
@@ -312,7 +313,7 @@ def virtual_rows(batch: Embeddings) -> Embeddings:
     """
     (z_ND,) = full_precision(batch.z_ND)
     device = z_ND.device
-    order_N = in_order(batch.labels)
+    order_N = order_of(batch)
     y_N, id_N = batch.labels.rows(order_N)
     place_N = torch.arange(len(y_N), device=y_N.device)
     later_N = torch.searchsorted(y_N, y_N, right=True) - place_N - 1  # rows of one's class behind one

@@ -48,8 +48,8 @@ class Regularized(Loss):
     def terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         """The base's sum and the regulariser's, brought to the base's count."""
         batch = references
-        if self.accepts_memory:
-            batch = references.rows(slice(0, world.total(len(anchors.z_ND))))
+        if self.accepts_memory and (size := world.total(len(anchors.z_ND))) < len(references.y_N):
+            batch = references.rows(slice(0, size))
         base = self.base(anchors, references, world)
         regularizer = self.regularizer(anchors, batch, world)
         (term,) = brought_to(base.count, [(self.weight, regularizer)], world)

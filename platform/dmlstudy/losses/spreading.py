@@ -15,8 +15,9 @@ from dmlstudy.losses.distances import euclidean, full_precision
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, per_anchor
 from dmlstudy.losses.mining import only_nearest
 from dmlstudy.losses.parameters import at_least, choice
+from dmlstudy.losses.plan import order_of
 from dmlstudy.losses.products import differentiable, factor_last
-from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile, in_order
+from dmlstudy.losses.tiles import RowLoss, RowTerms, Tile
 from dmlstudy.transfers import placed
 
 PAIRS = {"all": True, "negatives": False}
@@ -83,7 +84,7 @@ class GlobalOrthogonal(Loss):
         return per_anchor(mean * len(anchors.z_ND), anchors)
 
     def _mean(self, references: Embeddings) -> Tensor:
-        order_M = in_order(references.labels)
+        order_M = order_of(references)
         y_M, id_M = references.labels.rows(order_M)
         z_MD = references.z_ND[placed(order_M, references.z_ND.device)]
         changed_M = y_M[1:] != y_M[:-1]

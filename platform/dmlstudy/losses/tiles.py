@@ -21,7 +21,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -32,6 +32,7 @@ from torch.nn import functional
 from dmlstudy.losses.distances import Distance, full_precision
 from dmlstudy.losses.forms import Form
 from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
+from dmlstudy.losses.plan import plan_of
 from dmlstudy.losses.products import add_product, exact
 from dmlstudy.transfers import placed
 
@@ -128,14 +129,19 @@ class TiledLoss(Loss):
     def layout(self, anchors: Embeddings, references: Embeddings, element_size: int) -> Layout:
         """The batch's tiles; warns, once, of a batch without positive pairs."""
         layout = Layout(anchors, references, element_size)
-        if self.needs_positives and layout.has_no_positive and not self._has_warned:
+        if layout.has_no_positive:
+            self.tell_of_no_positive()
+        return layout
+
+    def tell_of_no_positive(self) -> None:
+        """Warn, once, that a batch has no positive pair, where the loss needs one."""
+        if self.needs_positives and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 "a batch holds no two images of one class, so there is no positive pair; training goes on and "
                 "this is said once. Draw several images per class (batch.images_per_class)",
-                stacklevel=5,
+                stacklevel=6,
             )
-        return layout
 
 
 class RowLoss(TiledLoss):
@@ -184,6 +190,8 @@ class RowLoss(TiledLoss):
         """The same by kernels, for float32 on a GPU or in Triton's interpreter."""
         from dmlstudy.losses import kernels  # needs Triton, which comes with PyTorch for CUDA alone
 
+        if not self._has_warned and not plan_of(anchors, references).has_positive:
+            self.tell_of_no_positive()
         z_BD, z_MD = anchors.z_ND.detach(), references.z_ND.detach()
         live_LD = references.z_ND if references.live_LD is None else references.live_LD
 
@@ -260,29 +268,21 @@ class Layout:
 
     def __init__(self, anchors: Embeddings, references: Embeddings, element_size: int) -> None:
         device = anchors.z_ND.device
-        of_anchors, of_references = anchors.labels, references.labels
-        anchor_order_B, reference_order_M = in_order(of_anchors), in_order(of_references)
-        self.anchor_order_B = placed(anchor_order_B, device)
-        self.reference_order_M = placed(reference_order_M, device)
+        plan = self._plan = plan_of(anchors, references)
+        self.anchor_order_B = placed(plan.anchor_order_B, device)
+        self.reference_order_M = placed(plan.reference_order_M, device)
         self._anchors = Labels(anchors.y_N, anchors.id_N).rows(self.anchor_order_B)
         self._references = Labels(references.y_N, references.id_N).rows(self.reference_order_M)
         self.salt = references.id_N.sum()
-        self._labels = of_anchors.rows(anchor_order_B), of_references.rows(reference_order_M)
-        (y_B, id_B), (y_M, id_M) = self._labels
-        num_anchors, num_references = len(y_B), len(y_M)
+        num_anchors, num_references = len(plan.anchor_order_B), len(plan.reference_order_M)
         height = tile_height(num_references, element_size, device)
         starts = range(0, num_anchors, height)
-        lows_B, highs_B = torch.searchsorted(y_M, y_B), torch.searchsorted(y_M, y_B, right=True)
-        self.bands_B = [lows_B, highs_B]
+        self.bands_B = [plan.lows_B, plan.highs_B]
         """The first reference of each anchor's class, and the one after the last."""
         last_of_tile = [min(start + height, num_anchors) - 1 for start in starts]
-        two_images = ((y_M[1:] == y_M[:-1]) & (id_M[1:] != id_M[:-1])).any()
-        asked = [lows_B[::height], highs_B[last_of_tile], two_images[None]]
-        if num_references:  # ids are in order within a class: another image than i's is its first or its last
-            first_B, last_B = id_M[lows_B.clamp(max=num_references - 1)], id_M[(highs_B - 1).clamp(min=0)]
-            asked += [((lows_B < highs_B) & ((first_B != id_B) | (last_B != id_B))).any()[None]]
+        asked = [plan.lows_B[::height], plan.highs_B[last_of_tile], plan.has_positive[None]]
         answers = torch.cat(asked).tolist()  # the one wait, where labels are known to a GPU alone
-        self.has_no_positive = num_references > 0 and not any(answers[2 * len(starts) :])
+        self.has_no_positive = not answers[-1]
         bounds = answers[: 2 * len(starts)]
         self.tiles = [
             (slice(start, min(start + height, num_anchors)), slice(low, high))
@@ -303,34 +303,8 @@ class Layout:
         return Tile(d_TM, place, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim, most)
 
     def _most_positives(self, tile: slice) -> int:
-        return int(self._positives_B[tile].max())
-
-    @cached_property
-    def _positives_B(self) -> Tensor:
-        """The number of positives of each anchor, in order."""
-        return pair_numbers(*self._labels)[0]
-
-
-def in_order(labels: Labels) -> Tensor:
-    """The permutation that sorts by label, and by id within a label; it lies where the labels do."""
-    by_id_N = labels.id_N.argsort(stable=True)
-    return by_id_N[labels.y_N[by_id_N].argsort(stable=True)]
-
-
-def pair_numbers(anchors: Labels, references: Labels) -> tuple[Tensor, Tensor]:
-    """Numbers of positive and of negative pairs of each anchor, (B,) and (B,), from labels and ids."""
-    y_N, id_N = torch.cat([anchors.y_N, references.y_N]), torch.cat([anchors.id_N, references.id_N])
-    order_N = in_order(Labels(y_N, id_N))
-    is_reference_N = (order_N >= len(anchors.y_N)).long()
-    changed_N = torch.zeros_like(y_N, dtype=torch.bool)
-    alike: list[Tensor] = []  # references of an anchor's class, and those of its class and image
-    for x_N in (y_N[order_N], id_N[order_N]):
-        changed_N = changed_N | (x_N != x_N.roll(1))
-        group_N = changed_N.cumsum(0)
-        number_N = torch.zeros(len(y_N) + 1, dtype=torch.int64, device=y_N.device)
-        number_N.index_add_(0, group_N, is_reference_N)
-        alike.append(torch.empty_like(y_N).scatter_(0, order_N, number_N[group_N])[: len(anchors.y_N)])
-    return alike[0] - alike[1], len(references.y_N) - alike[0]
+        positives_B, _ = self._plan.pair_numbers
+        return int(positives_B[self._plan.anchor_order_B[tile]].max())
 
 
 def tile_height(num_columns: int, element_size: int, device: torch.device) -> int:

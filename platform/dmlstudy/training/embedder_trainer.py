@@ -9,6 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,12 @@ from torch import Tensor
 from dmlstudy import distributed, embedders
 from dmlstudy.data import Features, ImageSet, LabelledImages, Loader, ZeroShotData
 from dmlstudy.data.images import Indices, Inputs
+from dmlstudy.data.loader import ahead
 from dmlstudy.embedders import Embedder
 from dmlstudy.embedders.adapters import merged
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses.interface import Labels
+from dmlstudy.losses.plan import Plan
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import TrialConfig
 from dmlstudy.training import assembly, canvases, dataset_cache, feature_cache, started, trainer_state
@@ -124,11 +127,11 @@ class EmbedderTrainer(Trainer):
         launched: _Launched | None = None
         num_images = 0
         started = time.perf_counter()
-        for number, batch, read_NHWC in self._read_batches(epoch):
+        for number, plan, read_NHWC in self._read_batches(epoch):
             self.optimization.start_step(epoch * len(self.batches) + number)
             self.optimizer.zero_grad(set_to_none=True)
             try:
-                mean = self.gradients(torch.from_numpy(read_NHWC), self._labels(batch), self.scaler.scale)
+                mean = self.gradients(torch.from_numpy(read_NHWC), self._labels(plan), self.scaler.scale)
             except ValueError as error:
                 if launched is not None:
                     launched.read()  # where it has failed, the weights of this batch were not to be
@@ -141,7 +144,7 @@ class EmbedderTrainer(Trainer):
             if launched is not None:
                 losses.append(launched.read())
             launched = _Launched(epoch, number, mean, norms)
-            num_images += len(batch)
+            num_images += len(plan.references.y_N)
             beat()
         if launched is not None:
             losses.append(launched.read())
@@ -156,31 +159,44 @@ class EmbedderTrainer(Trainer):
             metrics["loader_wait_share"] = waited / elapsed
         return metrics
 
-    def _labels(self, batch: Indices) -> distributed.GlobalLabels:
-        """Labels of a global batch, and its indices as ids."""
-        labels = Labels(torch.from_numpy(self.labels_N[batch]), torch.from_numpy(batch.astype(np.int64)))
-        return distributed.GlobalLabels(labels, distributed.share_sizes(len(batch)), self.device)
+    def _labels(self, plan: Plan) -> distributed.GlobalLabels:
+        labels = plan.references
+        return distributed.GlobalLabels(labels, distributed.share_sizes(len(labels.y_N)), self.device, plan)
 
-    def _read_batches(self, epoch: int) -> Iterator[tuple[int, Indices, Inputs]]:
-        """Number, global indices and the images of this rank's share of them, of each batch of an epoch."""
-        batches, again = itertools.tee(self.batches.epoch(epoch))
+    def _planned(self, batch: Indices) -> Plan:
+        """Labels of a global batch, its indices as ids, and what follows from them."""
+        labels = Labels(torch.from_numpy(self.labels_N[batch]), torch.from_numpy(batch.astype(np.int64)))
+        return Plan(labels.rows(distributed.own_slice(len(batch))), labels).whole()
+
+    def _read_batches(self, epoch: int) -> Iterator[tuple[int, Plan, Inputs]]:
+        """Number, plan, and the images of this rank's share, of each batch of an epoch.
+
+        Plans are made by a thread of their own, while earlier batches are trained on.
+        """
+        to_plan, again = itertools.tee(self.batches.epoch(epoch))
+        with closing(ahead(self._planned, to_plan)) as plans:
+            yield from self._read_planned(plans, again, epoch)
+
+    def _read_planned(
+        self, plans: Iterator[Plan], again: Iterator[Indices], epoch: int
+    ) -> Iterator[tuple[int, Plan, Inputs]]:
         shares = (batch[distributed.own_slice(len(batch))] for batch in again)
         if self.features is not None:
             features_NF = self.features.in_training(epoch)
-            for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
-                yield number, batch, features_NF.read(local)
+            for number, (plan, local) in enumerate(zip(plans, shares, strict=True)):
+                yield number, plan, features_NF.read(local)
             return
         if self.loader is None:
-            for number, (batch, local) in enumerate(zip(batches, shares, strict=True)):
-                yield number, batch, self.images.read(local)
+            for number, (plan, local) in enumerate(zip(plans, shares, strict=True)):
+                yield number, plan, self.images.read(local)
             return
         to_read, taken = itertools.tee(shares)
         read = self.loader.epoch(to_read, feature_cache.view_of(self.config.training, epoch))
-        for number, (batch, local) in enumerate(zip(batches, taken, strict=True)):
+        for number, (plan, local) in enumerate(zip(plans, taken, strict=True)):
             read_NHWC, error = _next(read)
             if distributed.any_rank(error is not None):
                 raise _unreadable(self.images, local, error, epoch)
-            yield number, batch, read_NHWC
+            yield number, plan, read_NHWC
 
     def embed(self, images: LabelledImages, *, structure: bool = False) -> Embedded:
         """Embeddings of the images, found in shares by the ranks; all of them on each rank.
