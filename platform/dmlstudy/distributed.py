@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy.losses.batch_loss import BatchLoss, of_batch
 from dmlstudy.losses.interface import ALONE, Embeddings, Labels, Loss, LossSum, World, check_embeddings
-from dmlstudy.losses.plan import Plan
+from dmlstudy.losses.plan import BatchPlan
 from dmlstudy.transfers import placed
 
 Result = TypeVar("Result")
@@ -69,7 +69,7 @@ class GlobalLabels:
     """
 
     def __init__(
-        self, labels: Labels, sizes: Sequence[int], device: torch.device, plan: Plan | None = None
+        self, labels: Labels, sizes: Sequence[int], device: torch.device, plan: BatchPlan | None = None
     ) -> None:
         self.labels, self.sizes, self.plan = labels, list(sizes), plan
         assert len(labels.y_N) == len(labels.id_N) == sum(self.sizes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dmlstudy.data.loader import ahead
 from dmlstudy.distributed import GlobalLabels
 from dmlstudy.losses.interface import Labels
-from dmlstudy.losses.plan import Plan, order_of, plan_of
+from dmlstudy.losses.plan import BatchPlan, order_of, plan_of
 from dmlstudy.training import exactness
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def test_it_changes_no_digit_of_a_step(name: str) -> None:
     for is_ahead in (False, True):
         images, labels = exactness.whole_batch(0)
         if is_ahead:
-            (plan,) = ahead(lambda known: Plan(known.rows(slice(None)), known).whole(), [labels.labels])
+            (plan,) = ahead(lambda known: BatchPlan(known.rows(slice(None)), known).whole(), [labels.labels])
             labels = GlobalLabels(labels.labels, labels.sizes, CPU, plan)
         step = exactness.step_of(exactness.CASES[name]).double()
         compared = step(images, labels)
@@ -44,8 +44,8 @@ def test_it_changes_no_digit_of_a_step(name: str) -> None:
 
 def test_it_is_used_for_its_own_labels_alone() -> None:
     labels = labels_of((1, 3), (0, 2), (1, 1), (0, 0))
-    plan = Plan(labels.rows(slice(2)), labels)
-    known = GlobalLabels(labels, [4], CPU, Plan(labels.rows(slice(None)), labels))
+    plan = BatchPlan(labels.rows(slice(2)), labels)
+    known = GlobalLabels(labels, [4], CPU, BatchPlan(labels.rows(slice(None)), labels))
     anchors = known.of_own(torch.eye(4))
     references = known.gathered(anchors)
     assert plan_of(anchors, references) is known.plan
@@ -70,13 +70,13 @@ def test_it_is_used_for_its_own_labels_alone() -> None:
 def test_positive_pairs_are_seen(
     anchors: list[tuple[int, int]], references: list[tuple[int, int]], is_any: bool
 ) -> None:
-    assert bool(Plan(labels_of(*anchors), labels_of(*references)).has_positive) == is_any
+    assert bool(BatchPlan(labels_of(*anchors), labels_of(*references)).has_positive) == is_any
 
 
 def test_without_references_nothing_is_missed() -> None:
     nothing = Labels(torch.arange(0), torch.arange(0))
-    assert bool(Plan(labels_of((0, 0)), nothing).has_positive)
-    assert bool(Plan(nothing, nothing).has_positive)
+    assert bool(BatchPlan(labels_of((0, 0)), nothing).has_positive)
+    assert bool(BatchPlan(nothing, nothing).has_positive)
 
 
 def test_one_thread_works_ahead_in_order() -> None:

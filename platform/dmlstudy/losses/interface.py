@@ -17,7 +17,7 @@ from dmlstudy.losses.products import Product, exact
 from dmlstudy.transfers import placed
 
 if TYPE_CHECKING:
-    from dmlstudy.losses.plan import Plan
+    from dmlstudy.losses.plan import BatchPlan
 
 
 class Labels(NamedTuple):
@@ -58,7 +58,7 @@ class Embeddings(NamedTuple):
     drift_N: Tensor | None = None
     on_host: Labels | None = None
     live_LD: Tensor | None = None
-    plan: Plan | None = None
+    plan: BatchPlan | None = None
 
     @property
     def labels(self) -> Labels:

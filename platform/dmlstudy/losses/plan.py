@@ -1,4 +1,4 @@
-"""What follows from labels and ids alone: the order of rows, the bands of anchors, and numbers of pairs.
+"""A batch's plan: the order of rows, the bands of anchors and the numbers of pairs, from labels and ids alone.
 
 Labels of a batch are known before its embeddings are, so a plan can be made ahead, by another thread. Where none was
 made, a loss makes its own of the labels it is given.
@@ -16,7 +16,7 @@ from torch import Tensor
 from dmlstudy.losses.interface import Embeddings, Labels
 
 
-class Plan:
+class BatchPlan:
     """The order of (label, id) of anchors and of references, and where each anchor's class lies among references.
 
     It lies where the labels do, and nothing in it depends on who made it or when.
@@ -43,18 +43,18 @@ class Plan:
         """Numbers of positive and of negative pairs of each anchor, (B,) and (B,), in the anchors' own order."""
         return pair_numbers(self.anchors, self.references)
 
-    def whole(self) -> Plan:
+    def whole(self) -> BatchPlan:
         """This plan, with all that is otherwise found when it is asked for."""
         _ = self.pair_numbers
         return self
 
 
-def plan_of(anchors: Embeddings, references: Embeddings) -> Plan:
+def plan_of(anchors: Embeddings, references: Embeddings) -> BatchPlan:
     """The plan that was made of these very labels, or a new one."""
     made = references.plan
     if made is not None and made.anchors is anchors.on_host and made.references is references.on_host:
         return made
-    return Plan(anchors.labels, references.labels)
+    return BatchPlan(anchors.labels, references.labels)
 
 
 def order_of(embeddings: Embeddings) -> Tensor:

@@ -26,7 +26,7 @@ from dmlstudy.embedders import Embedder
 from dmlstudy.embedders.adapters import merged
 from dmlstudy.heartbeat import beat
 from dmlstudy.losses.interface import Labels
-from dmlstudy.losses.plan import Plan
+from dmlstudy.losses.plan import BatchPlan
 from dmlstudy.metric_names import IMAGES_PER_SECOND, TRAIN_LOSS
 from dmlstudy.records import TrialConfig
 from dmlstudy.training import assembly, canvases, dataset_cache, feature_cache, started, trainer_state
@@ -159,16 +159,16 @@ class EmbedderTrainer(Trainer):
             metrics["loader_wait_share"] = waited / elapsed
         return metrics
 
-    def _labels(self, plan: Plan) -> distributed.GlobalLabels:
+    def _labels(self, plan: BatchPlan) -> distributed.GlobalLabels:
         labels = plan.references
         return distributed.GlobalLabels(labels, distributed.share_sizes(len(labels.y_N)), self.device, plan)
 
-    def _planned(self, batch: Indices) -> Plan:
+    def _planned(self, batch: Indices) -> BatchPlan:
         """Labels of a global batch, its indices as ids, and what follows from them."""
         labels = Labels(torch.from_numpy(self.labels_N[batch]), torch.from_numpy(batch.astype(np.int64)))
-        return Plan(labels.rows(distributed.own_slice(len(batch))), labels).whole()
+        return BatchPlan(labels.rows(distributed.own_slice(len(batch))), labels).whole()
 
-    def _read_batches(self, epoch: int) -> Iterator[tuple[int, Plan, Inputs]]:
+    def _read_batches(self, epoch: int) -> Iterator[tuple[int, BatchPlan, Inputs]]:
         """Number, plan, and the images of this rank's share, of each batch of an epoch.
 
         Plans are made by a thread of their own, while earlier batches are trained on.
@@ -178,8 +178,8 @@ class EmbedderTrainer(Trainer):
             yield from self._read_planned(plans, again, epoch)
 
     def _read_planned(
-        self, plans: Iterator[Plan], again: Iterator[Indices], epoch: int
-    ) -> Iterator[tuple[int, Plan, Inputs]]:
+        self, plans: Iterator[BatchPlan], again: Iterator[Indices], epoch: int
+    ) -> Iterator[tuple[int, BatchPlan, Inputs]]:
         shares = (batch[distributed.own_slice(len(batch))] for batch in again)
         if self.features is not None:
             features_NF = self.features.in_training(epoch)
