@@ -93,8 +93,10 @@ def test_it_stands_in_a_pipeline() -> None:
     assert pipeline.fit(x[:500] / 16, y[:500]).score(x[500:700] / 16, y[500:700]) > 0.7
 
 
-def test_what_has_two_embeddings_is_refused() -> None:
+def test_what_cannot_be_learned_from_is_refused() -> None:
     with pytest.raises(ValueError, match="'oasis' embeds queries otherwise than a gallery"):
         MetricTransformer("oasis").fit(X, Y)
     with pytest.raises(ValueError, match="did you mean"):
         MetricTransformer("opmll").fit(X, Y)
+    with pytest.raises(ValueError, match="feature 'b' is 'red', no number; encode it before"):
+        MetricOneByOne().learn_one({"a": 1.0, "b": "red"}, 1)

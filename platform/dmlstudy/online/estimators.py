@@ -208,4 +208,10 @@ class MetricOneByOne(SupervisedTransformer):
 
     @staticmethod
     def _vector(x: Mapping[Any, Any], names: list[Any]) -> Floats:
-        return np.array([float(x.get(name, 0.0)) for name in names])
+        try:
+            return np.array([float(x.get(name, 0.0)) for name in names])
+        except (TypeError, ValueError):
+            wrong = next(name for name in names if not isinstance(x.get(name, 0.0), (int, float, np.number)))
+            raise ValueError(
+                f"feature {wrong!r} is {x[wrong]!r}, no number; encode it before (river.preprocessing)"
+            ) from None
