@@ -12,7 +12,7 @@ from dmlstudy.trials import ENDED, MLFLOW_STATUSES, OPTUNA_STATES, Status, best_
 
 
 def test_what_is_stored_is_what_earlier_studies_have_stored() -> None:
-    expected = ["waiting", "running", "finished", "pruned", "failed", "interrupted", "superseded"]
+    expected = ["waiting", "running", "paused", "finished", "pruned", "failed", "interrupted", "superseded"]
     assert list(Status) == expected
     assert json.dumps(dict.fromkeys(ENDED, 0)) == '{"finished": 0, "pruned": 0, "failed": 0}'
 

@@ -20,7 +20,7 @@ def test_a_trial_is_handed_on_as_plain_values_and_ends_as_tune_says() -> None:
     adapter = TuneSearch(search)
     first = adapter.suggest("a")
     assert isinstance(first, dict)
-    assert first == {"trial": search.assignments["a"].config.model_dump(mode="json")}
+    assert first == {"trial": search.assignments["a"].config.model_dump(mode="json"), "pause_after": None}
     assert isinstance(adapter.suggest("b"), dict)
     assert adapter.suggest("c") is None, "the next generation waits for this one"
     adapter.on_trial_complete("a", {"metrics/map_at_r": 0.5, "done": True})

@@ -187,6 +187,7 @@ def test_workers_are_told_a_folder_of_the_trial_s_own(monkeypatch: pytest.Monkey
     trainable.setup(
         {
             "trial": config,
+            "pause_after": None,
             "resources": found.file.resources.model_dump(),
             "storage": "",
             "checkpoints": checkpoints_folder(found, Store(Path("store"))),

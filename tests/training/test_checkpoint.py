@@ -267,7 +267,7 @@ def test_nothing_is_written_without_a_folder_or_before_its_time(
     kept.offer(0, 3, [], tensors)
     assert len(written) == 1
     assert Checkpoint(tmp_path, "a").load() == Progress(0, 2, (), {})
-    kept.offer(1, 0, [], tensors, is_last=True)
+    kept.offer(1, 0, [], tensors, is_required=True)
     assert Checkpoint(tmp_path, "a").load() == Progress(1, 0, (), {})
 
 

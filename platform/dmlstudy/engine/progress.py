@@ -179,7 +179,7 @@ class ProgressLines:
         left: Trials | None = None,
     ) -> None:
         """One line for a trial that has ended; ``left`` are those still to end, where their number has changed."""
-        if not assignment.status.has_ended:
+        if assignment.status in (Status.INTERRUPTED, Status.PAUSED):
             how = "interrupted" + f", goes on later: {_shortened(assignment.reason)}" * bool(
                 assignment.reason
             )

@@ -406,7 +406,7 @@ def _tiles(batch: _Batch, z_BD: Tensor, w_CKD: Tensor) -> Iterator[_ClassTile]:
     num_anchors = len(z_BD)
     # Half as many arrays live as a tile of pairs has.
     width = 2 * tile_height(num_vectors * (num_anchors + dim), z_BD.element_size(), z_BD.device)
-    width = min(width, num_classes)
+    width = max(1, min(width, num_classes))  # of a share that drew no class too
     for_unit, for_cosines = z_BD.new_empty(width, num_vectors, dim), z_BD.new_empty(num_anchors * width)
     starts = torch.arange(0, num_classes + width, width, device=batch.labels_B.device).clamp(max=num_classes)
     bounds = torch.searchsorted(batch.labels_B, starts).tolist()

@@ -367,7 +367,7 @@ class StudyTracker:
             if name != "step" and row["step"] > already
         ]
         last = len(curve)
-        if status.has_ended:
+        if status != Status.PAUSED:
             points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
         points = [point for point in points if math.isfinite(point.value)]
         tags = [RunTag("status", status.value)] + ([RunTag("reason", reason[:5000])] if reason else [])
