@@ -23,7 +23,8 @@ def test_what_is_embedded_indexed_and_exported(
 ) -> None:
     file, gallery, program = tmp_path / "z.parquet", tmp_path / "gallery", tmp_path / "plain.pt2"
     embedded = said("embed", models["plain"], pictures, "-o", file)
-    assert embedded == {"file": str(file), "num_items": 30, "dim": 6, "left_out": []}
+    form = {"whole": 6, "bits": 32, "bytes_per_vector": 24}
+    assert embedded == {"file": str(file), "num_items": 30, "dim": 6, "left_out": [], **form}
     indexed = said("index", file, "-o", gallery)
     assert indexed == {"folder": str(gallery), "num_items": 30, "dim": 6, "kind": "flat"}
     exported = said("export", models["plain"], "--format", "torch_export", "-o", program)
