@@ -188,7 +188,9 @@ class RowLoss(TiledLoss):
         if form is not None and z_MD.dtype == torch.float32 and self.product is exact:
             return self.by_kernels(form, anchors, references)
         layout = self.layout(anchors, references, z_MD.element_size())
-        if self.is_symmetric and self.product is exact and _are_the_same(anchors, references):
+        # Square tiles have more kinds of shapes than a compiled function of a tile is compiled for.
+        is_plain = self.is_symmetric and self.product is exact and self.fused is None
+        if is_plain and _are_the_same(anchors, references):
             return in_one_sweep(
                 lambda wanted: self._sweep_both_ways(layout, z_BD.detach(), wanted),
                 [z_BD, *self.parameters()],
@@ -283,7 +285,7 @@ class RowLoss(TiledLoss):
         for tile, columns, band in layout.blocks():
             d_TM = self.distance.of(self.product(left_BF[tile], right_BF[columns].T))
             rows = layout.rows_of_block(d_TM, tile, columns, band, z_BD.shape[1])
-            terms = (self.fused or self.rows)(rows)
+            terms = self.rows(rows)
             times = 1 if tile == columns else 2
             total += terms.total * times
             if isinstance(terms.count, Tensor):
