@@ -116,3 +116,64 @@ def test_a_gpu_that_does_not_say_has_the_usual_budget(monkeypatch: pytest.Monkey
 def test_tiles_on_a_cpu_follow_the_budget_alone() -> None:
     assert tiles.tile_height(2**10, 4, torch.device("cpu")) == 2**24 // (10 * 4 * 2**10)
     assert tiles.tile_height(2**30, 4, torch.device("cpu")) == 1
+
+
+SYMMETRIC = {
+    "siglip": {},
+    "siglip, not learned": {"learn": False},
+    "tcm": {"negative_margin": -0.2},
+    "binomial_deviance": {},
+    "potential_field": {"proxies": 0, "delta": 1.2},
+    "potential_field, proxies": {"proxies": 2, "delta": 1.2},
+}
+
+
+@pytest.mark.parametrize("budget", [1, 3000, 2**24])
+@pytest.mark.parametrize("label", SYMMETRIC)
+def test_a_tile_that_serves_both_sides_is_as_two(
+    label: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """References that are a copy of the anchors take every tile; some images are in several rows."""
+    monkeypatch.setitem(tiles.BUDGET_BYTES, "cpu", budget)
+    name = label.partition(",")[0]
+    batch = rows(23, 0, seed=3)
+    batch = batch._replace(
+        id_N=batch.id_N.clamp(max=19), y_N=batch.y_N.clone().index_fill_(0, torch.tensor([4]), 5)
+    )
+    batch.y_N[19:] = batch.y_N[19]
+    loss = catalogue.build(name, SYMMETRIC[label], num_classes=6, dim=DIM).double()
+    leaves = [batch.z_ND, *loss.parameters()]
+    copy = batch._replace(z_ND=batch.z_ND.clone())
+    once, twice = loss(batch), loss(batch, copy)
+    torch.testing.assert_close(once, twice, rtol=1e-12, atol=1e-12)
+    for found, wanted in zip(
+        torch.autograd.grad(once.total, leaves), torch.autograd.grad(twice.total, leaves), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("label", SYMMETRIC)
+def test_half_of_the_tiles_are_formed(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiles.BUDGET_BYTES, "cpu", 4 * 4 * 80)
+    seen: list[int] = []
+    loss = catalogue.build(label.partition(",")[0], SYMMETRIC[label], num_classes=3, dim=DIM).double()
+    for module in loss.modules():
+        if isinstance(module, tiles.RowLoss) and module.is_symmetric:
+            monkeypatch.setattr(
+                module, "rows", lambda tile, of=module.rows: (seen.append(tile.d_TM.numel()), of(tile))[1]
+            )
+    batch = rows(16, 0, seed=3)
+    loss(batch)
+    assert seen[:10] == [16] * 10
+    seen.clear()
+    loss(batch, batch._replace(z_ND=batch.z_ND.clone()))
+    assert sum(seen) >= 16 * 16
+
+
+def test_labels_must_be_the_same_too() -> None:
+    batch = rows(12, 0, seed=3)
+    other = batch._replace(y_N=batch.y_N.flip(0))
+    loss = catalogue.build("siglip", {}, num_classes=3, dim=DIM).double()
+    found, wanted = loss(batch, other), loss(batch, other._replace(z_ND=batch.z_ND.clone()))
+    assert torch.equal(found.total, wanted.total)
+    assert not torch.allclose(found.total, loss(batch).total)

@@ -117,6 +117,8 @@ class SigLIP(RowLoss):
     scale > 0 (1 to 100 with ``learn``) and bias is finite.
     """
 
+    is_symmetric = True
+
     def __init__(self, scale: float = 10.0, bias: float = -10.0, learn: bool = True) -> None:
         super().__init__(cosine)
         self.scale = above("scale", scale, 0)

@@ -140,6 +140,7 @@ class BinomialDeviance(RowLoss):
     """
 
     has_kernels = True
+    is_symmetric = True
 
     def __init__(self, alpha: float = 2.0, beta: float = 0.5, negative_weight: float = 25.0) -> None:
         super().__init__(cosine)

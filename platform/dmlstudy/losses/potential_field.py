@@ -95,6 +95,7 @@ class _Field(RowLoss):
     """Energy of the pairs of some points with others; only where it ``tells`` does it warn of a batch without pairs."""
 
     accepts_memory = False
+    is_symmetric = True
 
     def __init__(self, alpha: float, delta: float, *, tells: bool) -> None:
         super().__init__(euclidean)

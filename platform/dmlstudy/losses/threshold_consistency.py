@@ -72,6 +72,8 @@ class _Pulls(RowLoss):
 class _Pushes(RowLoss):
     """Sum of S_ik - m over the negative pairs with S_ik >= m, and their number."""
 
+    is_symmetric = True
+
     def __init__(self, margin: float) -> None:
         super().__init__(cosine)
         self.margin = margin

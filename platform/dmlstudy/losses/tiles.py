@@ -17,6 +17,7 @@ F features, L live references.
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -154,6 +155,12 @@ class RowLoss(TiledLoss):
     has_kernels: ClassVar[bool] = False
     """True if kernels may compute it instead of tiles, by a ``form``."""
 
+    is_symmetric: ClassVar[bool] = False
+    """True if a pair's term is a function of its distance and sign alone, the same from either end.
+
+    Its count is a number of anchors, an int, or of pairs, a tensor.
+    """
+
     only_positives: ClassVar[bool] = False
     """True if the terms look at positives alone: then tiles hold the band's Q references instead of all M."""
 
@@ -181,6 +188,13 @@ class RowLoss(TiledLoss):
         if form is not None and z_MD.dtype == torch.float32 and self.product is exact:
             return self.by_kernels(form, anchors, references)
         layout = self.layout(anchors, references, z_MD.element_size())
+        # Square tiles have more kinds of shapes than a compiled function of a tile is compiled for.
+        is_plain = self.is_symmetric and self.product is exact and self.fused is None
+        if is_plain and _are_the_same(anchors, references):
+            return in_one_sweep(
+                lambda wanted: self._sweep_both_ways(layout, z_BD.detach(), wanted),
+                [z_BD, *self.parameters()],
+            )
         return in_one_sweep(
             lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), wanted),
             [z_BD, live_LD, *self.parameters()],
@@ -259,6 +273,51 @@ class RowLoss(TiledLoss):
             gradient_LD = self.distance.right_gradient(right_gradient_LF[:, :size], z_MD[live_L])
         return total, count, [gradient_BD, gradient_LD, *gradients]
 
+    def _sweep_both_ways(self, layout: Layout, z_BD: Tensor, wanted: bool) -> Swept:
+        """The same where references are the anchors: a tile serves both of its sides, so half of them suffice."""
+        z_BD = z_BD[layout.anchor_order_B]
+        left_BF, right_BF = self.distance.left(z_BD), self.distance.right(z_BD)
+        size = left_BF.shape[1]
+        left_BF, right_BF = padded(left_BF), padded(right_BF)
+        gradient_BF = torch.zeros_like(left_BF)
+        gradients = [torch.zeros_like(parameter) for parameter in self.parameters()]
+        total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
+        for tile, columns, band in layout.blocks():
+            d_TM = self.distance.of(self.product(left_BF[tile], right_BF[columns].T))
+            rows = layout.rows_of_block(d_TM, tile, columns, band, z_BD.shape[1])
+            terms = self.rows(rows)
+            times = 1 if tile == columns else 2
+            total += terms.total * times
+            if isinstance(terms.count, Tensor):
+                count += terms.count * times
+            elif tile == columns:
+                count += terms.count
+            if not wanted:
+                continue
+            for gradient, slope in zip(gradients, terms.parameter_slopes, strict=True):
+                gradient += slope * times
+            slope_TM = terms.slope_TM
+            if terms.band_slope_TQ is not None:
+                slope_TM[:, rows.band] += terms.band_slope_TQ
+            slope_TM = self.distance.product_slope(slope_TM, rows.d_TM)
+            # A row's gradient as a reference is that as an anchor.
+            add_product(gradient_BF[tile], slope_TM, right_BF[columns], self.product, 2.0)
+            if tile != columns:
+                add_product(gradient_BF[columns], slope_TM.T, right_BF[tile], self.product, 2.0)
+        gradient_BD = torch.empty_like(z_BD)
+        gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(gradient_BF[:, :size], z_BD)
+        return total, count, [gradient_BD, *gradients]
+
+
+def _are_the_same(anchors: Embeddings, references: Embeddings) -> bool:
+    """True if references are the very anchors, so that one gradient serves both."""
+    if references is anchors:
+        return True
+    if references.z_ND is not anchors.z_ND or references.live_LD is not None:
+        return False
+    known = zip(anchors.labels, references.labels, strict=True)
+    return all(own is other or torch.equal(own, other) for own, other in known)
+
 
 class Layout:
     """Anchors and references in the order of (label, id), and the tiles of anchors with their bands.
@@ -276,6 +335,7 @@ class Layout:
         self.salt = references.id_N.sum()
         num_anchors, num_references = len(plan.anchor_order_B), len(plan.reference_order_M)
         height = tile_height(num_references, element_size, device)
+        self._edge = max(LOWEST[device.type], math.isqrt(tile_height(1, element_size, device)))
         starts = range(0, num_anchors, height)
         self.bands_B = [plan.lows_B, plan.highs_B]
         """The first reference of each anchor's class, and the one after the last."""
@@ -301,6 +361,26 @@ class Layout:
         place = slice(0, band.stop - band.start) if only_band else band
         most = partial(self._most_positives, tile)
         return Tile(d_TM, place, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim, most)
+
+    def blocks(self) -> Iterator[tuple[slice, slice, slice]]:
+        """Square tiles on the diagonal and above it, where references are the anchors.
+
+        Anchors, references, and the anchors' band among these references.
+        """
+        size = len(self._plan.anchor_order_B)
+        parts = [slice(start, min(start + self._edge, size)) for start in range(0, size, self._edge)]
+        lows, highs = self._plan.lows_B[:: self._edge], self._plan.highs_B[[part.stop - 1 for part in parts]]
+        for number, (tile, low, high) in enumerate(zip(parts, lows.tolist(), highs.tolist(), strict=True)):
+            for columns in parts[number:]:
+                first, stop = (min(max(x, columns.start), columns.stop) - columns.start for x in (low, high))
+                yield tile, columns, slice(first, stop)
+
+    def rows_of_block(self, d_TM: Tensor, tile: slice, columns: slice, band: slice, dim: int) -> Tile:
+        """The tile's anchors with their distances to some references."""
+        (y_B, id_B), (y_M, id_M) = self._anchors, self._references
+        y_Q, id_Q = y_M[columns][band], id_M[columns][band]
+        most = partial(self._most_positives, tile)
+        return Tile(d_TM, band, y_B[tile], id_B[tile], y_Q, id_Q, self.salt, dim, most)
 
     def _most_positives(self, tile: slice) -> int:
         positives_B, _ = self._plan.pair_numbers
