@@ -26,7 +26,15 @@ def test_what_is_embedded_indexed_and_exported(
     form = {"whole": 6, "bits": 32, "bytes_per_vector": 24}
     assert embedded == {"file": str(file), "num_items": 30, "dim": 6, "left_out": [], **form}
     indexed = said("index", file, "-o", gallery)
-    assert indexed == {"folder": str(gallery), "num_items": 30, "dim": 6, "kind": "flat"}
+    assert indexed == {
+        "folder": str(gallery),
+        "num_items": 30,
+        "dim": 6,
+        "kind": "flat",
+        "bits": 32,
+        "bytes_per_vector": 24,
+        "map": None,
+    }
     exported = said("export", models["plain"], "--format", "torch_export", "-o", program)
     assert exported["file"] == str(program)
     assert exported["difference"] < 1e-5
