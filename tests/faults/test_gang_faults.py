@@ -413,6 +413,7 @@ def trainable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GangTrainable]:
         actor.setup(
             {
                 "trial": trial_config(),
+                "pause_after": None,
                 "resources": ResourcesConfig(**resources).model_dump(),
                 "storage": "nowhere",
                 "checkpoints": "/nowhere",
@@ -443,7 +444,7 @@ def test_a_trial_that_makes_progress_is_not_failed_however_often_it_is_lost(
     actor = trainable(*given, Reply("finished", {"score": 1.0}))
     results = [actor.step() for _ in range(7)]
     assert [result["metrics"].get("step") for result in results] == [1, 2, 3, 4, 5, 6, None]
-    assert results[-1] == {"metrics": {"score": 1.0}, "done": True, "failure": ""}
+    assert results[-1] == {"metrics": {"score": 1.0}, "done": True, "failure": "", "paused": False}
     assert PlayedGang.num_started == 7
 
 
