@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
+
+from dmlstudy.text import first_line
 
 PARQUET, ZIP = b"PAR1", b"PK\x03\x04"
 """First bytes of files of results."""
@@ -78,6 +81,16 @@ def remove_temporary_folders() -> None:
     """Delete what ``temporary_folder`` has made and not yet deleted, where a process ends in the middle of a block."""
     for folder in list(_temporary):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_json(path: Path, where_missing: str, where_damaged: str) -> Any:
+    """What a file of JSON holds. Raises ValueError naming a file that is missing or damaged, and what to do then."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; {where_missing}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not readable ({first_line(error)}); {where_damaged}") from None
 
 
 def check_output(path: str | Path, what: str, begins: bytes) -> Path:

@@ -61,6 +61,9 @@ class Status(StrEnum):
 
 ENDED = (Status.FINISHED, Status.PRUNED, Status.FAILED)
 
+GOING_ON = (Status.INTERRUPTED, Status.PAUSED)
+"""Of trials that are at rest and run again from their kept state."""
+
 OPTUNA_STATES = {Status.FINISHED: "COMPLETE", Status.PRUNED: "PRUNED", Status.FAILED: "FAIL"}
 
 MLFLOW_STATUSES = {

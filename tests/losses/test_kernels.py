@@ -9,34 +9,17 @@ import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from support.kernels_beside_rows import SETTINGS
-from torch import Tensor
 
 from dmlstudy import losses
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.forms import KernelResult
 from dmlstudy.losses.interface import Embeddings
 from dmlstudy.losses.tiles import RowLoss
-
-
-class FeatureRows(NamedTuple):
-    """As in the kernels' own file, which needs Triton."""
-
-    features_NF: Tensor
-    y_N: Tensor
-    id_N: Tensor
-
-
-class KernelResult(NamedTuple):
-    """As there."""
-
-    total: Tensor
-    count: Tensor  # type: ignore[assignment]
-    gradients: tuple[Tensor, Tensor]
-
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "support" / "kernels_beside_rows.py"
@@ -91,7 +74,7 @@ def test_a_batch_without_positives_is_told_of_once(monkeypatch: pytest.MonkeyPat
         z_BD = args[2].features_NF
         return KernelResult(z_BD.sum(), z_BD.new_ones(()), (z_BD, z_BD))
 
-    asked_for = SimpleNamespace(sweep=swept, FeatureRows=FeatureRows)
+    asked_for = SimpleNamespace(sweep=swept)
     monkeypatch.setitem(sys.modules, "dmlstudy.losses.kernels", asked_for)
     monkeypatch.setattr("dmlstudy.losses.kernels", asked_for, raising=False)
     loss = losses.build("circle", backend="triton").loss

@@ -130,8 +130,7 @@ def promote(
     decision = promotion.promote(place, model, anyway)
     if beside is not None and beside.found is not None:
         promotion.note_compatibility(place, model, beside.found)
-    more = None if beside is None else beside
-    _show_decision(decision, model.partition("@")[0].partition("/")[0], json, more)
+    _show_decision(decision, model.partition("@")[0].partition("/")[0], json, beside)
     if not decision.is_promoted:
         raise typer.Exit(1)
 

@@ -14,7 +14,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from dmlstudy.data.parquet import _metadata, _open, _replace_atomically
+from dmlstudy.data.parquet import (
+    embeddings_metadata,
+    embeddings_table,
+    kept_dtype,
+    parquet_file,
+    replace_atomically,
+)
 from dmlstudy.text import first_line
 
 BATCH = 1 << 16
@@ -44,7 +50,7 @@ def read_head(path: str | Path) -> EmbeddingsHead:
 def read_item_batches(path: str | Path) -> Iterator[ItemBatch]:
     """The columns id and label of a file of embeddings, or of a gallery's items, in batches."""
     path = Path(path)
-    for batch in _batches(path, _open(path) if path.is_file() else _opened(path), ["id", "label"]):
+    for batch in _batches(path, parquet_file(path) if path.is_file() else _opened(path), ["id", "label"]):
         yield ItemBatch(batch.column("id").to_pylist(), batch.column("label").to_pylist())
 
 
@@ -72,7 +78,7 @@ def write_batches(
     Batches of both may differ in length. Raises ValueError where there are more of one than of the other.
     """
     path = Path(path)
-    metadata = _metadata(origin, left_out)
+    metadata = embeddings_metadata(origin, left_out)
     num_items = 0
 
     def write(draft: Path) -> None:
@@ -80,7 +86,7 @@ def write_batches(
         writer: Any = None
         try:
             for batch, z_ND in _in_step(iter(items), iter(vectors)):
-                table = _table(batch, z_ND).replace_schema_metadata(metadata)
+                table = embeddings_table(*batch, z_ND).replace_schema_metadata(metadata)
                 if writer is None:
                     writer = pq.ParquetWriter(draft, table.schema)
                 writer.write_table(table)
@@ -91,7 +97,7 @@ def write_batches(
         if writer is None:
             raise ValueError(f"{path}: there are no items to write")
 
-    _replace_atomically(path, write)
+    replace_atomically(path, write)
     return num_items
 
 
@@ -109,20 +115,8 @@ def write_item_batches(path: Path, items: Iterable[ItemBatch]) -> int:
                 )
                 num_items += len(batch.ids)
 
-    _replace_atomically(path, write)
+    replace_atomically(path, write)
     return num_items
-
-
-def _table(batch: ItemBatch, z_ND: NDArray[Any]) -> Any:
-    dtype = z_ND.dtype if z_ND.dtype in (np.int8, np.uint8) else np.float32
-    values = pa.array(np.ascontiguousarray(z_ND, dtype=dtype).reshape(-1))
-    return pa.table(
-        {
-            "id": pa.array(batch.ids, pa.string()),
-            "label": pa.array(batch.labels, pa.string()),
-            "embedding": pa.FixedSizeListArray.from_arrays(values, z_ND.shape[1]),
-        }
-    )
 
 
 def _in_step(
@@ -147,7 +141,7 @@ def _in_step(
 def _opened(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    file = _open(path)
+    file = parquet_file(path)
     names = file.schema_arrow.names
     if not {"id", "label", "embedding"} <= set(names) or not pa.types.is_fixed_size_list(
         file.schema_arrow.field("embedding").type
@@ -159,8 +153,7 @@ def _opened(path: Path) -> Any:
 def _head(path: Path, file: Any) -> EmbeddingsHead:
     column = file.schema_arrow.field("embedding").type
     dtype = np.dtype(column.value_type.to_pandas_dtype())
-    kept = dtype if dtype in (np.int8, np.uint8) else np.dtype(np.float32)
-    return EmbeddingsHead(file.metadata.num_rows, column.list_size, kept)
+    return EmbeddingsHead(file.metadata.num_rows, column.list_size, kept_dtype(dtype))
 
 
 def _batches(path: Path, file: Any, columns: list[str]) -> Iterator[Any]:

@@ -16,8 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from dmlstudy.data.layouts import Parts
 from dmlstudy.data.parquet import read_columns
-from dmlstudy.data.pictures import Listing, TabledFiles, class_disjoint, halved, listing
-from dmlstudy.data.shards import in_order
+from dmlstudy.data.pictures import Listing, TabledFiles, by_listed_name, class_disjoint, halved, in_order
+from dmlstudy.files import read_json
 from dmlstudy.text import first_line
 
 IMAGES = ("image", "img")
@@ -140,8 +140,7 @@ def _of_arrow(folder: Path) -> tuple[Listing, bool]:
     names = in_order(rows.labels) if rows.names is None else [name for name in rows.names if name in present]
     if len(set(names)) != len(names):
         raise ValueError(f"{folder}: two classes have the same name; give each its own")
-    position = {name: number for number, name in enumerate(names)}
-    return listing(rows, [position[label] for label in rows.labels], names), rows.names is not None
+    return by_listed_name(rows, rows.labels, names), rows.names is not None
 
 
 def metadata_folder(folder: Path) -> Listing:
@@ -166,9 +165,7 @@ def metadata_folder(folder: Path) -> Listing:
             )
         paths.append(path)
     labels = [str(value) for value in columns[label]]
-    names = in_order(labels)
-    position = {name: number for number, name in enumerate(names)}
-    return listing(TabledFiles(paths, columns), [position[each] for each in labels], names)
+    return by_listed_name(TabledFiles(paths, columns), labels, in_order(labels))
 
 
 def _metadata(folder: Path) -> Path | None:
@@ -203,12 +200,7 @@ def _data_files(folder: Path) -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; save the set again by datasets' save_to_disk") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not readable ({first_line(error)}); save the set again") from None
+    content = read_json(path, "save the set again by datasets' save_to_disk", "save the set again")
     if not isinstance(content, dict):
         raise ValueError(f"{path}: no JSON object; save the set again")
     return content

@@ -51,7 +51,7 @@ class PictureTable:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        files = [_open(path) for path in paths]
+        files = [parquet_file(path) for path in paths]
         rows = [file.metadata.num_rows for file in files]
         if sum(rows) == 0:
             raise ValueError(f"{paths[0]}: no rows")
@@ -119,7 +119,7 @@ def _mapped(paths: Sequence[Path], schema: Any, groups: Callable[[], Iterator[An
                 if not kept.is_file():
                     for left in folder.glob(f".*.arrow.*{DRAFT}"):  # only the lock's holder writes
                         left.unlink()
-                    _replace_atomically(kept, write)
+                    replace_atomically(kept, write)
         return pa.ipc.open_file(pa.memory_map(str(kept))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise ValueError(
@@ -128,7 +128,8 @@ def _mapped(paths: Sequence[Path], schema: Any, groups: Callable[[], Iterator[An
         ) from error
 
 
-def _open(path: Path) -> Any:
+def parquet_file(path: Path) -> Any:
+    """A Parquet file, opened. Raises ValueError naming one that cannot be read."""
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
@@ -225,16 +226,25 @@ def write_embeddings(
     if z_ND.ndim != 2 or len(ids) != len(z_ND) or (labels is not None and len(labels) != len(z_ND)):
         num_labels = "no" if labels is None else len(labels)
         raise ValueError(f"{path}: {len(ids)} ids, {num_labels} labels and embeddings of shape {z_ND.shape}")
-    dtype = z_ND.dtype if z_ND.dtype in (np.int8, np.uint8) else np.float32
-    values = pa.array(np.ascontiguousarray(z_ND, dtype=dtype).reshape(-1))
-    table = pa.table(
+    table = embeddings_table(ids, labels, z_ND).replace_schema_metadata(embeddings_metadata({}, left_out))
+    replace_atomically(path, lambda draft: pq.write_table(table, draft))
+
+
+def embeddings_table(ids: Sequence[str], labels: Sequence[str | None] | None, z_ND: NDArray[Any]) -> Any:
+    """The columns id, label and embedding."""
+    values = pa.array(np.ascontiguousarray(z_ND, kept_dtype(z_ND.dtype)).reshape(-1))
+    return pa.table(
         {
             "id": pa.array(list(ids), pa.string()),
             "label": pa.nulls(len(ids), pa.string()) if labels is None else pa.array(labels, pa.string()),
             "embedding": pa.FixedSizeListArray.from_arrays(values, z_ND.shape[1]),
         }
-    ).replace_schema_metadata(_metadata({}, left_out))
-    _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+    )
+
+
+def kept_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that embeddings of a type are kept in: int8 and uint8 as they are, others as float32."""
+    return dtype if dtype in (np.int8, np.uint8) else np.dtype(np.float32)
 
 
 def join_embeddings(parts: Sequence[Path], path: str | Path, origin: Mapping[str, str]) -> int:
@@ -244,8 +254,8 @@ def join_embeddings(parts: Sequence[Path], path: str | Path, origin: Mapping[str
     ValueError naming a part that is damaged, or of another size or type than the first.
     """
     path = Path(path)
-    schema = _open(parts[0]).schema_arrow
-    metadata = _metadata(origin, [each for part in parts for each in embeddings_left_out(part)])
+    schema = parquet_file(parts[0]).schema_arrow
+    metadata = embeddings_metadata(origin, [each for part in parts for each in embeddings_left_out(part)])
 
     def write(draft: Path) -> None:
         with pq.ParquetWriter(draft, schema.with_metadata(metadata)) as writer:
@@ -256,7 +266,7 @@ def join_embeddings(parts: Sequence[Path], path: str | Path, origin: Mapping[str
                 if len(table):
                     writer.write_table(table.replace_schema_metadata(metadata))
 
-    _replace_atomically(path, write)
+    replace_atomically(path, write)
     return int(schema.field("embedding").type.list_size)
 
 
@@ -265,17 +275,18 @@ def embeddings_origin(path: str | Path) -> dict[str, str]:
 
     Raises ValueError for one that cannot be read.
     """
-    noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_ORIGIN)
+    noted = (parquet_file(Path(path)).schema_arrow.metadata or {}).get(_ORIGIN)
     return {} if noted is None else dict(json.loads(noted))
 
 
 def embeddings_left_out(path: str | Path) -> list[tuple[str, str]]:
     """The items that a file of embeddings has left out, and why. Raises ValueError for one that cannot be read."""
-    noted = (_open(Path(path)).schema_arrow.metadata or {}).get(_LEFT_OUT)
+    noted = (parquet_file(Path(path)).schema_arrow.metadata or {}).get(_LEFT_OUT)
     return [] if noted is None else [(str(each), str(reason)) for each, reason in json.loads(noted)]
 
 
-def _metadata(origin: Mapping[str, str], left_out: Sequence[tuple[str, str]]) -> dict[bytes, str]:
+def embeddings_metadata(origin: Mapping[str, str], left_out: Sequence[tuple[str, str]]) -> dict[bytes, str]:
+    """What a file of embeddings says of itself."""
     noted = {_ORIGIN: json.dumps(dict(origin))} if origin else {}
     return noted | ({_LEFT_OUT: json.dumps(list(left_out))} if left_out else {})
 
@@ -292,7 +303,7 @@ def write_table(path: Path, columns: Sequence[Column]) -> None:
     """Write columns of equal length and of just these types, all or nothing."""
     types = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
     table = pa.table({each.name: pa.array(each.values, types[each.kind]) for each in columns})
-    _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+    replace_atomically(path, lambda draft: pq.write_table(table, draft))
 
 
 _SUM = "sum_"
@@ -361,7 +372,7 @@ def _read_units(path: Path, keys: Sequence[pa.Field]) -> dict[tuple[Any, ...], U
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        table = _open(path).read()
+        table = parquet_file(path).read()
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not a readable table ({first_line(error)})") from error
     expected = {each.name: each.type for each in keys} | {"unit": pa.int64(), "count": pa.int64()}
@@ -427,7 +438,7 @@ def read_pair_counts(path: Path) -> PairCounts:
     """Read what ``pair_counts_as_bytes`` gave. Raises ValueError as ``read_items``, and for another file."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    noted = (_open(path).schema_arrow.metadata or {}).get(_PAIRS)
+    noted = (parquet_file(path).schema_arrow.metadata or {}).get(_PAIRS)
     if noted is None:
         raise ValueError(f"{path}: holds no thresholds; copy it again")
     rest, columns = json.loads(noted), read_columns(path)
@@ -445,7 +456,7 @@ def write_items(path: Path, ids: Sequence[str], labels: Sequence[str] | None) ->
     """Write the columns id and label (null if unknown)."""
     known = pa.nulls(len(ids), pa.string()) if labels is None else pa.array(labels, pa.string())
     table = pa.table({"id": pa.array(list(ids), pa.string()), "label": known})
-    _replace_atomically(path, lambda draft: pq.write_table(table, draft))
+    replace_atomically(path, lambda draft: pq.write_table(table, draft))
 
 
 def read_items(path: Path) -> tuple[list[str], list[str] | None]:
@@ -463,7 +474,7 @@ _LEFT_OUT = b"dmlstudy.left_out"
 DRAFT = ".draft"
 
 
-def _replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file whole, also after a loss of power, or not at all.
 
     Who writes holds a lock on the draft, so drafts without one are of processes that were killed, and removed. Raises
@@ -501,9 +512,7 @@ def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDAr
     return (
         table["id"].to_pylist(),
         None if labels.null_count == len(labels) else labels.to_pylist(),
-        values.astype(
-            values.dtype if values.dtype in (np.int8, np.uint8) else np.float32, copy=False
-        ).reshape(-1, dim),
+        values.astype(kept_dtype(values.dtype), copy=False).reshape(-1, dim),
     )
 
 
@@ -512,7 +521,7 @@ def _embeddings(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        table = _open(path).read()
+        table = parquet_file(path).read()
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: damaged ({first_line(error)})") from error
     names = table.schema.names
@@ -525,7 +534,7 @@ def _embeddings(path: Path) -> Any:
 
 def column_names(path: Path) -> list[str]:
     """The columns of a Parquet file. Raises ValueError naming a file that cannot be read."""
-    return list(_open(path).schema_arrow.names)
+    return list(parquet_file(path).schema_arrow.names)
 
 
 def read_columns(path: Path, as_text: Sequence[str] = ()) -> dict[str, Any]:
@@ -539,7 +548,7 @@ def read_columns(path: Path, as_text: Sequence[str] = ()) -> dict[str, Any]:
         raise ValueError(f"data.path: no file {path}")
     try:
         if path.suffix.lower() == ".parquet":
-            table = _open(path).read()
+            table = parquet_file(path).read()
         else:
             how = pyarrow.csv.ConvertOptions(
                 column_types={name: pa.string() for name in ("label", "path", "split", *as_text)},

@@ -6,7 +6,8 @@ Shapes: N images of the set, B images read at once, H, W, C height, width and ch
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -147,8 +148,20 @@ def listing(pictures: Pictures, labels: Sequence[int] | Labels, class_names: Seq
 
 def by_name(pictures: Pictures, names: Sequence[str]) -> Listing:
     """All pictures of a source, labelled by names; classes are numbered as their names first come up."""
-    position = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return listing(pictures, [position[name] for name in names], tuple(position))
+    return by_listed_name(pictures, names, list(dict.fromkeys(names)))
+
+
+def by_listed_name(pictures: Pictures, names: Sequence[str], class_names: Sequence[str]) -> Listing:
+    """All pictures of a source, labelled by names; classes are numbered as ``class_names`` lists them."""
+    position = {name: number for number, name in enumerate(class_names)}
+    return listing(pictures, [position[name] for name in names], class_names)
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """The different labels by their numbers, if all are whole numbers, else by their names."""
+    names = sorted(set(labels))
+    is_number = all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names)
+    return sorted(names, key=lambda name: (int(name), name)) if is_number else names
 
 
 def joined(first: Listing, second: Listing) -> Listing:

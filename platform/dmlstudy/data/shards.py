@@ -23,7 +23,7 @@ from filelock import FileLock
 from dmlstudy.data.decoding import suffixes
 from dmlstudy.data.layouts import Parts
 from dmlstudy.data.parquet import Column, read_columns, write_table
-from dmlstudy.data.pictures import Listing, class_disjoint, halved, listing
+from dmlstudy.data.pictures import Listing, by_listed_name, class_disjoint, halved, in_order
 from dmlstudy.files import FileState, cache_folder
 from dmlstudy.heartbeat import beat
 from dmlstudy.text import first_line
@@ -151,16 +151,7 @@ def _by_side(folder: Path) -> dict[str | None, list[Path]]:
 def _listed(paths: Sequence[Path]) -> Listing:
     pictures = Shards.of(paths)
     labels = [sample.label for sample in pictures.samples]
-    names = in_order(labels)
-    position = {name: number for number, name in enumerate(names)}
-    return listing(pictures, [position[label] for label in labels], names)
-
-
-def in_order(labels: Sequence[str]) -> list[str]:
-    """The different labels by their numbers, if all are whole numbers, else by their names."""
-    names = sorted(set(labels))
-    is_number = all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names)
-    return sorted(names, key=lambda name: (int(name), name)) if is_number else names
+    return by_listed_name(pictures, labels, in_order(labels))
 
 
 def _state(path: Path) -> FileState:

@@ -6,7 +6,6 @@ below ``images/`` beside ``info_files/``, as the authors' own reader has them. A
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 
 from dmlstudy.data.layouts import Expected, Parts
 from dmlstudy.data.pictures import Files, by_name
-from dmlstudy.text import first_line
+from dmlstudy.files import read_json
 
 NUM_IMAGES: Mapping[str, Mapping[str, int]] = {
     "cars": {"train": 6346, "val": 1708, "test": 8131},
@@ -144,12 +143,7 @@ def _existing(file: Path, row: int, images: Path, path: str) -> Path:
 
 
 def _read(file: Path) -> list[Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{file}: no such file; get the info files of UnED") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: not readable ({first_line(error)}); get the info files again") from None
+    content = read_json(file, "get the info files of UnED", "get the info files again")
     if not isinstance(content, list) or not content:
         raise ValueError(f"{file}: no list of pictures; get the info files again")
     return content

@@ -235,12 +235,7 @@ def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> B
     origin = f"{TIMM}{name}"
     build = partial(timm.create_model, name, pretrained=weights == "default", num_classes=0)
     try:
-        try:
-            network: nn.Module = build(img_size=image_size)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-            network = build()  # a convolutional one takes any size
+        network, _ = timm_network(build, image_size)
     except _refusals_of(name) as error:
         if weights == "default":
             raise ValueError(
@@ -262,6 +257,16 @@ def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> B
     stages = partial(_timm_stages, network, image_size) if has_stages else None
     own_name = _name_without_hub(timm, name, network)
     return Backbone(network, num_features, 3, mean, std, stages, loaded=loaded, name=own_name)
+
+
+def timm_network(build: Callable[..., nn.Module], image_size: tuple[int, ...]) -> tuple[nn.Module, bool]:
+    """What ``build`` makes for pictures of a size; False for a convolutional one, which takes any size unasked."""
+    try:
+        return build(img_size=image_size), True
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+    return build(), False
 
 
 def _refusals_of(name: str) -> tuple[type[Exception], ...]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from dmlstudy.embedders.backbones import TIMM, is_elsewhere
+from dmlstudy.embedders.backbones import TIMM, is_elsewhere, timm_network
 from dmlstudy.embedders.ball import SPHERE
 from dmlstudy.embedders.embedder import Architecture, Embedder
 from dmlstudy.embedders.heads import NO_CODE
@@ -108,14 +109,8 @@ def _built(name: str, num_classes: int, image_size: tuple[int, ...]) -> tuple[An
         import timm
     except ImportError:
         raise ValueError("needs timm: pip install 'dmlstudy[timm]'") from None
-    try:
-        return timm.create_model(name, num_classes=num_classes, img_size=image_size), {
-            "img_size": list(image_size)
-        }
-    except TypeError as error:
-        if "img_size" not in str(error):
-            raise
-    return timm.create_model(name, num_classes=num_classes), {}
+    network, is_sized = timm_network(partial(timm.create_model, name, num_classes=num_classes), image_size)
+    return network, {"img_size": list(image_size)} if is_sized else {}
 
 
 def _as_it_is(key: str, value: Tensor) -> tuple[str, Tensor]:

@@ -20,7 +20,7 @@ from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.pace import Trials, Work, seconds_per_work
 from dmlstudy.text import duration
-from dmlstudy.trials import Status
+from dmlstudy.trials import GOING_ON, Status
 
 Tell = Callable[[str], None]
 
@@ -179,7 +179,7 @@ class ProgressLines:
         left: Trials | None = None,
     ) -> None:
         """One line for a trial that has ended; ``left`` are those still to end, where their number has changed."""
-        if assignment.status in (Status.INTERRUPTED, Status.PAUSED):
+        if assignment.status in GOING_ON:
             how = "interrupted" + f", goes on later: {_shortened(assignment.reason)}" * bool(
                 assignment.reason
             )

@@ -23,7 +23,7 @@ from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.store import StoreError
 from dmlstudy.text import first_line
-from dmlstudy.trials import Status
+from dmlstudy.trials import GOING_ON, Status
 
 STOPPED_KEPT = 16
 """After so many further stopped trials a stopped one's state is removed again: its workers, which were an epoch ahead,
@@ -267,7 +267,7 @@ class Recorder(tune.Callback):
 
     def _forget(self, trial_id: str, assignment: Assignment) -> None:
         """Remove what the trial has left elsewhere, for it is recorded; one that goes on is resumed from it."""
-        if assignment.status in (Status.INTERRUPTED, Status.PAUSED):
+        if assignment.status in GOING_ON:
             return
         self._vault.drop.remote(trial_id)
         folder = self._remove_state(assignment)

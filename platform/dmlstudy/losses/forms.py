@@ -23,6 +23,22 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 
+class FeatureRows(NamedTuple):
+    """Features with labels and ids."""
+
+    features_NF: Tensor
+    y_N: Tensor
+    id_N: Tensor
+
+
+class KernelResult(NamedTuple):
+    """Total and count, and the gradients by anchors' and live references' features; zeros where none are wanted."""
+
+    total: Tensor
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count
+    gradients: tuple[Tensor, Tensor]
+
+
 class Sums(NamedTuple):
     """S of each anchor's positives and negatives, their numbers, and the sum of e over positives."""
 

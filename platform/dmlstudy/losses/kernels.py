@@ -13,36 +13,19 @@ Shapes: B anchors, M references, L of them live, F features.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dmlstudy.losses.distances import Cosine, Distance, Euclidean, SquaredEuclidean
-from dmlstudy.losses.forms import Form, Sums
+from dmlstudy.losses.forms import FeatureRows, Form, KernelResult, Sums
 
 BLOCK_T, BLOCK_M, BLOCK_F = 32, 32, 32
 
 CURVES = {"exponential": 0, "softplus": 1, "hinge": 2}
 DISTANCES: dict[type[Distance], int] = {Cosine: 0, Euclidean: 1, SquaredEuclidean: 2}
-
-
-class FeatureRows(NamedTuple):
-    """Features with labels and ids."""
-
-    features_NF: Tensor
-    y_N: Tensor
-    id_N: Tensor
-
-
-class KernelResult(NamedTuple):
-    """Total and count, and the gradients by anchors' and live references' features; zeros where none are wanted."""
-
-    total: Tensor
-    count: Tensor  # type: ignore[assignment]  # hides tuple.count
-    gradients: tuple[Tensor, Tensor]
 
 
 def sweep(

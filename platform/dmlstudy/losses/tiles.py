@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dmlstudy.losses.distances import Distance, full_precision
-from dmlstudy.losses.forms import Form
+from dmlstudy.losses.forms import FeatureRows, Form
 from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
 from dmlstudy.losses.plan import plan_of
 from dmlstudy.losses.products import add_product, exact
@@ -215,8 +215,8 @@ class RowLoss(TiledLoss):
             found = kernels.sweep(
                 form,
                 self.distance,
-                kernels.FeatureRows(padded(left_BF), anchors.y_N, anchors.id_N),
-                kernels.FeatureRows(padded(right_MF), references.y_N, references.id_N),
+                FeatureRows(padded(left_BF), anchors.y_N, anchors.id_N),
+                FeatureRows(padded(right_MF), references.y_N, references.id_N),
                 num_live,
                 wanted=wanted,
             )

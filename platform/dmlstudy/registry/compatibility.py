@@ -20,13 +20,14 @@ from pydantic import ValidationError
 
 from dmlstudy import retrieval
 from dmlstudy.data import ZeroShotData
-from dmlstudy.records import DataConfig, Record, TrialConfig
+from dmlstudy.records import Record, TrialConfig
 from dmlstudy.registry import map_fitting, models, tracking
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.saved import Model
 from dmlstudy.saved.space_map import MapKind, SpaceMap
 from dmlstudy.store import Store
 from dmlstudy.text import duration, reason
+from dmlstudy.training import dataset_cache
 from dmlstudy.training.tasks import task_of
 
 Floats = NDArray[np.float32]
@@ -296,7 +297,7 @@ def _seen(store: Store, version: RegisteredVersion, model: Model, name: str) -> 
         config = TrialConfig.model_validate(noted)
     except ValidationError as error:
         raise ValueError(f"{name}: its configuration is not understood ({reason(error)})") from None
-    own = config.data if config.data.path is None else _here(config.data, store, version.study)
+    own = dataset_cache.found_from(config.data, _cwd_of(store, version.study))
     dataset = task_of(config).dataset(own)
     if not isinstance(dataset, ZeroShotData):
         raise ValueError(f"{name}: its study has no unseen classes; embed and index its items anew")
@@ -336,16 +337,12 @@ def _embedded(model: Model, rows: Any, place_N: Ints) -> Floats:
     return np.concatenate([model.compute(rows.read(part)) for part in parts])
 
 
-def _here(config: DataConfig, store: Store, study: str) -> DataConfig:
-    """The data's configuration with its path as it is found: from here, or from where the study was started."""
+def _cwd_of(store: Store, study: str) -> str | None:
+    """The folder in which a study was started; None of one whose store is elsewhere."""
     try:
-        cwd = store.read_state(study).get("cwd")
-    except ValueError:  # a study of a server whose store is elsewhere
-        cwd = None
-    if config.path is None or cwd is None or Path(config.path).exists():
-        return config
-    moved = Path(cwd, config.path)
-    return config.model_copy(update={"path": str(moved)}) if moved.exists() else config
+        return store.read_state(study).get("cwd")
+    except ValueError:
+        return None
 
 
 def _check_same(names: list[str], seen: list[_Seen]) -> None:

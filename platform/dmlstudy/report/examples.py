@@ -19,7 +19,7 @@ from sklearn.manifold import TSNE  # type: ignore[import-untyped]
 from dmlstudy import retrieval
 from dmlstudy.data import ZeroShotData
 from dmlstudy.html import Html, element
-from dmlstudy.records import DataConfig, TrialConfig
+from dmlstudy.records import TrialConfig
 from dmlstudy.registry.history import model_of
 from dmlstudy.registry.leaderboard import Leaderboard
 from dmlstudy.registry.models import fetched
@@ -171,7 +171,7 @@ def test_items(config: TrialConfig, fingerprint: str | None, cwd: str | None) ->
 
     Raises ValueError where the data are not here, or are others than the study's.
     """
-    own = _here(config.data, cwd)
+    own = dataset_cache.found_from(config.data, cwd)
     task = task_of(config)
     source = task.dataset(own)
     kept = task.test_rows(config.model_copy(update={"data": own}))
@@ -460,14 +460,6 @@ def _names(rows: Any, relevance: NDArray[Any], place_N: Ints) -> list[str]:
         ]
     names, labels = rows.class_names, relevance[place_N].tolist()
     return [str(names[label]) for label in labels]
-
-
-def _here(config: DataConfig, cwd: str | None) -> DataConfig:
-    """The data's configuration with its path as it is found: from here, or from where the study was started."""
-    if config.path is None or cwd is None or Path(config.path).exists():
-        return config
-    moved = Path(cwd, config.path)
-    return config.model_copy(update={"path": str(moved)}) if moved.exists() else config
 
 
 def _some(num: int, num_all: int) -> str:

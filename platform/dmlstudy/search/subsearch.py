@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -66,7 +66,7 @@ class Subsearch:
         self.num_asked = 0
         self.asked: list[tuple[int, dict[str, Scalar]]] | None = None
         """(number, point) of each trial, in the order in which they were asked for, where another follows."""
-        self.num_of_generation: dict[int, int] = {}
+        self.num_of_generation: Counter[int] = Counter()
         self.is_exhausted = False
         self._spec = spec
         self._search = spec.file.search
@@ -175,7 +175,7 @@ class Subsearch:
 
     def num_missing(self, generation: int) -> int:
         """Number of a generation's trials still to be requested."""
-        return max(0, min(self.width - self.num_of_generation.get(generation, 0), self.num_ready))
+        return max(0, min(self.width - self.num_of_generation[generation], self.num_ready))
 
     @property
     def num_left(self) -> int:
@@ -219,7 +219,7 @@ class Subsearch:
         self._tried.add(config.fingerprint())
         if self.asked is not None:
             self.asked.append((trial.number, dict(trial.params)))
-        self.num_of_generation[generation] = self.num_of_generation.get(generation, 0) + 1
+        self.num_of_generation[generation] += 1
         self.num_asked += 1
         unscored = create_trial(
             state=TrialState.RUNNING, params=dict(trial.params), distributions=dict(trial.distributions)
@@ -260,11 +260,11 @@ class Subsearch:
 
     def note_promotion(self, generation: int) -> None:
         """Count a trial that goes on among those of the generation."""
-        self.num_of_generation[generation] = self.num_of_generation.get(generation, 0) + 1
+        self.num_of_generation[generation] += 1
 
     def has_place(self, generation: int) -> bool:
         """True if a generation may have another trial."""
-        return self.num_of_generation.get(generation, 0) < self.width
+        return self.num_of_generation[generation] < self.width
 
     def _next_point(
         self, number: int, given: Mapping[str, Scalar] = NOTHING

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -335,31 +335,32 @@ def _write(
     origin: dict[str, str],
 ) -> About:
     """Write the files of a gallery but its description, which is given back; vectors go through in batches."""
-    embedding_files.write_item_batches(draft / ITEMS, embedding_files.read_item_batches(embeddings))
-    _write_rows(draft / VECTORS, head.num_items, head.dim, head.dtype, embeddings, lambda z_ND: z_ND)
-    z_MD = np.load(draft / VECTORS, mmap_mode="r")
     model, form = origin["model"], plan.form
+    whole = draft / (VECTORS if form.is_whole or plan.beside == plan.own else f"all-{VECTORS}")
+    embedding_files.write_item_batches(draft / ITEMS, embedding_files.read_item_batches(embeddings))
+    vectors = embedding_files.read_vector_batches(embeddings)
+    _write_rows(whole, (head.num_items, head.dim), head.dtype, vectors)
+    z_MD = np.load(whole, mmap_mode="r")
     if form.is_whole:
         _index(kind, z_MD, model, tuning).save(draft / INDEX)
     elif form.form.bits == 8:
-        _write_short(draft / SHORT, z_MD, plan, embeddings)
+        kept = (
+            iter([z_MD])
+            if plan.own.form.bits == 8
+            else short_search.tiles(z_MD, plan.local(form), embeddings)
+        )
+        _write_rows(draft / SHORT, (head.num_items, form.size), np.dtype(np.int8), kept)
     else:
         _short_index(z_MD, plan, kind, model, tuning, embeddings).save(draft / INDEX)
+    if plan.beside not in (None, plan.own):
+        beside = plan.local(plan.beside)
+        dtype = np.dtype(np.int8 if beside.form.bits == 8 else np.float32)
+        vectors = embedding_files.read_vector_batches(embeddings)
+        shortened = (short_forms.kept(z_ND, *beside.form) for z_ND in vectors)
+        _write_rows(draft / VECTORS, (head.num_items, beside.size), dtype, shortened)
     del z_MD
-    if not form.is_whole:
-        (draft / VECTORS).rename(draft / f"all-{VECTORS}")
-        if plan.beside is not None:
-            local = plan.local(plan.beside)
-            dtype = np.dtype(np.int8 if local.form.bits == 8 else np.float32)
-            _write_rows(
-                draft / VECTORS,
-                head.num_items,
-                local.size,
-                dtype,
-                embeddings,
-                lambda z_ND: short_forms.kept(z_ND, *local.form),
-            )
-        (draft / f"all-{VECTORS}").unlink()
+    if whole.name != VECTORS:
+        whole.unlink()
     described = About(
         format_version=PLAIN if plan.is_plain else FORMAT_VERSION,
         model=model,
@@ -388,31 +389,14 @@ def _map_of(origin: dict[str, str]) -> MapRecord | None:
 
 
 def _write_rows(
-    path: Path,
-    num_items: int,
-    dim: int,
-    dtype: np.dtype[Any],
-    embeddings: str | Path,
-    change: Callable[[NDArray[Any]], NDArray[Any]],
+    path: Path, shape: tuple[int, int], dtype: np.dtype[Any], parts: Iterable[NDArray[Any]]
 ) -> None:
-    """Write the vectors of a file, each batch changed, as NumPy's own file, which is mapped into memory later."""
-    head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_items, dim)}
+    """Write rows, a part at a time, as NumPy's own file, which is mapped into memory later."""
+    head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with written_whole(path) as file:
         np.lib.format.write_array_header_1_0(file, head)
-        for z_ND in embedding_files.read_vector_batches(embeddings):
-            file.write(np.ascontiguousarray(change(z_ND), dtype).tobytes())
-
-
-def _write_short(path: Path, z_MD: NDArray[Any], plan: _Plan, source: str | Path) -> None:
-    """Write the vectors of 8 bits that are searched by."""
-    kept = (
-        iter([z_MD]) if plan.own.form.bits == 8 else short_search.tiles(z_MD, plan.local(plan.form), source)
-    )
-    head = {"descr": "|i1", "fortran_order": False, "shape": (len(z_MD), plan.form.size)}
-    with written_whole(path) as file:
-        np.lib.format.write_array_header_1_0(file, head)
-        for part in kept:
-            file.write(np.ascontiguousarray(part, np.int8).tobytes())
+        for part in parts:
+            file.write(np.ascontiguousarray(part, dtype).tobytes())
 
 
 def _short_index(

@@ -36,9 +36,9 @@ OURS = (
     timm_form.WEIGHTS,
     sentence_form.CODE,
     sentence_form.PROGRAM,
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
+    sentence_form.MODULES,
+    sentence_form.TRANSFORMER,
+    sentence_form.SETTINGS,
     f"{sentence_form.DENSE}/*",
     f"{sentence_form.NORMALIZE}/*",
 )

@@ -23,6 +23,12 @@ CODE, PROGRAM = "modeling_dmlstudy.py", "embedder.pt2"
 
 DENSE, NORMALIZE = "1_Dense", "2_Normalize"
 
+MODULES, TRANSFORMER, SETTINGS = (
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+
 LIBRARY = "sentence_transformers."
 
 OPENER = "_opened(path)"
@@ -84,7 +90,7 @@ def write_plain(folder: Path, embedder: Embedder) -> None:
         "module_output_name": "sentence_embedding",
     }
     modules = [("", f"{LIBRARY}base.modules.transformer.Transformer")]
-    _write(folder / "sentence_bert_config.json", transformer)
+    _write(folder / TRANSFORMER, transformer)
     if isinstance(embedder.head, nn.Linear):
         modules.append((DENSE, f"{LIBRARY}base.modules.dense.Dense"))
         _write_head(folder / DENSE, embedder.head)
@@ -120,10 +126,10 @@ def _write_modules(folder: Path, modules: Sequence[tuple[str, str]], embedder: E
         {"idx": number, "name": str(number), "path": path, "type": kind}
         for number, (path, kind) in enumerate(modules)
     ]
-    _write(folder / "modules.json", listed)
+    _write(folder / MODULES, listed)
     similarity = "cosine" if embedder.architecture.unit_norm else "euclidean"
     config = {"model_type": "SentenceTransformer", "similarity_fn_name": similarity}
-    _write(folder / "config_sentence_transformers.json", config)
+    _write(folder / SETTINGS, config)
 
 
 def _write(path: Path, content: Any) -> None:

@@ -20,6 +20,7 @@ from dmlstudy import retrieval
 from dmlstudy.data import ClosedSet, Features, LabelledImages, ZeroShotData
 from dmlstudy.data.images import resize, with_channels
 from dmlstudy.heartbeat import beat
+from dmlstudy.retrieval.short_forms import unit
 from dmlstudy.saved import Model
 
 GREY_SIDE = 16
@@ -134,7 +135,7 @@ def grey_vectors(images_BHWC: NDArray[np.uint8]) -> tuple[Floats, NDArray[np.boo
     small_BD = small.flatten(1).numpy().astype(np.float64)
     small_BD = small_BD - small_BD.mean(axis=1, keepdims=True)
     is_seen_B = small_BD.std(axis=1) >= FLAT
-    return _unit(small_BD), is_seen_B
+    return unit(small_BD), is_seen_B
 
 
 def _vectors(images: LabelledImages, model: Model | None) -> tuple[Floats, NDArray[np.bool_]]:
@@ -151,7 +152,7 @@ def _vectors(images: LabelledImages, model: Model | None) -> tuple[Floats, NDArr
                 read = with_channels(fitted, model.takes.channels)
             read = model.compute(read)
         norms_B = np.linalg.norm(read.astype(np.float64), axis=1)
-        found.append((_unit(read.astype(np.float64)), norms_B > 0))
+        found.append((unit(read.astype(np.float64)), norms_B > 0))
     if not found:
         return np.empty((0, 1), np.float32), np.empty(0, np.bool_)
     return np.concatenate([z for z, _ in found]), np.concatenate([seen for _, seen in found])
@@ -178,8 +179,3 @@ def _pair(dataset: ZeroShotData | ClosedSet, similarity: float, row: int, other:
     if places is None:
         return Pair(similarity, f"test image {row}", test_class, f"development image {other}", own_class)
     return Pair(similarity, places(len(sides[0]) + row), test_class, places(other), own_class)
-
-
-def _unit(values_ND: NDArray[np.float64]) -> Floats:
-    norms_N1 = np.linalg.norm(values_ND, axis=1, keepdims=True)
-    return (values_ND / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)

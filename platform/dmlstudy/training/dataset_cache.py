@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,14 @@ EMBEDDED = 256
 
 PIXELS, GREY = "pixels", "grey"
 """Features of images that need no embedder: their numbers over 255, of all channels or of luma alone."""
+
+
+def found_from(config: DataConfig, cwd: str | None) -> DataConfig:
+    """Data with their path as it is found: from here, or from ``cwd``, where the study was started."""
+    if config.path is None or cwd is None or Path(config.path).exists():
+        return config
+    moved = Path(cwd, config.path)
+    return config.model_copy(update={"path": str(moved)}) if moved.exists() else config
 
 
 @functools.lru_cache(maxsize=1)

@@ -254,7 +254,10 @@ class _Trial:
         return self._settled(every) if number + 1 == len(self.shares) else every
 
     def _keep(self, number: int, epoch: int, trainer: Trainer | None = None) -> None:
-        """Offer the state after ``epoch`` epochs of a share to the checkpoint."""
+        """Offer the state after ``epoch`` epochs of a share to the checkpoint.
+
+        Raises TrialPaused where the trial is to pause there.
+        """
         is_last = number == len(self.shares) or (
             self.is_verdict and number + 1 == len(self.shares) and epoch == self.num_epochs
         )
