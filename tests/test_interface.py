@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +43,9 @@ def section(document: str, heading: str) -> str:
 SECTION = section("README.md", "From Python")
 SAMPLES = re.findall(
     r"^```python\n(.*?)^```",
-    SECTION + section("platform/dmlstudy/losses/README.md", "In your own loop"),
+    SECTION
+    + section("platform/dmlstudy/losses/README.md", "In your own loop")
+    + section("platform/dmlstudy/serving/README.md", "From Python"),
     re.MULTILINE | re.DOTALL,
 )
 STUDY = str(re.search(r'dmlstudy\.run\("([^"]+)"', SECTION)[1])  # type: ignore[index]
@@ -65,6 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pictures").mkdir()
     for number, image_HWC in enumerate(data.load("digits").test.read(np.arange(3))):
         Image.fromarray(image_HWC[..., 0]).save(folder / "pictures" / f"{number}.png")
+    shutil.copy(folder / "pictures" / "1.png", folder / "query.png")
     embedder = embedders.build("small_conv", 6, width=4, in_channels=1, image_size=8, seed=0)
     embedders.save(embedder, folder / "model", {}, np.zeros((2, 8, 8, 1), np.uint8))
     return folder
@@ -100,6 +108,8 @@ def test_the_samples_of_the_readmes_run(place: Path, monkeypatch: pytest.MonkeyP
     assert names["encoder"].module.weight.grad.abs().max() > 0
     np.testing.assert_allclose(np.linalg.norm(names["embeddings"], axis=1), 1, atol=1e-5)
     assert names["embeddings"].shape == (3, 6)
+    assert len(names["gallery"]) == 3
+    assert repr(names["server"]).endswith(", closed>")
 
 
 def test_a_study_is_read_as_frames(place: Path) -> None:
@@ -242,9 +252,49 @@ def test_each_run_is_heard_whoever_prints(tmp_path: Path) -> None:
     assert noise == ["of its libraries"] * 4 + ["of the engine"] * 4
 
 
+def test_a_gallery_is_searched_and_served_alike(place: Path, tmp_path: Path) -> None:
+    model = dmlstudy.models.load(place / "model", device="cpu")
+    embeddings = dmlstudy.models.embed(model, place / "pictures", tmp_path / "z.parquet")
+    gallery = dmlstudy.models.index(embeddings, tmp_path / "gallery")
+    found = dmlstudy.models.retrieve(model, gallery, place / "query.png", k=2)
+    assert found["rank"].tolist() == [1, 2]
+    assert found["item"][0] == "1.png"
+    assert found["accept"].isna().all()
+    with dmlstudy.models.serve(model, tmp_path / "gallery") as server:
+        asked = urllib.request.Request(
+            f"{server.url}/retrieve?k=2",
+            (place / "query.png").read_bytes(),
+            {"Content-Type": "image/png"},
+        )
+        with urllib.request.urlopen(asked) as answer:
+            (results,) = json.load(answer)["results"]
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(ValueError, match=f"--port {port}: .*name another with --port"):
+            dmlstudy.models.serve(model, port=port)
+    assert [each["id"] for each in results] == found["item"].tolist()
+    assert [each["distance"] for each in results] == pytest.approx(found["distance"].tolist())
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(asked, timeout=5)
+    assert not [thread.name for thread in threading.enumerate() if "dmlstudy" in thread.name]
+
+
+def test_a_study_file_is_made_of_a_folder_once(tmp_path: Path) -> None:
+    for label in range(8):
+        folder = tmp_path / "birds" / f"{label}"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (28, 28), 40 * number).save(folder / f"{number}.png")
+    written = dmlstudy.init(tmp_path / "birds", tmp_path / "birds.yaml", budget="quick")
+    assert "name: birds" in written.read_text()
+    with pytest.raises(ValueError, match="is there already"):
+        dmlstudy.init(tmp_path / "birds", tmp_path / "birds.yaml")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda folder: dmlstudy.models.pull("x-embedder", folder / "m", store=folder / "none"), "none"),
+        (lambda folder: dmlstudy.init(folder / "none"), "none"),
         (lambda folder: dmlstudy.load(folder / "none", "x"), "none"),
         (lambda folder: dmlstudy.models.load("x-embedder", store=folder / "none"), "none"),
         (lambda folder: dmlstudy.run({"name": "x"}, store=folder), "data: is missing; add it"),

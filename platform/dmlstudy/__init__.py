@@ -1,7 +1,8 @@
 """dmlstudy: Ray-distributed hyperparameter studies for deep metric learning.
 
-From Python: ``run`` and ``load`` a study, ``losses.build`` a loss, ``distributed.across_ranks`` for data parallel
-training, ``models.load`` a model. Each is imported on first use, so that importing the package is quick.
+From Python: ``init``, ``run`` and ``load`` a study, ``losses.build`` a loss, ``distributed.across_ranks`` for data
+parallel training, ``models.load``, ``embed``, ``index``, ``retrieve`` and ``serve`` a model. Each is imported on first
+use, so that importing the package is quick.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ if TYPE_CHECKING:
     from dmlstudy import losses as losses
     from dmlstudy import models as models
     from dmlstudy.interface import Study as Study
+    from dmlstudy.interface import init as init
     from dmlstudy.interface import load as load
     from dmlstudy.interface import run as run
 
-__all__ = ["Study", "distributed", "load", "losses", "models", "run"]
+__all__ = ["Study", "distributed", "init", "load", "losses", "models", "run"]
 
-_OF_INTERFACE = ("Study", "load", "run")
+_OF_INTERFACE = ("Study", "init", "load", "run")
 _ROOMS = ("distributed", "losses", "models")
 
 

@@ -170,6 +170,32 @@ def run(
     return Study(place, spec.name)
 
 
+def init(
+    folder: str | Path,
+    output: str | Path = "study.yaml",
+    *,
+    name: str | None = None,
+    image_size: int | None = None,
+    budget: str = "standard",
+) -> Path:
+    """Write a study file for a folder of pictures, with a batch and folds that go with its number of classes.
+
+    ``folder`` has a sub-folder of pictures for each class, or train and test with such. ``budget`` is quick (minutes),
+    standard, or thorough (as for a paper). ``image_size`` is in pixels of a side; by default the pictures', 28 to 64.
+
+    Raises ValueError for a folder no study can be made of, and for a file that is there already.
+    """
+    from dmlstudy.studies import first_study
+    from dmlstudy.studies.wall_time import this_machine
+
+    written = Path(output).expanduser()
+    pictures = Path(folder).expanduser()
+    first_study.write(
+        pictures, written, name=name, image_size=image_size, budget=budget, machine=this_machine()
+    )
+    return written
+
+
 def load(store: str | Path | None, study: str, *, tracking_uri: str | None = None) -> Study:
     """A study of a store; None is the default store. Raises ValueError where there is no such study."""
     return Study(store_at(store, tracking_uri), study)

@@ -21,7 +21,9 @@ from dmlstudy.serving.bodies import RefusedRequest
 LEAST_TOKEN = 16
 """Characters of a token beyond loopback."""
 
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+LOOPBACK = "127.0.0.1"
+
+LOOPBACK_NAMES = frozenset({LOOPBACK, "localhost", "[::1]"})
 
 ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 

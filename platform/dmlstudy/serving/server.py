@@ -23,11 +23,12 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 import uvicorn
@@ -52,7 +53,7 @@ from dmlstudy.serving.batching import Batcher, Gone, Outputs
 from dmlstudy.serving.bodies import RefusedRequest
 from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
 from dmlstudy.serving.gallery import open_gallery
-from dmlstudy.serving.guards import Access, Limits, Memory, busy, check_token, read_body
+from dmlstudy.serving.guards import LOOPBACK, Access, Limits, Memory, busy, check_token, read_body
 from dmlstudy.serving.retriever import Found, Retriever
 from dmlstudy.serving.short_search import Short
 
@@ -488,6 +489,51 @@ def serve(
     whole = app(service, access, is_logged=is_logged)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(configured(whole, grace_seconds=grace_seconds)).run(sockets=[place])
+
+
+class BackgroundServer:
+    """A server that answers on loopback alone from a thread of this process, until it is closed.
+
+    Raises ValueError for a port that is taken, as ``bound``.
+    """
+
+    def __init__(self, service: Service, port: int = 0, *, grace_seconds: int = 30) -> None:
+        self._held = ExitStack()
+        self._held.callback(service.close)
+        try:
+            place = self._held.enter_context(bound(LOOPBACK, port))
+        except ValueError:
+            self._held.close()
+            raise
+        self.service = service
+        self.url = f"http://{LOOPBACK}:{place.getsockname()[1]}"
+        whole = app(service, Access.of(LOOPBACK, None))
+        self._server = uvicorn.Server(configured(whole, grace_seconds=grace_seconds))
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [place]}, name="dmlstudy-server", daemon=True
+        )
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+        if not self._server.started:
+            self.close()
+            raise ValueError(f"{self.url}: the server could not start; name another port")
+
+    def close(self) -> None:
+        """Answer what is under way, for at most ``grace_seconds``, and end."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._thread.is_alive() else ", closed"
+        return f"<{self.service.name} on {self.url}{state}>"
 
 
 def configured(
