@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from dmlstudy import embedders, hashing
 from dmlstudy.cli.results import Beside, compatibility_of
@@ -88,7 +89,39 @@ def test_queries_beside_their_gallery_are_never_left_out() -> None:
     new = seen(5, 1, query=np.arange(8), gallery=np.arange(8, 48))
     scores = compatibility._scores(new.test_ND, new.test_ND, new)
     apart = np.linalg.norm(new.test_ND[:8, None] - new.test_ND[None, 8:], axis=2)
-    assert scores["recall_at_1"] == (LABELS[8:][apart.argmin(axis=1)] == LABELS[:8]).mean()
+    assert scores.means()["recall_at_1"] == (LABELS[8:][apart.argmin(axis=1)] == LABELS[:8]).mean()
+
+
+def test_scores_across_have_the_interval_over_classes() -> None:
+    """With as many queries of each class it is Student's, of the classes' mean differences."""
+    labels = np.repeat(np.arange(12), 4)
+    old, new = (seen(5, number, label_N=labels) for number in (1, 2))
+    found, _ = compatibility._measured(
+        ["a/2", "a/1"], [("new", True), ("old", True)], [new, old], "linear", 1_000, "cpu"
+    )
+    across = found.of("new", "old")
+    assert across is not None
+    assert across.beside is not None
+    by_class = [
+        (own.sums(labels).sums["map_at_r"] / 4)
+        for own in (
+            compatibility._scores(new.test_ND, old.test_ND, new),
+            compatibility._scores(old.test_ND, old.test_ND, new),
+        )
+    ]
+    expected = stats.ttest_1samp(by_class[0] - by_class[1], 0)
+    interval = expected.confidence_interval(0.95)
+    assert (across.beside.low, across.beside.high) == pytest.approx(tuple(interval))
+    assert across.beside.p_value == pytest.approx(expected.pvalue)
+    assert across.beside.effect == pytest.approx(across.map_at_r - found.scores[0].map_at_r)
+    assert f"beside old in old {across.beside.effect:+.4f} [" in str(across)
+    assert found.scores[0].beside is None
+
+
+def test_few_classes_give_no_interval_and_the_reason() -> None:
+    found, _, _ = of_two(5)
+    assert all(each.beside is None for each in found.scores)
+    assert "  no interval for classes like these: fewer than 10 classes" in found.lines
 
 
 def test_maps_are_saved_together(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from dmlstudy.verdict.comparison import remarks
 from dmlstudy.verdict.thresholds import Errors
 
 if TYPE_CHECKING:
-    from dmlstudy.registry.compatibility import Compatibility
+    from dmlstudy.registry.compatibility import Compatibility, CrossScore
 
 SHOWN = 12
 """Test metrics in the table: the objective, then the others in their order."""
@@ -166,7 +166,7 @@ def compatibility(found: Compatibility) -> str:
             "|---|---|---|---:|---:|---:|",
             *(
                 f"| {each.queries} | {each.gallery} | {each.map or 'none'} | {each.map_at_r:.4f} |"
-                f" {'' if base is None else f'{each.map_at_r - base.map_at_r:+.4f}'} | {each.recall_at_1:.4f} |"
+                f" {_beside(each, base)} | {each.recall_at_1:.4f} |"
                 for each in found.scores
             ),
             "",
@@ -175,6 +175,14 @@ def compatibility(found: Compatibility) -> str:
             "",
         ]
     )
+
+
+def _beside(score: CrossScore, base: CrossScore | None) -> str:
+    """The difference from ``base``, with its interval for classes like these where there is one."""
+    if base is None:
+        return ""
+    effect = f"{score.map_at_r - base.map_at_r:+.4f}"
+    return effect if score.beside is None else f"{effect} [{score.beside.low:+.4f}, {score.beside.high:+.4f}]"
 
 
 def with_compatibility(card: str, section: str) -> str:

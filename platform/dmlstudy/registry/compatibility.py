@@ -23,12 +23,14 @@ from dmlstudy.data import ZeroShotData
 from dmlstudy.records import Record, TrialConfig
 from dmlstudy.registry import map_fitting, models, tracking
 from dmlstudy.registry.models import RegisteredVersion
+from dmlstudy.retrieval import Scores
 from dmlstudy.saved import Model
 from dmlstudy.saved.space_map import MapKind, SpaceMap
 from dmlstudy.store import Store
 from dmlstudy.text import duration, reason
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.tasks import task_of
+from dmlstudy.verdict.comparison import ModelComparison, UnitMeans, compare_models
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -42,18 +44,25 @@ NEW_TO_OLD, OLD_TO_NEW = "new-to-old", "old-to-new"
 
 
 class CrossScore(Record):
-    """Queries of one model against items of a model on unseen classes; ``map`` tells what went through a map."""
+    """Queries of one model against items of a model on unseen classes; ``map`` tells what went through a map.
+
+    ``beside`` is its MAP@R beside old queries in the old gallery, with the interval for other classes like these; None
+    of these themselves, and where ``not_compared`` says why.
+    """
 
     queries: str
     gallery: str
     map: str = ""
     map_at_r: float
     recall_at_1: float
+    beside: ModelComparison | None = None
+    not_compared: str = ""
 
     def __str__(self) -> str:
         through = f", {self.map}" if self.map else ""
         said = f"MAP@R {self.map_at_r:.4f}, R@1 {self.recall_at_1:.4f}"
-        return f"{self.queries} queries in {self.gallery} gallery{through}: {said}"
+        beside = "" if self.beside is None else f"; beside old in old {self.beside}"
+        return f"{self.queries} queries in {self.gallery} gallery{through}: {said}{beside}"
 
 
 class Reembedding(Record):
@@ -110,8 +119,11 @@ class Compatibility(Record):
             " development items:"
         ]
         for each in self.scores:
-            beside = "" if each == base else f" ({each.map_at_r - base.map_at_r:+.4f} beside old in old)"
+            is_told = each == base or each.beside is not None
+            beside = "" if is_told else f" ({each.map_at_r - base.map_at_r:+.4f} beside old in old)"
             found.append(f"  {each}{beside}")
+        reasons = dict.fromkeys(each.not_compared for each in self.scores if each.not_compared)
+        found += [f"  no interval for classes like these: {reason}" for reason in reasons]
         if self.not_crossed:
             found.append(f"  without a map: {self.not_crossed}")
         return [*found, f"  {self.cost}"]
@@ -240,9 +252,10 @@ def _measured(
         asked.append(("new", "old", "", new.test_ND, old.test_ND))
     asked.append(("new", "old", "queries mapped new to old", mapped["new"], old.test_ND))
     asked.append(("new", "old", "gallery mapped old to new", new.test_ND, mapped["old"]))
+    of_asked = [_scores(z_QD, z_MD, new) for *_, z_QD, z_MD in asked]
     scores = [
-        CrossScore(queries=queries, gallery=gallery, map=through, **_scores(z_QD, z_MD, new))
-        for queries, gallery, through, z_QD, z_MD in asked
+        _cross_score(each[:3], own, None if number == 0 else of_asked[0], new)
+        for number, (each, own) in enumerate(zip(asked, of_asked, strict=True))
     ]
     found = Compatibility(
         new=names[0],
@@ -273,11 +286,34 @@ def _measured(
     )
 
 
-def _scores(z_ND: Floats, gallery_ND: Floats, seen: _Seen) -> dict[str, float]:
+def _cross_score(told: tuple[str, str, str], own: Scores, base: Scores | None, seen: _Seen) -> CrossScore:
+    """The score of a combination, and what it is beside ``base``."""
+    means = own.means()
+    queries, gallery, through = told
+    found = CrossScore(
+        queries=queries,
+        gallery=gallery,
+        map=through,
+        map_at_r=means["map_at_r"],
+        recall_at_1=means["recall_at_1"],
+    )
+    if base is None:
+        return found
+    compared = compare_models(_by_class(own, seen), _by_class(base, seen), "class")
+    update = {"not_compared": compared} if isinstance(compared, str) else {"beside": compared}
+    return found.model_copy(update=update)
+
+
+def _by_class(scores: Scores, seen: _Seen) -> UnitMeans:
+    sums = scores.sums(seen.label_N[seen.query])
+    return UnitMeans("", sums.count_U.tolist(), sums.sums["map_at_r"] / sums.count_U)
+
+
+def _scores(z_ND: Floats, gallery_ND: Floats, seen: _Seen) -> Scores:
     """MAP@R and Recall@1; a query's own item, which the other model may have embedded, is left out."""
     place_of = {item: place for place, item in enumerate(seen.gallery.tolist())}
     self_index = np.array([place_of.get(item, -1) for item in seen.query.tolist()], np.int64)
-    found = retrieval.evaluate_query_gallery(
+    return retrieval.gallery_scores(
         z_ND[seen.query],
         seen.label_N[seen.query],
         gallery_ND[seen.gallery],
@@ -285,7 +321,6 @@ def _scores(z_ND: Floats, gallery_ND: Floats, seen: _Seen) -> dict[str, float]:
         (1,),
         self_index=None if (self_index < 0).all() else self_index,
     )
-    return {name: found[name] for name in ("map_at_r", "recall_at_1")}
 
 
 def _seen(store: Store, version: RegisteredVersion, model: Model, name: str) -> _Seen:

@@ -283,6 +283,36 @@ def evaluate_query_gallery(
     ``self_index`` is as for ``retrieve``: where a query is in the gallery too. Raises ValueError for unequal
     numbers of embeddings and labels, no queries, and embeddings that are not finite.
     """
+    return gallery_scores(
+        query_QD,
+        label_Q,
+        gallery_MD,
+        label_M,
+        recall_at,
+        self_index=self_index,
+        map_at=map_at,
+        full_map=full_map,
+        macro=macro,
+        curvature=curvature,
+        device=device,
+    ).means()
+
+
+def gallery_scores(
+    query_QD: Floats,
+    label_Q: Labels,
+    gallery_MD: Floats,
+    label_M: Labels,
+    recall_at: Sequence[int] = (1, 10, 20, 30),
+    *,
+    self_index: Ints | None = None,
+    map_at: Sequence[tuple[int, Denominator]] = (),
+    full_map: bool = False,
+    macro: bool = False,
+    curvature: float | None = None,
+    device: torch.device | None = None,
+) -> Scores:
+    """The scores of ``evaluate_query_gallery`` before their means are taken; arguments and errors as there."""
     for side, z, labels in (("queries", query_QD, label_Q), ("gallery items", gallery_MD, label_M)):
         if len(z) != len(labels) or len(z) == 0:
             raise ValueError(f"{len(z)} {side}, {len(labels)} labels: needs as many, and at least 1")
@@ -293,8 +323,10 @@ def evaluate_query_gallery(
         self_index = np.where(self_index >= 0, np.argsort(order_M)[self_index], -1)
     gallery_MD = checked("gallery", gallery_MD)[order_M]
     parts = in_gallery(query_QD, gallery_MD, k, self_index, curvature=curvature, device=device)
-    rankings = ((part.row_Q, part.index_QK) for part in parts)
-    return score(rankings, label_Q, label_M[order_M], num_relevant_Q, recall_at, map_at, full_map, macro)
+    scores = Scores(label_Q, label_M[order_M], num_relevant_Q, recall_at, map_at, full_map, macro)
+    for part in parts:
+        scores.add(part.row_Q, part.index_QK)
+    return scores
 
 
 def score(
