@@ -27,6 +27,7 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, model_folder
 from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
+from dmlstudy.registry import row_counts
 from dmlstudy.registry.runs import (
     KIND,
     NOTE,
@@ -92,6 +93,7 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
         mlflow.set_tracking_uri(store.tracking_uri)
         client = mlflow.MlflowClient(store.tracking_uri)
         client.search_experiments(max_results=1)
+        _count_rows(store)
     except StoreError:
         raise
     except Exception as error:
@@ -100,6 +102,12 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
             f" {'free some room on the disk' if 'is full' in str(error) else 'check --store or --tracking-uri'}"
         ) from None
     return client
+
+
+def _count_rows(store: Store) -> None:
+    """Keep queries of the store's own database fast, however many runs there are."""
+    if store.server is None:
+        row_counts.refresh(store.mlflow_file)
 
 
 def _make_database(store: Store, draft: Path) -> None:
@@ -420,6 +428,7 @@ class StudyTracker:
         text = json.dumps(note)
         self.client.set_tag(self.parent_id, NOTE, text if len(text) <= MOST_IN_A_TAG else "")
         self._noted, self._note_written = None, time.monotonic()
+        _count_rows(self.store)
 
     def _run_of(self, number: int) -> str | None:
         """The finished run of a search trial, of this session or an earlier one."""
@@ -441,6 +450,7 @@ class StudyTracker:
         tags = [RunTag(k, str(v)) for k, v in summary.items() if not isinstance(v, float)]
         self.client.log_batch(self.parent_id, metrics=metrics, tags=[*tags, RunTag("status", status)])
         self.client.set_terminated(self.parent_id, Status(status).in_mlflow)
+        _count_rows(self.store)
 
     def finished_verdicts(self) -> set[tuple[str, int]]:
         """(family, seed) of the verdict runs that are done."""
