@@ -231,7 +231,7 @@ def _table(windows: Sequence[Window], outside: Sequence[Window]) -> Html:
     shown = [chosen[number] for number in sorted(chosen, reverse=True)][:MOST_ROWS]
     caption = (
         "The last windows, and the last ones that leave the range. Chance: that so many queries, or more, lie beyond"
-        " the range where they are as the reference’s; a window leaves it where this is at most what the window may spend."
+        " the range where they are as the reference’s; a window leaves it where this is at most what it may spend."
     )
     rows = [
         [
