@@ -36,7 +36,7 @@ SERVED = Served(
 
 
 def unit_range() -> DistanceRange:
-    """Distances 0.00 to 0.99; those above 0.98 are beyond."""
+    """Distances 0.00 to 0.99; none of these is beyond."""
     return DistanceRange.of("queries", np.arange(100) / 100, np.array([2.0]), is_bound=False)
 
 
@@ -97,7 +97,7 @@ def test_leaving_the_range_is_told_once_and_so_is_the_return(
     own.close()
     assert [each.is_outside for each in windows_of(tmp_path / "watch.jsonl")] == [False, True, True, False]
     assert len(lines) == 2
-    assert "window 2: 100 of 100 queries are beyond 0.98, where 1% belong" in lines[0]
+    assert "window 2: 100 of 100 queries are beyond 0.99, where 1% belong" in lines[0]
     assert "queries no longer leave the range" in lines[1]
 
 

@@ -119,11 +119,12 @@ class DistanceRange(BaseModel):
     def chance(self, num_beyond: int, num: int) -> float:
         """The chance that so many, or more, of ``num`` queries lie beyond the range where they are as its own were.
 
-        A gallery's items count half: two that are each other's nearest bring the same distance.
+        Two items of a gallery that are each other's nearest bring the same distance: the chance is the larger one of
+        its items all counted, and half of them.
         """
         place = _place(self.num)
-        each = 2 if self.source == "gallery" else 1
-        return at_least(num_beyond, num, (self.num + 1 - place) / each, place / each)
+        shares = (1, 2) if self.source == "gallery" else (1,)
+        return max(at_least(num_beyond, num, (self.num + 1 - place) / of, place / of) for of in shares)
 
     @property
     def lines(self) -> list[str]:
