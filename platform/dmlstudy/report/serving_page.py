@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from dmlstudy.html import check_page, write_page
+from dmlstudy.html import Html, check_page, write_page
 from dmlstudy.report import figures
-from dmlstudy.report.page import Html, Plot, Section, facts, page, paragraph, table
+from dmlstudy.report.page import Plot, Section, facts, page, paragraph, table
 from dmlstudy.serving.watch import WatchStart, Window, read_record
 from dmlstudy.text import counted
 
