@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dmlstudy.registry.promotion import Decision
     from dmlstudy.saved.space_map import SpaceMap
     from dmlstudy.serving.embed import EmbedResult
+    from dmlstudy.serving.watch import WatchPlan
 
 
 QueryMapOption = Annotated[
@@ -493,6 +494,7 @@ def retrieve(
 
 @app.command(
     epilog="Examples: `dmlstudy serve digits-embedder --gallery gallery` ·"
+    " `dmlstudy serve model --gallery gallery --watch watch.jsonl` ·"
     " `DMLSTUDY_TOKEN=... dmlstudy serve model --host 0.0.0.0`",
 )
 def serve(
@@ -547,13 +549,39 @@ def serve(
         Optional[list[str]],
         typer.Option("--cors-origin", help="Web pages that may ask, as https://example.org. Repeatable."),
     ] = None,
+    watch: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--watch",
+            help="Record how far queries are from their nearest items, and tell when they leave the range; a file of"
+            " JSON lines, which `dmlstudy report --serving` draws.",
+        ),
+    ] = None,
+    watch_window: Annotated[
+        Optional[int], typer.Option("--watch-window", help="Queries of a window, at most. Default: 1000.")
+    ] = None,
+    watch_minutes: Annotated[
+        Optional[float], typer.Option("--watch-minutes", help="Minutes of a window, at most. Default: 10.")
+    ] = None,
+    watch_reference: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--watch-reference",
+            help="Queries as they should be, which set the range: anything that `dmlstudy embed` takes. Default: the"
+            " gallery's own items.",
+        ),
+    ] = None,
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="A line on standard error for each request.")
     ] = True,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
 ) -> None:
-    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs describes the bodies."""
+    """Put a model, and a gallery, behind HTTP: POST /embed and /retrieve; GET /docs describes the bodies.
+
+    With `--watch` the distances of queries to their nearest items are recorded, window by window, and compared with
+    those that the gallery's own items, or a reference's, have.
+    """
     from dmlstudy.saved import is_model
     from dmlstudy.serving import guards, server
     from dmlstudy.serving.short_search import wanted_of
@@ -562,6 +590,7 @@ def serve(
     if token_file is not None:
         token = guards.read_token(token_file)
     access = guards.Access.of(host, token, allowed_host or (), cors_origin or ())
+    plan = _watch_plan(watch, watch_window, watch_minutes, watch_reference)
     with ExitStack() as held:
         place = held.enter_context(server.bound(host, port))
         if not is_model(model):
@@ -581,8 +610,9 @@ def serve(
             accept_at=accept_at,
             short=wanted_of(opened, size, bits),
             space_map=_opened_map(map),
+            watch=plan,
         )
-        for line in service.lines:
+        for line in [*service.lines, *(service.watch.lines if service.watch is not None else ())]:
             print(line, file=sys.stderr)
         if service.note:
             print(f"note: {service.note}", file=sys.stderr)
@@ -592,6 +622,27 @@ def serve(
             f"{service.name} on http://{host}:{place.getsockname()[1]} (/docs tells how to ask; Ctrl-C ends it)"
         )
         server.serve(service, place, access, is_logged=access_log)
+
+
+def _watch_plan(
+    file: Path | None, window: int | None, minutes: float | None, reference: Path | None
+) -> WatchPlan | None:
+    """The plan of `--watch`. Raises ValueError for its other options without it."""
+    from dmlstudy.serving.watch import WatchPlan
+
+    given = {"--watch-window": window, "--watch-minutes": minutes, "--watch-reference": reference}
+    if file is None:
+        for option, value in given.items():
+            if value is not None:
+                raise ValueError(f"{option}: says how queries are watched; name the file with --watch")
+        return None
+    default = WatchPlan(file)
+    return WatchPlan(
+        file,
+        default.window if window is None else window,
+        default.seconds if minutes is None else 60 * minutes,
+        reference,
+    ).checked()
 
 
 def _opened_map(folder: Path | None) -> SpaceMap | None:

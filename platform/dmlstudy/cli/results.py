@@ -21,7 +21,7 @@ from dmlstudy.cli.app import (
     store_at,
 )
 from dmlstudy.cli.tables import say, show_json, show_leaderboard, show_tally
-from dmlstudy.text import one_line
+from dmlstudy.text import counted, one_line
 
 if TYPE_CHECKING:
     from dmlstudy.registry.compatibility import Compatibility
@@ -78,10 +78,12 @@ def leaderboard(
 
 @app.command(
     epilog="Examples: `dmlstudy report digits` · `dmlstudy report digits -o digits.html --without-examples` ·"
-    " `dmlstudy report digits --verify`",
+    " `dmlstudy report digits --verify` · `dmlstudy report --serving watch.jsonl -o queries.html`",
 )
 def report(
-    study: Annotated[str, typer.Argument(help="A study of the store, finished or not.")],
+    study: Annotated[
+        Optional[str], typer.Argument(help="A study of the store, finished or not; not with --serving.")
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The HTML page to write; no other file is replaced.")
     ] = Path("report.html"),
@@ -99,6 +101,13 @@ def report(
             help="Write nothing; compare the study with the plan that was sealed before its first test image.",
         ),
     ] = False,
+    serving: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--serving",
+            help="Draw a server's queries in place of a study: a file of `dmlstudy serve --watch`.",
+        ),
+    ] = None,
     json: JsonOption = False,
     store: StoreOption = DEFAULT_STORE,
     tracking_uri: ServerOption = None,
@@ -107,7 +116,19 @@ def report(
 
     It is also kept with the study's run in MLflow, as report.html. With `--verify` the study file, folds, data and
     verdict trials are compared with the sealed plan: exit code 1, and a line on what differs, if anything does.
+
+    With `--serving` the page shows how far a server's queries were from their nearest items, and when they left the
+    range.
     """
+    if serving is not None:
+        if study is not None or verify or without_examples:
+            raise ValueError(
+                "--serving: draws a server, not a study; leave STUDY, --verify and --without-examples out"
+            )
+        _report_serving(serving, output, json)
+        return
+    if study is None:
+        raise ValueError("name a study, or a file of `dmlstudy serve --watch` with --serving")
     place = store_at(store, tracking_uri)
     if verify:
         from dmlstudy.studies.sealing import verify as compared
@@ -135,6 +156,19 @@ def report(
     say(f"{output}: {written.num_families} families, {size:.1f} MB with all it needs; {kept}")
     if written.notice:
         say(f"not finished: {written.notice}")
+
+
+def _report_serving(record: Path, output: Path, json: bool) -> None:
+    from dmlstudy.report.serving_page import write_serving_report
+
+    written = write_serving_report(record, output)
+    if json:
+        show_json({"file": str(output), **written._asdict()})
+        return
+    leave = "leaves" if written.num_outside == 1 else "leave"
+    say(
+        f"{output}: {counted(written.num_windows, 'window', 'windows')}, {written.num_outside} {leave} the range"
+    )
 
 
 @app.command(

@@ -171,6 +171,15 @@ class Gallery:
             said += f"; mapped ({self.map.kind}, map {self.map.digest[:12]}) from {self.map.made_by[:12]}"
         return said
 
+    def as_queries(self, place_N: NDArray[np.int64]) -> NDArray[Any] | None:
+        """Items as queries that ``search`` takes, (N, D); None where the vectors are in an index alone.
+
+        Of short vectors the numbers that were left out are zeros: no search looks at them.
+        """
+        if self.short is None:
+            return np.asarray(self.vectors_MD[place_N])
+        return self.short.as_queries(place_N)
+
     def search(
         self, query_QD: NDArray[Any], k: int, *, among: int = 100
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

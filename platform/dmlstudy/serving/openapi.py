@@ -34,7 +34,13 @@ ERRORS = {
 
 
 def description(
-    takes: Takes, has_gallery: bool, limits: Limits, token: str | None, *, has_threshold: bool = False
+    takes: Takes,
+    has_gallery: bool,
+    limits: Limits,
+    token: str | None,
+    *,
+    has_threshold: bool = False,
+    is_watched: bool = False,
 ) -> dict[str, Any]:
     """The server's interface as OpenAPI 3.1; with a threshold, matches and queries are accepted or not."""
     body = _images(limits) if takes.image_size is not None else _vectors(takes.num_features, limits)
@@ -89,7 +95,8 @@ def description(
     paths["/metrics"] = {
         "get": {"operationId": "metrics", "summary": "Counts of requests", "responses": metrics, **guarded}
     }
-    components: dict[str, Any] = {"schemas": _with_threshold(_SCHEMAS) if has_threshold else _SCHEMAS}
+    schemas = _with_threshold(_SCHEMAS) if has_threshold else _SCHEMAS
+    components: dict[str, Any] = {"schemas": _with_watch(schemas) if is_watched else schemas}
     if token is not None:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {
@@ -252,6 +259,24 @@ def _with_threshold(schemas: dict[str, Any]) -> dict[str, Any]:
     ):
         schema["properties"] |= properties
         schema["required"] += properties
+    return schemas
+
+
+def _with_watch(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The same answers with the last window of queries."""
+    schemas = copy.deepcopy(schemas)
+    count = {"type": "integer", "minimum": 0}
+    watch = _object(
+        is_outside={"type": "boolean", "description": "the last window is outside the range"},
+        windows=count,
+        windows_outside=count,
+        upper={"type": "number", "description": "the distance at which the range ends"},
+        last={"type": ["object", "null"], "description": "the last window, null before there is one"},
+    )
+    schemas["About"]["properties"] |= {
+        "watch": watch | {"description": "distances of queries to their nearest items"}
+    }
+    schemas["About"]["required"] += ["watch"]
     return schemas
 
 

@@ -56,7 +56,7 @@ def retrieve(
 
 def _others(found: Found, is_own: Callable[[int], bool], k: int) -> Found:
     kept = [number for number, place in enumerate(found.place_K.tolist()) if not is_own(place)][:k]
-    return Found(found.place_K[kept], found.distance_K[kept])
+    return found._replace(place_K=found.place_K[kept], distance_K=found.distance_K[kept])
 
 
 def own_items(gallery: Gallery, source: str | Path, queries: Inputs) -> Callable[[int, int], bool]:

@@ -5,6 +5,7 @@ Shapes: Q queries, M items, D embedding size, K results, l = 0..L layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -24,10 +25,14 @@ RERANKS: tuple[Rerank, ...] = get_args(Rerank)
 
 
 class Found(NamedTuple):
-    """The k items of a query, best first: places in the gallery, and their distances in the index."""
+    """The k items of a query, best first: places in the gallery, and their distances in the index.
+
+    ``nearest`` is the least distance that the index found, in whatever order the items stand; inf where it found none.
+    """
 
     place_K: Places
     distance_K: NDArray[np.float32]
+    nearest: float = math.inf
 
 
 class Layers(NamedTuple):
@@ -136,15 +141,23 @@ class Retriever:
         if self.space_map is not None:
             query_QD = self.space_map(query_QD)
         among = k if self.rerank == "none" else max(k, self.among)
-        place_QK, distance_QK = self.gallery.search(query_QD, min(among, len(self.gallery)), among=self.among)
+        place_QK, distance_QK = self._searched(query_QD, among)
+        nearest_Q = np.where(place_QK[:, 0] >= 0, distance_QK[:, 0], np.inf).tolist()
         if self.rerank != "none":
             order_QK = self._order(query_QD, omega_QD, place_QK)
             distance_QK = _follow(distance_QK, place_QK, order_QK)
             place_QK = order_QK
         return [
-            Found(place_K[:k][place_K[:k] >= 0], distance_K[:k][place_K[:k] >= 0])
-            for place_K, distance_K in zip(place_QK, distance_QK, strict=True)
+            Found(place_K[:k][place_K[:k] >= 0], distance_K[:k][place_K[:k] >= 0], nearest)
+            for place_K, distance_K, nearest in zip(place_QK, distance_QK, nearest_Q, strict=True)
         ]
+
+    def search(self, query_QD: Floats, k: int) -> tuple[Places, NDArray[np.float32]]:
+        """Places and distances as the index finds them, of queries that the model's ``query`` has embedded."""
+        return self._searched(query_QD if self.space_map is None else self.space_map(query_QD), k)
+
+    def _searched(self, query_QD: Floats, k: int) -> tuple[Places, NDArray[np.float32]]:
+        return self.gallery.search(query_QD, min(k, len(self.gallery)), among=self.among)
 
     def _order(self, query_QD: Floats, omega_QD: NDArray[np.float32] | None, place_QK: Places) -> Places:
         """The same places in another order; of the vectors only those found are read."""

@@ -5,7 +5,7 @@
 
 ``GET /health``        200 as long as the process answers
 ``GET /ready``         200 once the model has computed something, 503 while the server ends
-``GET /model``         what the model was trained on, and its ancestry
+``GET /model``         what the model was trained on, and its ancestry; how far queries are, where this is watched
 ``GET /metrics``       counts of requests and items, as Prometheus reads them
 ``GET /openapi.json``  all this as OpenAPI 3.1; ``GET /docs`` for people, where ``GET /`` leads
 
@@ -44,18 +44,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dmlstudy import data, html
+from dmlstudy.files import sha256
 from dmlstudy.retrieval import short_forms
 from dmlstudy.saved import Model
 from dmlstudy.saved.space_map import SpaceMap
-from dmlstudy.serving import bodies, openapi, origin, traffic
+from dmlstudy.serving import bodies, drift, openapi, origin, traffic
 from dmlstudy.serving.acceptance import Acceptance
 from dmlstudy.serving.batching import Batcher, Gone, Outputs
 from dmlstudy.serving.bodies import RefusedRequest
 from dmlstudy.serving.connection import BACKLOG, HEAD_SECONDS, Connection
-from dmlstudy.serving.gallery import open_gallery
+from dmlstudy.serving.gallery import ABOUT, open_gallery
 from dmlstudy.serving.guards import LOOPBACK, Access, Limits, Memory, busy, check_token, read_body
 from dmlstudy.serving.retriever import Found, Retriever
 from dmlstudy.serving.short_search import Short
+from dmlstudy.serving.watch import Served, Watch, WatchPlan
 
 MOST_PORT = 65535
 
@@ -75,7 +77,9 @@ class Service:
     replaces the model's threshold.
 
     ``short`` is the form of what ``POST /embed`` answers with; a gallery has a form of its own. Queries go
-    through ``space_map`` to the gallery's space. Raises ValueError as ``Model.loaded`` and ``Retriever``, and for a map
+    through ``space_map`` to the gallery's space. ``watch`` says where their distances are recorded.
+
+    Raises ValueError as ``Model.loaded``, ``Retriever``, ``Watch`` and ``drift.learned``, and for a map, or a watch,
     without a gallery.
     """
 
@@ -91,7 +95,10 @@ class Service:
         accept_at: float | None = None,
         short: Short | None = None,
         space_map: SpaceMap | None = None,
+        watch: WatchPlan | None = None,
     ) -> None:
+        if watch is not None and gallery is None:
+            raise ValueError("--watch: distances are to items of a gallery; name one with --gallery")
         if space_map is not None and gallery is None:
             raise ValueError("--map is for queries of a gallery; name one with --gallery, or leave it out")
         self.short = short
@@ -137,6 +144,25 @@ class Service:
         if model.example is not None:
             for wanted in {self._items, *([self._queries] if self._search else [])}:
                 wanted.submit(model.example[0][:1]).result()
+        self.watch: Watch | None = None
+        if watch is not None and gallery is not None and self._search is not None:
+            self.watch = self._watched(watch, Path(gallery), self._search)
+
+    def _watched(self, plan: WatchPlan, gallery: Path, search: Retriever) -> Watch:
+        served = Served(
+            model=self.name,
+            model_digest=self.digest,
+            gallery=gallery.resolve().name,
+            gallery_digest=sha256(gallery / ABOUT),
+            query_map=None if search.space_map is None else search.space_map.digest,
+            distance=search.measure.distance,
+        )
+        return Watch(
+            plan,
+            served,
+            lambda: drift.learned(search, plan.reference),
+            has_threshold=search.acceptance is not None,
+        )
 
     @property
     def has_gallery(self) -> bool:
@@ -147,6 +173,8 @@ class Service:
         self._items.close()
         if self._search is not None:
             self._queries.close()
+        if self.watch is not None:
+            self.watch.close()
 
     def check_gallery(self) -> None:
         """Raise RefusedRequest without a gallery."""
@@ -213,12 +241,14 @@ class Service:
         with self._lock:
             found = search.nearest(query_QD, omega_QD, k)
         results = [_ranked(search, each) for each in found]
-        accepted = {}
+        accepted: dict[str, Any] = {}
         if search.acceptance is not None:
             accepted = {
                 "accept_at": search.acceptance.at,
                 "accept": [any(match["accept"] for match in own) for own in results],
             }
+        if self.watch is not None:
+            self.watch.note([each.nearest for each in found], accepted.get("accept"))
         return {
             "model": self.name,
             "digest": self.digest,
@@ -265,12 +295,15 @@ class Front:
         Gauge("dmlstudy_waiting", "Requests that are not answered yet.", registry=self.registry).set_function(
             lambda: self._waiting
         )
+        if service.watch is not None:
+            service.watch.tell(self.registry)
         self._description = openapi.description(
             service.takes,
             service.has_gallery,
             self.limits,
             access.token,
             has_threshold=service.acceptance is not None,
+            is_watched=service.watch is not None,
         )
 
     def routes(self) -> list[Route]:
@@ -315,7 +348,8 @@ class Front:
 
     async def model(self, request: Request) -> Response:
         self.access.check_asker(request)
-        return JSONResponse(self.service.about)
+        watch = self.service.watch
+        return JSONResponse(self.service.about | ({} if watch is None else {"watch": watch.facts}))
 
     async def metrics(self, request: Request) -> Response:
         self.access.check_asker(request)

@@ -177,6 +177,18 @@ class ShortSearch:
         place_QK, _ = self._nearest(query_QD, max(k, among))
         return self._again(query_QD, place_QK, k)
 
+    def as_queries(self, place_N: NDArray[np.int64]) -> Floats | None:
+        """Items as queries, (N, D), zeros behind the numbers that are kept; None where an index alone has them."""
+        if self.beside is not None and self.beside_MS is not None:
+            form, kept_NS = self.beside, np.asarray(self.beside_MS[place_N])
+        elif isinstance(self.engine, tuple):
+            form, kept_NS = self.short, np.asarray(self.engine[0][place_N])
+        else:
+            return None
+        query_ND = np.zeros((len(place_N), self.short.whole), np.float32)
+        query_ND[:, : form.size] = _as_unit(kept_NS, form)
+        return query_ND
+
     def _nearest(self, query_QD: Floats, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         query = short_forms.kept(query_QD, *self.short.form)
         if isinstance(self.engine, tuple):
