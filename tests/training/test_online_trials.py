@@ -23,7 +23,8 @@ from dmlstudy.training.interface import derived_seed
 from dmlstudy.training.trial import run_trial
 from dmlstudy.verdict.sequential import Plan
 
-LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "pair_hinge", "triplet_hinge", "euclidean")
+BASELINES = ("slda", "nearest_class_mean", "whitening")
+LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "pair_hinge", "triplet_hinge", "euclidean", *BASELINES)
 SMALL = {"loss.num_hidden": 2, "loss.width": 20, "loss.size": 10}
 
 

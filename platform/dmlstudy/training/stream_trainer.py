@@ -111,8 +111,7 @@ class StreamTrainer(Trainer):
 
     def _next_part(self) -> Iterator[online.Constraints]:
         stream, here = self.stream, slice(self.course.position, self.course.position + self.part)
-        is_similar_T = None if stream.is_similar_T is None else stream.is_similar_T[here]
-        rest = constraints.IndexedConstraints(stream.index_TC[here], is_similar_T)
+        rest = stream.part(here)
         return rest.blocks(self.x_ND, BLOCK) if len(rest.index_TC) else iter(())
 
     def score(self) -> dict[str, float]:
@@ -189,9 +188,14 @@ def _constraints(
 ) -> constraints.IndexedConstraints:
     """The constraints to learn from: the first triplets of one pass over the rows, or seeds and what they imply.
 
+    Of a learner of labelled points as many rows, each once and in random order, or all.
+
     Few pairs imply few: where these are less than are wished for, more seeds are drawn in their place, a tenth of all
     at a time.
     """
+    if learner.arity == 1:
+        rng = np.random.default_rng(seed)
+        return constraints.labelled_points(labels_N, settings.num_seeds + settings.num_implied, rng)
     if learner.makes_own_triplets:
         of_one_pass = constraints.one_pass_triplets(labels_N.tolist())
         first = itertools.islice(of_one_pass, settings.num_seeds + settings.num_implied)
@@ -222,10 +226,7 @@ def _judged(
 
     Besides, each row's own values of those that are means over rows.
     """
-    vote = settings.vote
-    if vote == "own":
-        vote = "similarity" if len(learner.layer_weights) > 1 else "majority"
-    predicted_Q = online.classify(learner, query_QD, x_ND, labels_N, settings.k, vote)
+    predicted_Q = _classes(settings, learner, x_ND, labels_N, query_QD)
     scores = online.judged(labels_Q, predicted_Q)
     is_wrong_Q = (labels_Q != predicted_Q).astype(np.float64)
     of_rows = {"error_rate": is_wrong_Q, "accuracy": 1 - is_wrong_Q}
@@ -243,6 +244,19 @@ def _judged(
         scores |= {name: float(is_hit_Q.mean()) for name, is_hit_Q in is_hit.items()}
         of_rows |= is_hit
     return scores, of_rows
+
+
+def _classes(
+    settings: OnlineConfig, learner: online.OnlineLearner, x_ND: Floats, labels_N: Labels, query_QD: Floats
+) -> Labels:
+    """The classes of queries, by the learner's own rule or by their neighbours among labelled points."""
+    vote = settings.vote
+    if vote == "own":
+        own_Q = learner.predict(query_QD)
+        if own_Q is not None:
+            return own_Q
+        vote = "similarity" if len(learner.layer_weights) > 1 else "majority"
+    return online.classify(learner, query_QD, x_ND, labels_N, settings.k, vote)
 
 
 def rows_of(config: TrialConfig) -> Sides:
