@@ -21,6 +21,7 @@ from dmlstudy.data.images import Indices, Labels
 from dmlstudy.online import constraints
 from dmlstudy.online.drift import Score
 from dmlstudy.online.learner import Floats as Floats64
+from dmlstudy.online.prequential import Prequential
 from dmlstudy.online.stream import BLOCK, Course, StreamProgress
 from dmlstudy.records import DataConfig, OnlineConfig, TrialConfig
 from dmlstudy.training import dataset_cache
@@ -59,6 +60,7 @@ class StreamTrainer(Trainer):
             side if rows is None else sides.development[rows]
             for rows, side in ((share.train, sides.development), (share.held_out, sides.test))
         )
+        self.is_verdict = config.phase == "verdict"
         self.seed = derived_seed(config.seed, share.stream)
         self.preparation = online.Preparation.of(settings.scaling, sides.x_ND[train])
         self.x_ND, self.labels_N = self.preparation(sides.x_ND[train]), sides.labels_N[train]
@@ -87,13 +89,18 @@ class StreamTrainer(Trainer):
         """The constraints of all parts."""
         return _constraints(self.settings, self.learner, self.labels_N, self.seed)
 
+    @functools.cached_property
+    def prequential(self) -> Prequential:
+        """The error on rows before they were learned from, of a verdict alone: a search need not pay for it."""
+        return Prequential(self.stream)
+
     @property
     def part(self) -> int:
         """Constraints of a part, but for the last: whole blocks."""
         return -(-len(self.stream.index_TC) // (self.config.training.epochs * BLOCK)) * BLOCK
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
-        """Learn from the stream's next part; what there is to tell of it, ``score`` tells.
+        """Learn from the stream's next part, and in a verdict tell the prequential errors so far.
 
         Where blocks are fewer than parts, the last parts are empty, and their loss is that of the constraints since
         the last whole part.
@@ -104,10 +111,22 @@ class StreamTrainer(Trainer):
         if course.num_since_report >= self.part:
             course.since_report.clear()
         for block in self._next_part():
+            if self.is_verdict:
+                self._predict(len(block.x_BCD))
             losses = course.follow(block)
             if course.watch is not None:
                 self.losses.append(losses)
-        return {}
+        return self.prequential.metrics() if self.is_verdict else {}
+
+    def _predict(self, num: int) -> None:
+        """Tell the classes of what the next ``num`` constraints name for the first time, before they are learned."""
+        start = self.course.position
+        new, known = self.prequential.newcomers(start, start + num)
+        if len(new):
+            predicted_Q = _classes(
+                self.settings, self.learner, self.x_ND[known], self.labels_N[known], self.x_ND[new]
+            )
+            self.prequential.add(start, predicted_Q != self.labels_N[new])
 
     def _next_part(self) -> Iterator[online.Constraints]:
         stream, here = self.stream, slice(self.course.position, self.course.position + self.part)
@@ -155,6 +174,8 @@ class StreamTrainer(Trainer):
             "since_report": _joined(self.course.since_report),
             "losses": _joined(self.losses),
         }
+        if self.is_verdict and self.course.position:
+            arrays["prequential"] = self.prequential.count_W2
         return {name: torch.from_numpy(value) for name, value in arrays.items()}
 
     def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
@@ -172,6 +193,8 @@ class StreamTrainer(Trainer):
         self.losses = [arrays["losses"]]
         self.course.restore(of_learner, progress, self.losses)
         self.course.since_report = [arrays["since_report"]]
+        if "prequential" in arrays:  # an earlier version kept none
+            self.prequential.restore(arrays["prequential"])
 
     def save(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         name, params = self.config.loss.name, self.config.loss.params
