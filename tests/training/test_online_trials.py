@@ -287,3 +287,17 @@ def test_whose_rule_tells_classes_is_the_studys_choice() -> None:
     by_neighbours = study(online={}, families={each: {"space": each, "override": override} for each in names})
     one, plain = (trial(each, of=by_neighbours, phase="verdict", seed=0)[1] for each in names)
     assert one.metrics["test_accuracy"] == plain.metrics["test_accuracy"] != own.metrics["test_accuracy"]
+
+
+def test_a_study_without_baselines_is_told_so_and_one_with_them_searches_them_once() -> None:
+    assert study().notes == []
+    (note,) = study(families={"a": {"space": "oahu"}, "b": {"space": "slda"}}).notes
+    assert note == (
+        "families: none is nearest_class_mean, whitening, which cost little and are what the others have to beat; add"
+        " them, as nearest-class-mean: {space: nearest_class_mean}"
+    )
+    for name in ("cifar10_online", "cifar10_online_choices"):
+        shipped = study_file.load(f"search_spaces/studies/{name}.yaml")
+        assert shipped.notes == []
+        for family in ("slda", "nearest-class-mean", "whitening"):
+            assert len(shipped.families[family].corners()) == 1

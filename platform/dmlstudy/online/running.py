@@ -201,11 +201,12 @@ class Whitening(RunningLearner):
     """Streaming whitening: x ((1 - eps) Sigma + eps I)^-1/2, Sigma the covariance of all points (Welford 1962).
 
     Sigma is of the population, the sum of squares over the number of points. Labels are not looked at.
-    ``shrinkage`` is eps, in the features' squared units. Raises ValueError unless 0 < shrinkage <= 1.
+    ``shrinkage`` is eps, in the features' squared units; with too small a one noise counts as much as what matters.
+    Raises ValueError unless 0 < shrinkage <= 1.
     """
 
     has_classes = False
     prefix = "whitening"
 
-    def __init__(self, num_features: int, shrinkage: float = 1e-4, on_invalid: OnInvalid = "error") -> None:
+    def __init__(self, num_features: int, shrinkage: float = 1e-2, on_invalid: OnInvalid = "error") -> None:
         super().__init__(num_features, on_invalid, shrinkage)
