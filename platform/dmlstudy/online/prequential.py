@@ -72,7 +72,8 @@ class Prequential:
     def error_W(self) -> Floats:
         """The error of each window; not a number where nothing was predicted."""
         wrong_W, num_W = self.count_W2.T
-        return np.divide(wrong_W, num_W, out=np.full(NUM_WINDOWS, np.nan), where=num_W > 0)
+        error_W: Floats = np.divide(wrong_W, num_W, out=np.full(NUM_WINDOWS, np.nan), where=num_W > 0)
+        return error_W
 
     @property
     def error(self) -> float:
