@@ -17,6 +17,8 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 | ``omega_deviation``, ``test_omega_deviation`` | how far structure embeddings are from one and the same for all items |
 | ``omega_saturated`` | share of their weights at a bound |
 | ``test_fmr_at_tau_1e-3`` | impostors of the test classes that this threshold accepts |
+| ``prequential_error``, ``prequential_error_07`` | error on a stream's rows before learning from them; in window 7 |
+| ``prequential_width`` | constraints of such a window |
 | ``test_num_queries`` | a count that tells how a score came about |
 """
 

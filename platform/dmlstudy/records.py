@@ -919,7 +919,10 @@ class OnlineConfig(Record):
     ] = 5
     vote: Annotated[
         Literal["own", "similarity", "majority"],
-        Field(description="neighbours' similarities added, or each counted once; own: the former for layers"),
+        Field(
+            description="neighbours' similarities added, or each counted once; own: by the learner's rule, if it has"
+            " one (slda, nearest_class_mean), else the former for layers"
+        ),
     ] = "own"
     num_pairs: Annotated[
         int,

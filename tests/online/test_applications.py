@@ -30,7 +30,7 @@ class Fixed(OnlineLearner):
     def layer_weights(self) -> Floats:
         return np.array(self._weights)
 
-    def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
+    def _learn(self, x_BCD: Floats, *told_B: object) -> tuple[Floats, Flags]:
         raise NotImplementedError
 
     def _parameters(self) -> State:

@@ -53,6 +53,9 @@ def taught(name: str) -> online.OnlineLearner:
     """The learner itself, with the constraints of one pass."""
     learner = online.build(name, {}, num_features=5, seed=0, on_invalid="skip")
     learner.prepare(X, 0)
+    if learner.arity == 1:
+        learner.partial_fit(online.Constraints(X[:, None], None, Y))
+        return learner
     x_T3D = X[np.array(list(one_pass_triplets(Y.tolist())))]
     if learner.arity == 3:
         learner.partial_fit(online.Constraints(x_T3D))
@@ -85,6 +88,17 @@ def test_calls_and_points_one_by_one_are_one_pass(name: str) -> None:
     np.testing.assert_allclose(parts.transform(X), wanted, rtol=1e-9)
     got = [list(single.transform_one(point).values()) for point in points]
     np.testing.assert_allclose(got, wanted, rtol=1e-9)
+
+
+def test_class_means_are_kept_of_so_many_classes_alone() -> None:
+    metric = MetricOneByOne("slda", max_classes=3)
+    for number in range(20):
+        metric.learn_one({"a": float(number), "b": 1.0}, f"class {number}")
+        metric.learn_one({"a": 0.0, "b": 2.0}, "class 0")
+    assert metric._taught is not None
+    assert list(metric._taught.numbers) == ["class 18", "class 19", "class 0"]
+    state = metric._taught.learner.state()
+    assert len(state["slda_mean"]) == 3
 
 
 def test_it_stands_in_a_pipeline() -> None:

@@ -68,7 +68,7 @@ def stream(arity: int, num_constraints: int, seed: int = 0) -> Constraints:
 
 
 def part(constraints: Constraints, start: int, stop: int | None = None) -> Constraints:
-    x_BCD, is_similar_B = constraints
+    x_BCD, is_similar_B, _ = constraints
     return Constraints(x_BCD[start:stop], None if is_similar_B is None else is_similar_B[start:stop])
 
 
@@ -534,7 +534,7 @@ def test_an_empty_stream_changes_nothing(name: str) -> None:
 @each_learner
 def test_single_precision_is_read_as_the_double_it_stands_for(name: str) -> None:
     learner, same = BUILDERS[name](), BUILDERS[name]()
-    x_BCD, is_similar_B = stream(learner.arity, 40)
+    x_BCD, is_similar_B, _ = stream(learner.arity, 40)
     learner.partial_fit(Constraints(x_BCD.astype(np.float32), is_similar_B))
     same.partial_fit(Constraints(x_BCD.astype(np.float32).astype(np.float64), is_similar_B))
     assert is_same_state(learner, same)
@@ -571,7 +571,7 @@ def test_what_is_no_constraint_is_refused_or_passed_over(name: str, how: str) ->
 @each_learner
 def test_wrong_sizes_are_refused(name: str) -> None:
     learner, same = trained(name), trained(name)
-    x_BCD, is_similar_B = stream(learner.arity, 5)
+    x_BCD, is_similar_B, _ = stream(learner.arity, 5)
     for x in (x_BCD[:, :, 1:], x_BCD[:, 1:], x_BCD[0]):
         with pytest.raises(ValueError, match="learns from"):
             learner.partial_fit(Constraints(x, is_similar_B))
@@ -659,7 +659,7 @@ def test_one_feature_is_enough(name: str) -> None:
         "opml": OPML(1),
     }
     learner = kinds[name]
-    x_BCD, is_similar_B = stream(learner.arity, 100)
+    x_BCD, is_similar_B, _ = stream(learner.arity, 100)
     learner.partial_fit(Constraints(x_BCD[:, :, :1], is_similar_B))
     assert learner.counts.used > 0
     assert np.isfinite(learner.embed(x_BCD[:, 0, :1])[0]).all()
@@ -694,7 +694,7 @@ def test_extreme_inputs_leave_finite_parameters(name: str, scale: float) -> None
     """And what comes after them is still learned from, or at least does no harm."""
     learner = trained(name)
     for seed in (11, 12):
-        x_BCD, is_similar_B = stream(learner.arity, 60, seed)
+        x_BCD, is_similar_B, _ = stream(learner.arity, 60, seed)
         loss_B = learner.partial_fit(Constraints(scale * x_BCD, is_similar_B))
         assert np.isfinite(loss_B).all()
         assert np.isfinite(matrix(learner)).all()
@@ -720,7 +720,7 @@ def test_extreme_inputs_leave_finite_parameters(name: str, scale: float) -> None
 )
 def test_extreme_parameters_leave_finite_ones(learner: LinearLearner) -> None:
     for scale in (1.0, 1e12, 1e-12, 1.0):
-        x_BCD, is_similar_B = stream(learner.arity, 40)
+        x_BCD, is_similar_B, _ = stream(learner.arity, 40)
         learner.partial_fit(Constraints(scale * x_BCD, is_similar_B))
         assert np.isfinite(matrix(learner)).all()
     assert np.isfinite(learner.embed(points(5)[0], "query")[0]).all()

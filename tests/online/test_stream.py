@@ -129,7 +129,7 @@ class Fixed(OnlineLearner):
     def embed(self, x_ND: np.ndarray, side: str = "gallery") -> list[np.ndarray]:
         return [x_ND]
 
-    def _learn(self, x_BCD: np.ndarray, is_similar_B: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _learn(self, x_BCD: np.ndarray, *told_B: object) -> tuple[np.ndarray, np.ndarray]:
         return np.array([next(self.losses) for _ in x_BCD]), np.ones(len(x_BCD), bool)
 
     def _parameters(self) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from dmlstudy.records import (
     TrainingConfig,
     TrialConfig,
 )
-from dmlstudy.registry.curves import Curve, verdict_curves
+from dmlstudy.registry.curves import Curve, last_told, verdict_curves
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.report import streams
 from dmlstudy.store import Store
@@ -58,6 +58,33 @@ def test_weights_of_layers_are_stacked_in_their_order() -> None:
     assert first.stackgroup == second.stackgroup
 
 
+def test_prequential_errors_are_means_over_seeds_at_the_ends_of_windows() -> None:
+    told = [
+        Curve(
+            "slda",
+            seed,
+            {
+                "prequential_width": [480.0],
+                "num_constraints": [1000.0],
+                "prequential_error_00": [0.4 + seed / 10],
+                "prequential_error_02": [0.1],
+                **({"prequential_error_10": [0.1]} if seed == 1 else {}),
+            },
+        )
+        for seed in (1, 2, 3)
+    ]
+    (line,) = streams.prequential_errors(told).data
+    assert list(line.x) == [480, 1000]
+    np.testing.assert_allclose(line.y, [0.6, 0.1])
+    low, high = stats.t.interval(0.95, 2, loc=0.6, scale=stats.sem([0.5, 0.6, 0.7]))
+    np.testing.assert_allclose(line.error_y.array, [(high - low) / 2, 0], atol=1e-12)
+    _, drawn, _ = streams.plots(CURVES, told)
+    assert drawn.caption.startswith(
+        "Test, then train: error on rows that the stream names for the first time"
+    )
+    assert streams.with_prequential(CURVES) == []
+
+
 def test_curves_are_read_from_the_runs_and_begin_untrained(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.prepare()
@@ -85,7 +112,16 @@ def test_curves_are_read_from_the_runs_and_begin_untrained(tmp_path: Path) -> No
         told(
             "oahu",
             seed,
-            [{"error_rate": 0.8 - n / 10, "num_constraints": 100.0 * n, **layers} for n in (1, 2)],
+            [
+                {
+                    "error_rate": 0.8 - n / 10,
+                    "num_constraints": 100.0 * n,
+                    "prequential_width": 240.0,
+                    "prequential_error_00": 1 / n,
+                    **layers,
+                }
+                for n in (1, 2)
+            ],
         )
     found = {(c.family, c.seed): c for c in verdict_curves(store, "streams", streams.METRICS)}
     assert found["oahu", 2].values["error_rate"] == pytest.approx([0.7, 0.6])
@@ -93,6 +129,9 @@ def test_curves_are_read_from_the_runs_and_begin_untrained(tmp_path: Path) -> No
     assert [curve.family for curve in curves] == ["oahu", "oahu"]
     assert curves[0].values["num_constraints"] == [0, 100, 200]
     assert curves[0].values["error_rate"] == pytest.approx([0.9, 0.7, 0.6])
+    last = streams.with_prequential(last_told(store, "streams", streams.PREQUENTIAL))
+    assert [(curve.family, curve.seed) for curve in last] == [("oahu", 1), ("oahu", 2)]
+    assert last[0].values["prequential_error_00"] == [0.5]
     errors, weights = streams.plots(curves)
     assert errors.caption.startswith("Error rate against number of constraints: mean over up to 2 seeds")
     assert weights.caption == "oahu: weights of the layers (mean over 2 seeds)."

@@ -20,10 +20,11 @@ from dmlstudy.studies import checks
 from dmlstudy.studies.estimate import describe
 from dmlstudy.training import stream_trainer
 from dmlstudy.training.interface import derived_seed
-from dmlstudy.training.trial import run_trial
+from dmlstudy.training.trial import TrialPaused, run_trial
 from dmlstudy.verdict.sequential import Plan
 
-LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "pair_hinge", "triplet_hinge", "euclidean")
+BASELINES = ("slda", "nearest_class_mean", "whitening")
+LEARNERS = ("oahu", "lego", "rdml", "oasis", "opml", "pair_hinge", "triplet_hinge", "euclidean", *BASELINES)
 SMALL = {"loss.num_hidden": 2, "loss.width": 20, "loss.size": 10}
 
 
@@ -205,3 +206,98 @@ def test_what_is_done_after_a_drift_is_the_studys_choice(monkeypatch: pytest.Mon
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         checks.check_parts(study(**changes))
+
+
+def long_study() -> study_file.StudySpec:
+    return study(
+        online={"num_seeds": 1000, "num_implied": 200, "k": 3},
+        families={name: {"space": name, "override": SMALL if name == "oahu" else {}} for name in LEARNERS},
+    )
+
+
+@pytest.mark.parametrize("family", ["oahu", "opml", "slda", "whitening", "euclidean"])
+def test_rows_are_told_before_they_are_learned_from(family: str) -> None:
+    """By hand: of each block the rows that are new to the stream, by what was learned before."""
+    of = long_study()
+    reports, result = trial(family, of=of, phase="verdict", seed=2)
+    x, labels = pixels()
+    rows = np.random.default_rng(2).permutation(len(x))[: len(x) // 2]
+    x, labels = x[rows].astype(np.float32), labels[rows]
+    seed = derived_seed(2, 0)
+    params = {"num_hidden": 2, "width": 20, "size": 10} if family == "oahu" else {}
+    learner = online.build(family, params, num_features=64, seed=seed)
+    settings = of.trial_config(of.families[family], study_file.default_values(of.families[family])).online
+    assert settings is not None
+    stream = stream_trainer._constraints(settings, learner, labels, seed)
+    seen: list[int] = []
+    wrong: dict[int, list[bool]] = {}
+    for number, block in enumerate(stream.blocks(x, 240)):
+        named = stream.index_TC[number * 240 : (number + 1) * 240].ravel().tolist()
+        new = [row for row in dict.fromkeys(named) if row not in seen]
+        if seen and new:
+            known = seen[-1000:]
+            told = learner.predict(x[new])
+            if told is None:
+                vote = "similarity" if family == "oahu" else "majority"
+                told = online.classify(learner, x[new], x[known], labels[known], 3, vote)  # type: ignore[arg-type]
+            wrong[number] = (told != labels[new]).tolist()
+        seen += new
+        learner.partial_fit(block)
+    last = reports[-1].metrics
+    assert last["prequential_width"] == 240
+    got = {name: value for name, value in last.items() if name.startswith("prequential_error_")}
+    assert got == {
+        f"prequential_error_{number:02d}": pytest.approx(np.mean(own)) for number, own in wrong.items()
+    }
+    assert last["prequential_error"] == pytest.approx(np.mean(np.concatenate(list(wrong.values()))))
+    assert not [name for name in result.metrics if "prequential" in name]
+
+
+def test_a_search_pays_nothing_for_them() -> None:
+    reports, _ = trial("slda", of=long_study())
+    assert not [name for name in reports[-1].metrics if "prequential" in name]
+
+
+@pytest.mark.parametrize("family", ["oahu", "slda"])
+def test_prequential_errors_go_on_bit_for_bit(family: str, tmp_path: Path) -> None:
+    of = study(**{**long_study().raw, "training": {"epochs": 3}})
+    config = of.trial_config(of.families[family], study_file.default_values(of.families[family]))
+    config = config.model_copy(update={"phase": "verdict", "seed": 1})
+    whole: list[TrialReport] = []
+    run_trial(config, whole.append)
+    parts: list[TrialReport] = []
+    for step in (1, 2):
+        with pytest.raises(TrialPaused):
+            run_trial(config, parts.append, checkpoint=tmp_path, min_seconds_between=0, pause_after=step)
+    parts.clear()
+    run_trial(config, parts.append, checkpoint=tmp_path, min_seconds_between=0)
+    assert [report.metrics for report in parts] == [report.metrics for report in whole]
+
+
+def test_whose_rule_tells_classes_is_the_studys_choice() -> None:
+    x, labels = pixels()
+    rows = np.random.default_rng(0).permutation(len(x))
+    half, rest = rows[: len(x) // 2], rows[len(x) // 2 :]
+    means = np.stack([x[half][labels[half] == c].mean(axis=0) for c in range(10)])
+    nearest = np.linalg.norm(x[rest][:, None] - means, axis=2).argmin(axis=1)
+    _, own = trial("nearest_class_mean", of=study(online={}), phase="verdict", seed=0)
+    assert own.metrics["test_accuracy"] == pytest.approx((nearest == labels[rest]).mean())
+    override = {"online.vote": "majority", "online.k": 3}
+    names = ("nearest_class_mean", "euclidean")
+    by_neighbours = study(online={}, families={each: {"space": each, "override": override} for each in names})
+    one, plain = (trial(each, of=by_neighbours, phase="verdict", seed=0)[1] for each in names)
+    assert one.metrics["test_accuracy"] == plain.metrics["test_accuracy"] != own.metrics["test_accuracy"]
+
+
+def test_a_study_without_baselines_is_told_so_and_one_with_them_searches_them_once() -> None:
+    assert study().notes == []
+    (note,) = study(families={"a": {"space": "oahu"}, "b": {"space": "slda"}}).notes
+    assert note == (
+        "families: none is nearest_class_mean, whitening, which cost little and are what the others have to beat; add"
+        " them, as nearest-class-mean: {space: nearest_class_mean}"
+    )
+    for name in ("cifar10_online", "cifar10_online_choices"):
+        shipped = study_file.load(f"search_spaces/studies/{name}.yaml")
+        assert shipped.notes == []
+        for family in ("slda", "nearest-class-mean", "whitening"):
+            assert len(shipped.families[family].corners()) == 1

@@ -16,6 +16,7 @@ from dmlstudy.online.folder import Learned, load, save
 from dmlstudy.online.learner import Constraints, Counts, OnlineLearner
 from dmlstudy.online.oahu import OAHU
 from dmlstudy.online.preparation import SCALINGS, Preparation
+from dmlstudy.online.prequential import Prequential
 from dmlstudy.online.stream import Moment, learn
 from dmlstudy.online.verification import Verified, verify, verify_on
 
@@ -30,6 +31,7 @@ __all__ = [
     "Moment",
     "OnlineLearner",
     "Preparation",
+    "Prequential",
     "Verified",
     "are_similar",
     "build",

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmlstudy.losses.parameters import choice, constructed, hyperparameters
-from dmlstudy.online.learner import Flags, Floats, OnInvalid, OnlineLearner, Side, State
+from dmlstudy.online.learner import Flags, Floats, Labels, OnInvalid, OnlineLearner, Side, State
 from dmlstudy.online.linear import LEGO, OASIS, OPML, RDML, PairHinge, TripletHinge
 from dmlstudy.online.oahu import OAHU
+from dmlstudy.online.running import NearestClassMean, StreamingLDA, Whitening
 from dmlstudy.records import Scalar
 
 
@@ -29,7 +30,9 @@ class EuclideanLearner(OnlineLearner):
     def layer_weights(self) -> Floats:
         return np.ones(1)
 
-    def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
+    def _learn(
+        self, x_BCD: Floats, is_similar_B: Flags | None, label_B: Labels | None
+    ) -> tuple[Floats, Flags]:
         return np.zeros(len(x_BCD)), np.zeros(len(x_BCD), bool)
 
     def _parameters(self) -> State:
@@ -48,6 +51,9 @@ LEARNERS: dict[str, type[OnlineLearner]] = {
     "pair_hinge": PairHinge,
     "triplet_hinge": TripletHinge,
     "euclidean": EuclideanLearner,
+    "slda": StreamingLDA,
+    "nearest_class_mean": NearestClassMean,
+    "whitening": Whitening,
 }
 
 _GIVEN = ("num_features", "seed", "on_invalid")

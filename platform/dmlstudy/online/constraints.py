@@ -1,10 +1,11 @@
 """Sources of a stream of constraints: labels, transitive closure, one pass over labels, an iterator.
 
 Constraints name rows of a feature matrix until their vectors are needed. A triplet is (anchor, positive, negative),
-a pair (first, second) with a flag whether the two are similar; a pair is the same either way round.
+a pair (first, second) with a flag whether the two are similar; a pair is the same either way round. A labelled point is
+one row with its class.
 
 All draws are without replacement and the same for the same generator. Shapes: T constraints, C points of a
-constraint (3 or 2), B constraints of a block, N rows, D features, K excluded pairs.
+constraint (3, 2 or 1), B constraints of a block, N rows, D features, K excluded pairs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dmlstudy.online.enumeration import (
     similar_boxes,
     triplet_boxes,
 )
-from dmlstudy.online.learner import Constraints, Flags
+from dmlstudy.online.learner import Constraints, Flags, Labels
 
 Single: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike]
 """One constraint of an iterator: (x_D, positive_D, negative_D), or (x_D, other_D, whether they are similar)."""
@@ -40,6 +41,15 @@ class IndexedConstraints(NamedTuple):
 
     index_TC: Rows
     is_similar_T: Flags | None = None
+    label_T: Labels | None = None
+
+    def part(self, here: slice) -> IndexedConstraints:
+        """Those at these places of the stream."""
+        return IndexedConstraints(
+            self.index_TC[here],
+            None if self.is_similar_T is None else self.is_similar_T[here],
+            None if self.label_T is None else self.label_T[here],
+        )
 
     def blocks(self, x_ND: NDArray[Any], size: int) -> Iterator[Constraints]:
         """The constraints' vectors in float64, ``size`` constraints at a time, the last block maybe fewer.
@@ -47,7 +57,7 @@ class IndexedConstraints(NamedTuple):
         Raises ValueError, at once, for no constraints, rows that ``x_ND`` does not have, or a size below 1.
         """
         _check_size(size)
-        index_TC, is_similar_T = self.index_TC, self.is_similar_T
+        index_TC = self.index_TC
         if len(index_TC) == 0:
             raise ValueError("no constraints: the stream is empty")
         is_bad_T = ((index_TC < 0) | (index_TC >= len(x_ND))).any(axis=1)
@@ -57,13 +67,26 @@ class IndexedConstraints(NamedTuple):
                 f"constraint {number} names the rows {index_TC[number].tolist()}; x has the rows 0 to"
                 f" {len(x_ND) - 1}"
             )
+        parts = (self.part(slice(start, start + size)) for start in range(0, len(index_TC), size))
         return (
-            Constraints(
-                np.asarray(x_ND[index_TC[start : start + size]], dtype=np.float64),
-                None if is_similar_T is None else is_similar_T[start : start + size],
-            )
-            for start in range(0, len(index_TC), size)
+            Constraints(np.asarray(x_ND[part.index_TC], dtype=np.float64), part.is_similar_T, part.label_T)
+            for part in parts
         )
+
+
+def labelled_points(labels_N: ArrayLike, num: int, rng: np.random.Generator) -> IndexedConstraints:
+    """``num`` different rows in random order, each with its class; all rows where there are fewer.
+
+    Raises ValueError for ``num`` below 1 and for labels that are not one whole number for each row.
+    """
+    _check_num(num)
+    labels_N = np.asarray(labels_N)
+    if labels_N.ndim != 1 or not len(labels_N) or labels_N.dtype.kind not in "iu":
+        raise ValueError(
+            f"labels are {labels_N.dtype} of shape {labels_N.shape}; give one whole number for each of the rows"
+        )
+    row_T = rng.permutation(len(labels_N))[:num]
+    return IndexedConstraints(row_T[:, None], label_T=labels_N[row_T].astype(np.int64))
 
 
 def sample_triplets(
@@ -141,7 +164,7 @@ def close(
     """
     _check_num(num)
     _check_share(similar_share)
-    choices, excluded = closures(*seeds), pairs_to_avoid(exclude)
+    choices, excluded = closures(seeds.index_TC, seeds.is_similar_T), pairs_to_avoid(exclude)
     free = sum(each.num_free for each in choices)
     if free < num:
         raise ValueError(
@@ -159,7 +182,7 @@ def close(
 
 def count_implied(seeds: IndexedConstraints) -> int:
     """Number of constraints that ``close`` chooses from: the implied ones less the seeds. Raises as ``close``."""
-    return sum(each.num_free for each in closures(*seeds))
+    return sum(each.num_free for each in closures(seeds.index_TC, seeds.is_similar_T))
 
 
 def stream_of(

@@ -1,7 +1,8 @@
 """Online learners as transformers of scikit-learn (``partial_fit``, ``transform``) and river (``learn_one``).
 
 Both are given points with labels, and make the constraints of one pass over them (``constraints.one_pass_triplets``):
-a triplet, or of a learner of pairs its similar and its dissimilar pair. They keep the newest point of each class.
+a triplet, or of a learner of pairs its similar and its dissimilar pair. They keep the newest point of each class. A
+learner of labelled points is given each as it is.
 
 Shapes: N points, D features, E embedding size.
 """
@@ -23,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 
 from dmlstudy.online.catalogue import build
 from dmlstudy.online.learner import Constraints, Floats, OnlineLearner
+from dmlstudy.online.running import RunningLearner
 from dmlstudy.records import Scalar
 
 LEARNER = "triplet_hinge"
@@ -86,11 +88,18 @@ class _Taught:
                 " another"
             )
         self.one_pass = OnePass(max_classes)
+        self.numbers: dict[Hashable, int] = {}
+        """Of the classes of a learner of labelled points, that seen longest ago first."""
+        self.num_numbers = 0
         self.learner: OnlineLearner = build(
             name, params or {}, num_features=num_features, seed=seed, on_invalid="skip"
         )
 
     def learn(self, x_D: Floats, label: Hashable) -> None:
+        if isinstance(self.learner, RunningLearner):
+            number = self._number(label, self.learner)
+            self.learner.partial_fit(Constraints(x_D[None, None], None, np.array([number])))
+            return
         found = self.one_pass.triplet(x_D, label)
         if found is None:
             return
@@ -99,6 +108,15 @@ class _Taught:
             return
         pairs = np.stack([[found.anchor_D, found.positive_D], [found.anchor_D, found.negative_D]])
         self.learner.partial_fit(Constraints(pairs, np.array([True, False])))
+
+    def _number(self, label: Hashable, learner: RunningLearner) -> int:
+        """A class as a number; beyond ``max_classes`` the one that was seen longest ago is forgotten."""
+        number = self.numbers.pop(label, self.num_numbers)
+        self.num_numbers = max(self.num_numbers, number + 1)
+        self.numbers[label] = number
+        if len(self.numbers) > self.one_pass.max_classes:
+            learner.forget(self.numbers.pop(next(iter(self.numbers))))
+        return number
 
     def embed(self, x_ND: Floats) -> Floats:
         """All layers side by side, each times the root of its weight."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
+Labels: TypeAlias = NDArray[np.int64]
 State: TypeAlias = dict[str, NDArray[Any]]
 Side: TypeAlias = Literal["query", "gallery"]
 OnInvalid: TypeAlias = Literal["error", "skip"]
@@ -22,16 +23,20 @@ OnInvalid: TypeAlias = Literal["error", "skip"]
 MOST = 1e15
 """Features beyond this are refused like infinite ones: their products overflow."""
 
+KINDS = {1: "labelled points", 2: "pairs", 3: "triplets"}
+"""Constraints by the number of their points."""
+
 
 class Constraints(NamedTuple):
     """Some constraints of a stream, in the order they arrive.
 
     Of a triplet the three points are anchor, positive and negative; of a pair the two points, and whether they are
-    similar.
+    similar; of a labelled point the one point, and its class.
     """
 
     x_BCD: NDArray[np.floating]
     is_similar_B: Flags | None = None
+    label_B: Labels | None = None
 
 
 class Counts(NamedTuple):
@@ -59,8 +64,8 @@ class OnlineLearner(ABC):
     learner keeps anything of the constraints it has seen but its own parameters.
     """
 
-    arity: ClassVar[Literal[2, 3]]
-    """Points of a constraint: 3 of triplets, 2 of pairs."""
+    arity: ClassVar[Literal[1, 2, 3]]
+    """Points of a constraint: 3 of triplets, 2 of pairs, 1 of labelled points."""
 
     makes_own_triplets: ClassVar[bool] = False
     """True if its paper trains it on the triplets of one pass over labelled points (``one_pass_triplets``)."""
@@ -79,14 +84,19 @@ class OnlineLearner(ABC):
     def partial_fit(self, constraints: Constraints) -> Floats:
         """Learn from the constraints in their order, and return the loss of each as it arrived; NaN where skipped.
 
-        Raises ValueError for points of another number or size than this learner's, for pairs without ``is_similar_B``
-        and, unless they are to be skipped, for what is not a constraint; then nothing is learned.
+        Raises ValueError for points of another number or size than this learner's, for pairs without ``is_similar_B``,
+        points without ``label_B`` and, unless they are to be skipped, for what is not a constraint; then nothing is
+        learned.
         """
         x_BCD = self._checked(constraints)
         is_valid_B = self._valid(x_BCD)
         loss_B = np.full(len(x_BCD), np.nan)
-        is_similar_B = None if constraints.is_similar_B is None else constraints.is_similar_B[is_valid_B]
-        loss_B[is_valid_B], is_used_B = self._learn(x_BCD[is_valid_B], is_similar_B)
+        is_similar_B, label_B = constraints.is_similar_B, constraints.label_B
+        loss_B[is_valid_B], is_used_B = self._learn(
+            x_BCD[is_valid_B],
+            None if is_similar_B is None else is_similar_B[is_valid_B],
+            None if label_B is None else label_B[is_valid_B],
+        )
         self.counts = Counts(
             self.counts.seen + len(x_BCD),
             self.counts.used + int(is_used_B.sum()),
@@ -102,6 +112,15 @@ class OnlineLearner(ABC):
         of a query from the gallery's points falls as their similarity grows. Raises ValueError for other sizes and
         for points that are not finite.
         """
+
+    def predict(self, x_ND: NDArray[np.floating]) -> Labels | None:
+        """Classes (N,) of points by the learner's own rule; None if it has none, or has seen no class yet."""
+        return None
+
+    @property
+    def growing(self) -> tuple[str, ...]:
+        """Arrays of the state that have a row for each class seen, and so any number of rows."""
+        return ()
 
     @property
     @abstractmethod
@@ -123,7 +142,13 @@ class OnlineLearner(ABC):
         """Go on as the learner whose state this is. Raises ValueError for the state of another kind or size."""
         own = self.state()
         for name, value in own.items():
-            if name not in state or state[name].shape != value.shape or state[name].dtype != value.dtype:
+            rows = 1 if name in self.growing else 0
+            if (
+                name not in state
+                or state[name].ndim != value.ndim
+                or state[name].shape[rows:] != value.shape[rows:]
+                or state[name].dtype != value.dtype
+            ):
                 raise ValueError(
                     f"state {name!r}: this {type(self).__name__} needs {value.dtype} of shape {value.shape}; got"
                     + (f" {state[name].dtype} of shape {state[name].shape}" if name in state else " none")
@@ -132,7 +157,9 @@ class OnlineLearner(ABC):
         self.counts = Counts(*(int(count) for count in state["counts"]))
 
     @abstractmethod
-    def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
+    def _learn(
+        self, x_BCD: Floats, is_similar_B: Flags | None, label_B: Labels | None
+    ) -> tuple[Floats, Flags]:
         """A step for each of these; the loss of each as it arrived, and whether that changed anything."""
 
     @abstractmethod
@@ -160,19 +187,24 @@ class OnlineLearner(ABC):
         if x_BCD.ndim != 3 or x_BCD.shape[1:] != (self.arity, self.num_features):
             raise ValueError(
                 f"constraints have shape {x_BCD.shape}; {type(self).__name__} learns from"
-                f" {'triplets' if self.arity == 3 else 'pairs'} of shape {wanted}"
+                f" {KINDS[self.arity]} of shape {wanted}"
             )
         is_similar_B = constraints.is_similar_B
         if self.arity == 2 and (
             is_similar_B is None or is_similar_B.shape != (len(x_BCD),) or is_similar_B.dtype != np.bool_
         ):
             raise ValueError("pairs need is_similar_B, true or false for each (of type bool)")
+        label_B = constraints.label_B
+        if self.arity == 1 and (
+            label_B is None or label_B.shape != (len(x_BCD),) or label_B.dtype != np.int64
+        ):
+            raise ValueError("labelled points need label_B, the class of each (of type int64)")
         return x_BCD.astype(np.float64, copy=False)
 
     def _valid(self, x_BCD: Floats) -> Flags:
         is_finite_B = np.asarray((np.abs(x_BCD) <= MOST).all(axis=(1, 2)))
         repeats = [(x_BCD[:, i] == x_BCD[:, j]).all(axis=1) for j in range(self.arity) for i in range(j)]
-        is_repeated_B = np.any(repeats, axis=0)
+        is_repeated_B = np.any(repeats, axis=0) if repeats else np.zeros(len(x_BCD), bool)
         is_valid_B = np.asarray(is_finite_B & ~is_repeated_B)
         if self.on_invalid == "error" and not is_valid_B.all():
             first = int(np.argmin(is_valid_B))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.linalg import blas, eigh, eigh_tridiagonal, lapack, solve_triangular
 
 from dmlstudy.losses.parameters import above, at_least, choice
-from dmlstudy.online.learner import Flags, Floats, OnInvalid, OnlineLearner, Side, State
+from dmlstudy.online.learner import Flags, Floats, Labels, OnInvalid, OnlineLearner, Side, State
 
 MOST_STEP = 1e100
 """Frobenius norm of the largest change of a matrix: squared distances are finite even after 1e15 of these."""
@@ -58,7 +58,9 @@ class LinearLearner(OnlineLearner):
     def layer_weights(self) -> Floats:
         return np.ones(1)
 
-    def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
+    def _learn(
+        self, x_BCD: Floats, is_similar_B: Flags | None, label_B: Labels | None
+    ) -> tuple[Floats, Flags]:
         loss_B, is_used_B = np.zeros(len(x_BCD)), np.zeros(len(x_BCD), bool)
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no step
             for i, x_CD in enumerate(x_BCD):
@@ -150,12 +152,14 @@ class LEGO(LinearLearner):
             self.matrix_DD = _plus_outer(self.matrix_DD, -shrink, w_D, v_D)
         return loss, is_sound
 
-    def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
+    def _learn(
+        self, x_BCD: Floats, is_similar_B: Flags | None, label_B: Labels | None
+    ) -> tuple[Floats, Flags]:
         if np.isnan(self._limits_2).any():
             raise ValueError(
                 "LEGO has no limits yet: prepare(points) takes them from the data, limit(u, l) sets them"
             )
-        return super()._learn(x_BCD, is_similar_B)
+        return super()._learn(x_BCD, is_similar_B, label_B)
 
     def _parameters(self) -> State:
         return {**super()._parameters(), "lego_limits": self._limits_2}

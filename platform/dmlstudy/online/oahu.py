@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dmlstudy.losses.adaptive import check_hedge, hedged
 from dmlstudy.losses.parameters import above, at_least, choice
-from dmlstudy.online.learner import Flags, Floats, OnInvalid, OnlineLearner, Side, State
+from dmlstudy.online.learner import Flags, Floats, Labels, OnInvalid, OnlineLearner, Side, State
 
 Reals: TypeAlias = NDArray[np.floating[Any]]
 
@@ -167,7 +167,9 @@ class OAHU(OnlineLearner):
             raw.append(h_NH @ self._theta_LHE[layer])
         return [(f * _inverse(np.sqrt((f * f).sum(axis=1)))[:, None]).astype(np.float64) for f in raw]
 
-    def _learn(self, x_BCD: Floats, is_similar_B: Flags | None) -> tuple[Floats, Flags]:
+    def _learn(
+        self, x_BCD: Floats, is_similar_B: Flags | None, label_B: Labels | None
+    ) -> tuple[Floats, Flags]:
         loss_B, is_used_B = np.empty(len(x_BCD)), np.empty(len(x_BCD), bool)
         for start in range(0, len(x_BCD), BLOCK):
             part = slice(start, start + BLOCK)

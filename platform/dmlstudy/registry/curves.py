@@ -36,6 +36,20 @@ def verdict_curves(store: Store, study: str, metrics: str) -> list[Curve]:
     return sorted(found, key=lambda curve: (curve.family, curve.seed))
 
 
+def last_told(store: Store, study: str, metrics: str) -> list[Curve]:
+    """The finished verdict trials with the last values of metrics whose names match, one of each, by family and seed.
+
+    Raises StoreError for an unknown study.
+    """
+    runs = tracking.runs_of(store, study)
+    found = []
+    for run in (run for family in sorted(runs.families) for run in runs.judged(family)):
+        told = {name: [value] for name, value in run.metrics.items() if re.fullmatch(metrics, name)}
+        if told:
+            found.append(Curve(run.family, run.seed, told))
+    return sorted(found, key=lambda curve: (curve.family, curve.seed))
+
+
 def pair_counts(store: Store, study: str) -> dict[str, PairCounts]:
     """Pairs that the thresholds of each family's shipped model accept; of families whose models have thresholds.
 

@@ -1,4 +1,4 @@
-"""A study of online learners as pictures: error against constraints, and how the weights of layers evolve.
+"""A study of online learners as pictures: error against constraints, test-then-train, and the weights of layers.
 
 As OAHU's figures 4, 7 and 8 show them, but with intervals over seeds.
 """
@@ -18,6 +18,7 @@ from dmlstudy.report.figures import COLORS, look, styled
 from dmlstudy.report.page import Plot, in_plot
 
 METRICS = r"error_rate|accuracy|num_constraints|layer_weight_\d+"
+PREQUENTIAL = r"prequential_error_\d+|prequential_width|num_constraints"
 
 
 def error_against_constraints(curves: Sequence[Curve]) -> go.Figure:
@@ -36,6 +37,34 @@ def error_against_constraints(curves: Sequence[Curve]) -> go.Figure:
             marker={"symbol": own_look.symbol},
         )
     styled(figure, x="constraints learned from", y="error rate")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def prequential_errors(curves: Sequence[Curve]) -> go.Figure:
+    """Mean prequential error over seeds in each window of the stream, with a 95% t-interval, a line for each family.
+
+    A window stands at its last constraint. Only windows that all seeds of a family have are drawn.
+    """
+    figure = go.Figure()
+    for number, (family, own) in enumerate(_by_family(curves)):
+        told = ({name for name in curve.values if name.startswith("prequential_error_")} for curve in own)
+        names = sorted(set.intersection(*told), key=_number)
+        last_S1 = np.array([[curve.values["num_constraints"][-1]] for curve in own])
+        width_S1 = np.array([[curve.values["prequential_width"][-1]] for curve in own])
+        end_SW = np.minimum(width_S1 * np.array([[_number(name) + 1 for name in names]]), last_S1)
+        error_SW = np.array([[curve.values[name][-1] for name in names] for curve in own])
+        own_look = look(number)
+        figure.add_scatter(
+            x=end_SW.mean(axis=0),
+            y=error_SW.mean(axis=0),
+            error_y={"type": "data", "array": _half_widths(error_SW), "thickness": 1, "width": 0},
+            mode="lines+markers",
+            name=in_plot(family),
+            line={"color": own_look.color, "dash": own_look.dash},
+            marker={"symbol": own_look.symbol, "size": 4},
+        )
+    styled(figure, x="constraints of the stream", y="error before learning")
     figure.update_yaxes(rangemode="tozero")
     return figure
 
@@ -71,8 +100,13 @@ def of_streams(found: Sequence[Curve]) -> list[Curve]:
     ]
 
 
-def plots(curves: Sequence[Curve]) -> list[Plot]:
-    """Both pictures, the second for each family with layers."""
+def with_prequential(found: Sequence[Curve]) -> list[Curve]:
+    """Those of runs that told prequential errors; runs of earlier versions and untrained learners did not."""
+    return [curve for curve in found if curve.values.get("prequential_width")]
+
+
+def plots(curves: Sequence[Curve], prequential: Sequence[Curve] = ()) -> list[Plot]:
+    """The pictures: errors, those of test-then-train where they are known, and weights of each family with layers."""
     seeds = max(len(own) for _, own in _by_family(curves))
     drawn = [
         Plot(
@@ -81,6 +115,15 @@ def plots(curves: Sequence[Curve]) -> list[Plot]:
             "Error rate against number of constraints, a line for each family",
         )
     ]
+    if prequential:
+        seeds = max(len(own) for _, own in _by_family(prequential))
+        caption = (
+            "Test, then train: error on rows that the stream names for the first time, before anything is learned from"
+            f" them, in windows of constraints: mean over up to {seeds} seeds, with 95% t-intervals. Constraints that"
+            " others imply name no new rows, and lines end where none is left."
+        )
+        what = "Prequential error along the stream, a line for each family"
+        drawn.append(Plot(prequential_errors(prequential), caption, what))
     for family in dict.fromkeys(curve.family for curve in curves if "layer_weight_1" in curve.values):
         num = sum(curve.family == family for curve in curves)
         caption = f"{family}: weights of the layers (mean over {num} seeds)."

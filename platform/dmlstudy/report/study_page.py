@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dmlstudy import metric_names
 from dmlstudy.html import Html, check_page, element, write_page
 from dmlstudy.metric_names import TRAIN_LOSS
-from dmlstudy.registry.curves import pair_counts, verdict_curves
+from dmlstudy.registry.curves import last_told, pair_counts, verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.report import examples, figures, retention, short_vectors, streams, thresholds, tuning, words
@@ -308,7 +308,8 @@ def _curves(store: Store, board: Leaderboard, tried: Mapping[str, Searched]) -> 
         )
     told = streams.of_streams(verdict_curves(store, board.study, streams.METRICS))
     if told:
-        return [*parts, *streams.plots(told)]
+        before = streams.with_prequential(last_told(store, board.study, streams.PREQUENTIAL))
+        return [*parts, *streams.plots(told, before)]
     losses = verdict_curves(store, board.study, TRAIN_LOSS)
     if any(len(curve.values[TRAIN_LOSS]) > 1 for curve in losses):
         of_folds = any(len(curve.values[TRAIN_LOSS]) > (epochs or math.inf) for curve in losses)

@@ -530,16 +530,28 @@ class StudySpec:
     @property
     def notes(self) -> list[str]:
         """Lines on what was read differently than people may expect."""
-        losses = (
+        losses = [
             str(values.get("loss.name", ""))
             for each in self.families.values()
             for values in self.corners(each)
-        )
+        ]
         return [
             *self._renaming.notes,
             *self.places.notes.values(),
             *self._notes_on_schedules(),
             *library_losses.notes_on(losses),
+            *self._notes_on_baselines(losses),
+        ]
+
+    def _notes_on_baselines(self, losses: Sequence[str]) -> list[str]:
+        """A line on baselines that the study has not among its families."""
+        missing = [name for name in self.task.baselines if name not in losses]
+        if not missing or self.file.protocol.replicate_of is not None:
+            return []
+        entry = f"{missing[0].replace('_', '-')}: {{space: {missing[0]}}}"
+        return [
+            f"families: none is {', '.join(missing)}, which cost little and are what the others have to beat; add them,"
+            f" as {entry}"
         ]
 
     def _notes_on_schedules(self) -> list[str]:

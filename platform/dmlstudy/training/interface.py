@@ -131,6 +131,9 @@ class Task(Protocol):
     changes_untrained: ClassVar[Mapping[str, Any]] = {}
     """Settings of its untrained row, in addition to those common to all tasks."""
 
+    baselines: ClassVar[tuple[str, ...]] = ()
+    """Losses that a study of it should have among its families, as what the others have to beat."""
+
     is_distributed: ClassVar[bool] = False
     """True if several processes can train one model together."""
     uses_gpu: ClassVar[bool] = True

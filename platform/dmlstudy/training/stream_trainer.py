@@ -21,6 +21,7 @@ from dmlstudy.data.images import Indices, Labels
 from dmlstudy.online import constraints
 from dmlstudy.online.drift import Score
 from dmlstudy.online.learner import Floats as Floats64
+from dmlstudy.online.prequential import Prequential
 from dmlstudy.online.stream import BLOCK, Course, StreamProgress
 from dmlstudy.records import DataConfig, OnlineConfig, TrialConfig
 from dmlstudy.training import dataset_cache
@@ -59,6 +60,7 @@ class StreamTrainer(Trainer):
             side if rows is None else sides.development[rows]
             for rows, side in ((share.train, sides.development), (share.held_out, sides.test))
         )
+        self.is_verdict = config.phase == "verdict"
         self.seed = derived_seed(config.seed, share.stream)
         self.preparation = online.Preparation.of(settings.scaling, sides.x_ND[train])
         self.x_ND, self.labels_N = self.preparation(sides.x_ND[train]), sides.labels_N[train]
@@ -87,13 +89,18 @@ class StreamTrainer(Trainer):
         """The constraints of all parts."""
         return _constraints(self.settings, self.learner, self.labels_N, self.seed)
 
+    @functools.cached_property
+    def prequential(self) -> Prequential:
+        """The error on rows before they were learned from, of a verdict alone: a search need not pay for it."""
+        return Prequential(self.stream)
+
     @property
     def part(self) -> int:
         """Constraints of a part, but for the last: whole blocks."""
         return -(-len(self.stream.index_TC) // (self.config.training.epochs * BLOCK)) * BLOCK
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
-        """Learn from the stream's next part; what there is to tell of it, ``score`` tells.
+        """Learn from the stream's next part, and in a verdict tell the prequential errors so far.
 
         Where blocks are fewer than parts, the last parts are empty, and their loss is that of the constraints since
         the last whole part.
@@ -104,15 +111,26 @@ class StreamTrainer(Trainer):
         if course.num_since_report >= self.part:
             course.since_report.clear()
         for block in self._next_part():
+            if self.is_verdict:
+                self._predict(len(block.x_BCD))
             losses = course.follow(block)
             if course.watch is not None:
                 self.losses.append(losses)
-        return {}
+        return self.prequential.metrics() if self.is_verdict else {}
+
+    def _predict(self, num: int) -> None:
+        """Tell the classes of what the next ``num`` constraints name for the first time, before they are learned."""
+        start = self.course.position
+        new, known = self.prequential.newcomers(start, start + num)
+        if len(new):
+            predicted_Q = _classes(
+                self.settings, self.learner, self.x_ND[known], self.labels_N[known], self.x_ND[new]
+            )
+            self.prequential.add(start, predicted_Q != self.labels_N[new])
 
     def _next_part(self) -> Iterator[online.Constraints]:
         stream, here = self.stream, slice(self.course.position, self.course.position + self.part)
-        is_similar_T = None if stream.is_similar_T is None else stream.is_similar_T[here]
-        rest = constraints.IndexedConstraints(stream.index_TC[here], is_similar_T)
+        rest = stream.part(here)
         return rest.blocks(self.x_ND, BLOCK) if len(rest.index_TC) else iter(())
 
     def score(self) -> dict[str, float]:
@@ -156,6 +174,8 @@ class StreamTrainer(Trainer):
             "since_report": _joined(self.course.since_report),
             "losses": _joined(self.losses),
         }
+        if self.is_verdict and self.course.position:
+            arrays["prequential"] = self.prequential.count_W2
         return {name: torch.from_numpy(value) for name, value in arrays.items()}
 
     def restore(self, state: Mapping[str, Tensor], num_epochs: int) -> None:
@@ -173,6 +193,8 @@ class StreamTrainer(Trainer):
         self.losses = [arrays["losses"]]
         self.course.restore(of_learner, progress, self.losses)
         self.course.since_report = [arrays["since_report"]]
+        if "prequential" in arrays:  # an earlier version kept none
+            self.prequential.restore(arrays["prequential"])
 
     def save(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         name, params = self.config.loss.name, self.config.loss.params
@@ -189,9 +211,14 @@ def _constraints(
 ) -> constraints.IndexedConstraints:
     """The constraints to learn from: the first triplets of one pass over the rows, or seeds and what they imply.
 
+    Of a learner of labelled points as many rows, each once and in random order, or all.
+
     Few pairs imply few: where these are less than are wished for, more seeds are drawn in their place, a tenth of all
     at a time.
     """
+    if learner.arity == 1:
+        rng = np.random.default_rng(seed)
+        return constraints.labelled_points(labels_N, settings.num_seeds + settings.num_implied, rng)
     if learner.makes_own_triplets:
         of_one_pass = constraints.one_pass_triplets(labels_N.tolist())
         first = itertools.islice(of_one_pass, settings.num_seeds + settings.num_implied)
@@ -222,10 +249,7 @@ def _judged(
 
     Besides, each row's own values of those that are means over rows.
     """
-    vote = settings.vote
-    if vote == "own":
-        vote = "similarity" if len(learner.layer_weights) > 1 else "majority"
-    predicted_Q = online.classify(learner, query_QD, x_ND, labels_N, settings.k, vote)
+    predicted_Q = _classes(settings, learner, x_ND, labels_N, query_QD)
     scores = online.judged(labels_Q, predicted_Q)
     is_wrong_Q = (labels_Q != predicted_Q).astype(np.float64)
     of_rows = {"error_rate": is_wrong_Q, "accuracy": 1 - is_wrong_Q}
@@ -243,6 +267,19 @@ def _judged(
         scores |= {name: float(is_hit_Q.mean()) for name, is_hit_Q in is_hit.items()}
         of_rows |= is_hit
     return scores, of_rows
+
+
+def _classes(
+    settings: OnlineConfig, learner: online.OnlineLearner, x_ND: Floats, labels_N: Labels, query_QD: Floats
+) -> Labels:
+    """The classes of queries, by the learner's own rule or by their neighbours among labelled points."""
+    vote = settings.vote
+    if vote == "own":
+        own_Q = learner.predict(query_QD)
+        if own_Q is not None:
+            return own_Q
+        vote = "similarity" if len(learner.layer_weights) > 1 else "majority"
+    return online.classify(learner, query_QD, x_ND, labels_N, settings.k, vote)
 
 
 def rows_of(config: TrialConfig) -> Sides:

@@ -44,6 +44,7 @@ class Online(Task):
     )
     second_objectives = MappingProxyType[str, str]({})
     size_param = None
+    baselines = ("slda", "nearest_class_mean", "whitening")
     uses_gpu = False
     draws_test_curve = True
 
