@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import os
 import queue
@@ -181,7 +182,7 @@ class WatchFile:
         try:
             written = os.write(self._file, line)
             if written < len(line):
-                raise OSError(28, os.strerror(28), str(self._path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             os.fsync(self._file)
         except OSError:
             with contextlib.suppress(OSError):
