@@ -533,11 +533,10 @@ class BackgroundServer:
 
     def __init__(self, service: Service, port: int = 0, *, grace_seconds: int = 30) -> None:
         self._held = ExitStack()
-        self._held.callback(service.close)
         try:
             place = self._held.enter_context(bound(LOOPBACK, port))
         except ValueError:
-            self._held.close()
+            service.close()  # else the application does, at its end
             raise
         self.service = service
         self.url = f"http://{LOOPBACK}:{place.getsockname()[1]}"
@@ -550,6 +549,7 @@ class BackgroundServer:
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
         if not self._server.started:
+            service.close()
             self.close()
             raise ValueError(f"{self.url}: the server could not start; name another port")
 
