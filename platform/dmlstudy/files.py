@@ -84,7 +84,7 @@ def remove_temporary_folders() -> None:
 
 
 def read_json(path: Path, where_missing: str, where_damaged: str) -> Any:
-    """What a file of JSON holds. Raises ValueError naming a file that is missing or damaged, and what to do then."""
+    """The content of a file of JSON. Raises ValueError naming one that is missing or damaged, and what to do then."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -23,7 +23,7 @@ from dmlstudy.serving.drift import DistanceRange
 from dmlstudy.serving.gallery import build
 from dmlstudy.serving.guards import Limits
 from dmlstudy.serving.server import Service, app
-from dmlstudy.serving.watch import Served, Watch, WatchFile, WatchPlan, WatchStart, Window, read_record
+from dmlstudy.serving.watch import QueryWatch, Served, WatchFile, WatchPlan, WatchStart, Window, read_record
 
 from .conftest import X, embedder
 from .test_gallery import embedded
@@ -44,8 +44,8 @@ def windows_of(path: Path) -> list[Window]:
     return [line for line in read_record(path) if isinstance(line, Window)]
 
 
-def started(path: Path, window: int = 4, **named: object) -> Watch:
-    return Watch(WatchPlan(path, window), SERVED, unit_range, **named)  # type: ignore[arg-type]
+def started(path: Path, window: int = 4, **named: object) -> QueryWatch:
+    return QueryWatch(WatchPlan(path, window), SERVED, unit_range, **named)  # type: ignore[arg-type]
 
 
 def test_queries_go_into_windows_and_the_last_one_is_written_at_the_end(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_queries_go_into_windows_and_the_last_one_is_written_at_the_end(tmp_path
 
 def test_a_window_ends_by_its_time(tmp_path: Path) -> None:
     path = tmp_path / "watch.jsonl"
-    own = Watch(WatchPlan(path, 1000, 0.01), SERVED, unit_range)
+    own = QueryWatch(WatchPlan(path, 1000, 0.01), SERVED, unit_range)
     own.note([0.1], None)
     until(lambda: len(windows_of(path)) == 1)
     own.note([0.1, 0.2], None)
@@ -202,7 +202,7 @@ def test_a_watch_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
         raise ValueError("too few")
 
     with pytest.raises(ValueError, match="too few"):
-        Watch(WatchPlan(tmp_path / "w"), SERVED, refuse)
+        QueryWatch(WatchPlan(tmp_path / "w"), SERVED, refuse)
     assert not (tmp_path / "w").exists()
     for plan, message in (
         (WatchPlan(tmp_path / "w", 0), "--watch-window 0: give 1 to 100000 queries"),

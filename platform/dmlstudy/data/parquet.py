@@ -286,7 +286,7 @@ def embeddings_left_out(path: str | Path) -> list[tuple[str, str]]:
 
 
 def embeddings_metadata(origin: Mapping[str, str], left_out: Sequence[tuple[str, str]]) -> dict[bytes, str]:
-    """What a file of embeddings says of itself."""
+    """The metadata of a file of embeddings."""
     noted = {_ORIGIN: json.dumps(dict(origin))} if origin else {}
     return noted | ({_LEFT_OUT: json.dumps(list(left_out))} if left_out else {})
 

@@ -260,7 +260,7 @@ def timm_model(name: str, image_size: tuple[int, ...], weights: str | None) -> B
 
 
 def timm_network(build: Callable[..., nn.Module], image_size: tuple[int, ...]) -> tuple[nn.Module, bool]:
-    """What ``build`` makes for pictures of a size; False for a convolutional one, which takes any size unasked."""
+    """The network that ``build`` makes for pictures of a size; False for a convolutional one, which takes any size."""
     try:
         return build(img_size=image_size), True
     except TypeError as error:

@@ -7,8 +7,10 @@ beyond it has, whatever the distribution of distances is,
     P(Y >= y) <= sum_{i=y}^{m} BetaBinomial(i; m, n + 1 - j, j)
 
 with equality where no two distances are equal (exceedances: Gumbel, von Schelling 1950). That d_(j) is itself an
-estimate is in it. Window k is outside where this is at most 0.05 / (k (k + 1)): these sum up to 0.05, so the chance of
-a false alarm in all windows ever is at most 5%, however they depend on each other.
+estimate is in it.
+
+Window k is outside where this is at most 0.05 / (k (k + 1)): these sum up to 0.05, so the chance of a false alarm in
+all windows ever is at most 5%, however they depend on each other.
 
 Shapes: N reference queries, D embedding size, K items found, Q queries.
 """
@@ -180,8 +182,10 @@ def learned(retriever: Retriever, reference: str | Path | None = None) -> Distan
     """The range of nearest distances in a gallery, as ``retriever`` searches it.
 
     Without a ``reference`` each item of a class with two items or more is asked, itself left out; and again with all
-    of its class left out, as a new class would be. With one, anything that ``dmlstudy embed`` reads, its content is
-    asked as queries are, each query's own item left out; those of classes that the gallery lacks are of new classes.
+    of its class left out, as a new class would be.
+
+    With one, anything that ``dmlstudy embed`` reads, its content is asked as queries are, each query's own item left
+    out; those of classes that the gallery lacks are of new classes.
 
     Up to ``MOST_REFERENCES`` are asked, drawn by a fixed generator. Raises ValueError where the gallery's items cannot
     stand for queries, for too few of either, and as the reference's files do.

@@ -5,8 +5,8 @@
 
 ``GET /health``        200 as long as the process answers
 ``GET /ready``         200 once the model has computed something, 503 while the server ends
-``GET /model``         what the model was trained on, and its ancestry; how far queries are, where this is watched
-``GET /metrics``       counts of requests and items, as Prometheus reads them
+``GET /model``         what it was trained on, its ancestry, and how far queries are
+``GET /metrics``       counts, as Prometheus reads them
 ``GET /openapi.json``  all this as OpenAPI 3.1; ``GET /docs`` for people, where ``GET /`` leads
 
 Answers are JSON; of what is refused ``{"error": ...}`` with 400 (not understood), 401 (no token), 403 (a page of
@@ -57,7 +57,7 @@ from dmlstudy.serving.gallery import ABOUT, open_gallery
 from dmlstudy.serving.guards import LOOPBACK, Access, Limits, Memory, busy, check_token, read_body
 from dmlstudy.serving.retriever import Found, Retriever
 from dmlstudy.serving.short_search import Short
-from dmlstudy.serving.watch import Served, Watch, WatchPlan
+from dmlstudy.serving.watch import QueryWatch, Served, WatchPlan
 
 MOST_PORT = 65535
 
@@ -79,7 +79,7 @@ class Service:
     ``short`` is the form of what ``POST /embed`` answers with; a gallery has a form of its own. Queries go
     through ``space_map`` to the gallery's space. ``watch`` says where their distances are recorded.
 
-    Raises ValueError as ``Model.loaded``, ``Retriever``, ``Watch`` and ``drift.learned``, and for a map, or a watch,
+    Raises ValueError as ``Model.loaded``, ``Retriever``, ``QueryWatch`` and ``drift.learned``, and for a map, or a watch,
     without a gallery.
     """
 
@@ -144,11 +144,11 @@ class Service:
         if model.example is not None:
             for wanted in {self._items, *([self._queries] if self._search else [])}:
                 wanted.submit(model.example[0][:1]).result()
-        self.watch: Watch | None = None
+        self.watch: QueryWatch | None = None
         if watch is not None and gallery is not None and self._search is not None:
             self.watch = self._watched(watch, Path(gallery), self._search)
 
-    def _watched(self, plan: WatchPlan, gallery: Path, search: Retriever) -> Watch:
+    def _watched(self, plan: WatchPlan, gallery: Path, search: Retriever) -> QueryWatch:
         served = Served(
             model=self.name,
             model_digest=self.digest,
@@ -157,7 +157,7 @@ class Service:
             query_map=None if search.space_map is None else search.space_map.digest,
             distance=search.measure.distance,
         )
-        return Watch(
+        return QueryWatch(
             plan,
             served,
             lambda: drift.learned(search, plan.reference),

@@ -225,7 +225,7 @@ def _damaged(path: Path, number: int, why: str) -> ValueError:
     return ValueError(f"{path}: line {number} is damaged ({why}); take the line out, or name another file")
 
 
-class Watch:
+class QueryWatch:
     """Windows of a server's queries, which a thread writes and tests.
 
     ``learn`` gives the range of distances. Raises ValueError as it, ``WatchFile`` and ``WatchPlan.checked`` do, and
