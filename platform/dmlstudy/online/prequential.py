@@ -82,7 +82,7 @@ class Prequential:
         return float(wrong / num) if num else float("nan")
 
     def metrics(self) -> dict[str, float]:
-        """The numbers that a trial reports: ``prequential_error``, ``_error_W`` of window W, and ``prequential_width``."""
+        """Numbers for a report: ``prequential_error``, ``_error_W`` of window W, and ``prequential_width``."""
         told = {
             f"prequential_error_{window:02d}": float(error)
             for window, error in enumerate(self.error_W)
