@@ -79,8 +79,8 @@ class Service:
     ``short`` is the form of what ``POST /embed`` answers with; a gallery has a form of its own. Queries go
     through ``space_map`` to the gallery's space. ``watch`` says where their distances are recorded.
 
-    Raises ValueError as ``Model.loaded``, ``Retriever``, ``QueryWatch`` and ``drift.learned``, and for a map, or a watch,
-    without a gallery.
+    Raises ValueError as ``Model.loaded``, ``Retriever``, ``QueryWatch`` and ``drift.learned``, and for a map or a
+    watch without a gallery.
     """
 
     def __init__(
