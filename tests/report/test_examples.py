@@ -19,6 +19,7 @@ from dmlstudy.report import examples
 from dmlstudy.report.examples import Items
 from dmlstudy.report.page import Plot, Section
 from dmlstudy.store import Store
+from dmlstudy.training import dataset_cache
 
 Z = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
 
@@ -218,9 +219,9 @@ def test_a_relative_path_is_looked_up_where_the_study_was_started(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     config = DataConfig(name="image_folder", path="birds")
-    assert examples._here(config, str(tmp_path / "started")).path == str(tmp_path / "started" / "birds")
-    assert examples._here(config, str(tmp_path)).path == "birds"
-    assert examples._here(config, None).path == "birds"
+    assert dataset_cache.found_from(config, str(tmp_path / "started")).path == str(tmp_path / "started" / "birds")
+    assert dataset_cache.found_from(config, str(tmp_path)).path == "birds"
+    assert dataset_cache.found_from(config, None).path == "birds"
 
 
 def vectors_study(store: Store, study: str, tmp_path: Path, kind: str) -> Maker:
