@@ -219,7 +219,9 @@ def test_a_relative_path_is_looked_up_where_the_study_was_started(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     config = DataConfig(name="image_folder", path="birds")
-    assert dataset_cache.found_from(config, str(tmp_path / "started")).path == str(tmp_path / "started" / "birds")
+    assert dataset_cache.found_from(config, str(tmp_path / "started")).path == str(
+        tmp_path / "started" / "birds"
+    )
     assert dataset_cache.found_from(config, str(tmp_path)).path == "birds"
     assert dataset_cache.found_from(config, None).path == "birds"
 
