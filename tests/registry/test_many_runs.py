@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import sqlite3
 import statistics
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, sync_playwright
 from support.many_runs import replay
+from support.ui import ui_of
 
 from dmlstudy.registry import mlflow_view, row_counts, tracking
 from dmlstudy.store import Store
@@ -91,28 +89,13 @@ def page_of_many(tmp_path_factory: pytest.TempPathFactory, chromium: str) -> Ite
     store = Store(tmp_path_factory.mktemp("many"))
     store.prepare()
     replay(store, "many", NUM_TRIALS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "dmlstudy", "ui", "--port", str(port), "--store", str(store.root)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.5)
-        with sync_playwright() as playwright:
-            options: dict[str, Any] = {"args": ["--no-sandbox", "--disable-gpu"], "executable_path": chromium}
-            browser = playwright.chromium.launch(**options)
-            page = browser.new_page(viewport={"width": 1600, "height": 1000})
-            page.set_default_timeout(PATIENCE_MS)
-            yield page, mlflow_view.links(store, port)["many"].partition("?")[0]
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
+    with ui_of(store) as port, sync_playwright() as playwright:
+        options: dict[str, Any] = {"args": ["--no-sandbox", "--disable-gpu"], "executable_path": chromium}
+        browser = playwright.chromium.launch(**options)
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+        page.set_default_timeout(PATIENCE_MS)
+        yield page, mlflow_view.links(store, port)["many"].partition("?")[0]
+        browser.close()
 
 
 def shown_after(page: Page, address: str) -> float:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import html
 import re
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.ui import ui_of
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
 from dmlstudy.registry import mlflow_view, tracking
@@ -130,24 +126,10 @@ def test_ui_says_where_the_leaderboards_are(
 def test_the_page_shows_the_leaderboard(
     store: Store, published: tuple[StudyTracker, Leaderboard], dom: Callable[..., str]
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "dmlstudy", "ui", "--port", str(port), "--store", str(store.root)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.5)
+    with ui_of(store) as port:
         shown = html.unescape(
             re.sub(r"<[^>]*>", "|", dom(mlflow_view.links(store, port)["<b>page</b>"], width=2600))
         )
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
     places = [shown.find(f"|{name}|") for name in ("modest", "lucky", "untrained")]
     assert -1 not in places
     assert places == sorted(places), "the rows are not in the order of their validation scores"
