@@ -18,7 +18,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ import psutil
 import requests
 from mlflow.models import infer_signature
 from PIL import Image
+from support.ports import free_port
 
 from dmlstudy import embedders
 from dmlstudy.saved import Model
@@ -176,12 +176,6 @@ def drive(address: str, cases: list[Case], seconds: int, connections: int, folde
         found["broken"],
         {int(code): count for code, count in found["answers"].items()},
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def memory(process: subprocess.Popen[bytes]) -> float:

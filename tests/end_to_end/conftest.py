@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from support.trees import end_tree
 
 from dmlstudy import cli
@@ -169,12 +170,6 @@ def submitted(
     result = command("submit", spec, "--address", ray_head, "--store", store, "--wait")
     assert result.returncode == 0, result.stdout + result.stderr
     return Finished(store, result.stdout)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout: float = 240) -> None:

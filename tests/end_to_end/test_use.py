@@ -12,10 +12,11 @@ import mlflow
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.ports import free_port
 
 from dmlstudy import data, retrieval
 
-from .conftest import DMLSTUDY, NUM_TRIALS, QUICKSTART, Finished, called, free_port, wait_for_port
+from .conftest import DMLSTUDY, NUM_TRIALS, QUICKSTART, Finished, called, wait_for_port
 
 pytestmark = pytest.mark.timeout(900)
 

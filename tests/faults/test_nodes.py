@@ -7,7 +7,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from support.ports import free_port
 from support.rays import ray_head
 
 from .conftest import DMLSTUDY, Record, board_of, runs_left_open, seconds_until_training, trials_of
@@ -104,9 +104,7 @@ def cluster() -> Iterator[Cluster]:
     """Three nodes that only a holder of the token can speak to, on a machine where another Ray runs, too."""
     # Paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, ray_head(Path(folder) / "other"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         nodes = subprocess.Popen(
             [sys.executable, "-c", NODES, str(port), folder],
             stdin=subprocess.PIPE,

@@ -1,7 +1,6 @@
 """What a study stands on goes away: the MLflow server on PostgreSQL, room for artifacts; and who may speak to it.
 
-They need PostgreSQL (`apt-get install postgresql`; done here where this is root) and two wheels for the server,
-psycopg2-binary and Flask-WTF, which pip puts into a temporary folder. Everything listens on loopback.
+MLflow's server needs Flask-WTF, which pip puts into a temporary folder. Everything listens on loopback.
 """
 
 from __future__ import annotations
@@ -9,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +24,8 @@ import mlflow
 import pytest
 import requests
 from mlflow.exceptions import MlflowException
+from support.ports import free_port
+from support.postgres import running_postgres
 from support.trees import end_tree
 
 from dmlstudy.registry import tracking
@@ -54,12 +53,6 @@ PASSWORD = secrets.token_hex(16)
 CREDENTIALS = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def wait_until(condition: Callable[[], bool], timeout: float, why: Callable[[], object]) -> float:
     """Seconds until the condition holds."""
     started = time.monotonic()
@@ -69,46 +62,11 @@ def wait_until(condition: Callable[[], bool], timeout: float, why: Callable[[], 
     return time.monotonic() - started
 
 
-def postgres_programs() -> Path:
-    """The folder of initdb and postgres."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found and os.getuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "update", "-qq"], check=False, timeout=120)
-        subprocess.run(["apt-get", "install", "-y", "-qq", "postgresql"], check=False, timeout=300)
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    on_path = shutil.which("initdb")
-    if not found and on_path is None:
-        pytest.fail("PostgreSQL is not installed: apt-get install postgresql")
-    return found[-1].parent if found else Path(str(on_path)).resolve().parent
-
-
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """A PostgreSQL of its own on loopback; the URL of its database."""
-    programs, port = postgres_programs(), free_port()
-    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name  # it refuses to be root
-    with tempfile.TemporaryDirectory(prefix="dmlstudy-pg-") as folder:
-        place = Path(folder)
-        (place / "password").write_text(PASSWORD)
-        for path in (place, place / "password"):
-            shutil.chown(path, user)
-        data = place / "data"
-        options = ["--username=mlflow", "--auth=scram-sha-256", f"--pwfile={place / 'password'}"]
-        initdb = [programs / "initdb", f"--pgdata={data}", *options]
-        subprocess.run(initdb, check=True, capture_output=True, cwd=place, user=user)
-        settings = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-        server = subprocess.Popen(
-            [programs / "postgres", "-D", data, "-p", str(port), *settings],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=place,
-            user=user,
-        )
-        try:
-            yield f"postgresql+psycopg2://mlflow:{PASSWORD}@127.0.0.1:{port}/postgres"
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(timeout=30)
+    """The URL of an empty database on loopback."""
+    with running_postgres() as address:
+        yield f"postgresql+psycopg://{address}"
 
 
 class Server:
@@ -119,7 +77,7 @@ class Server:
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder = folder
         extra = folder / "extra"
-        wheels = ["psycopg2-binary", "Flask-WTF", "WTForms"]
+        wheels = ["Flask-WTF", "WTForms"]
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(extra)]
         subprocess.run([*pip, *wheels], check=True, timeout=200)
         config = folder / "basic_auth.ini"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import psutil
 import pytest
 import requests
 from mlflow.models import infer_signature
+from support.ports import free_port
 
 from dmlstudy import embedders
 
@@ -40,9 +40,7 @@ def test_it_answers_with_the_model_s_embeddings(tmp_path: Path) -> None:
         signature=infer_signature(images, expected),
         pip_requirements=["dmlstudy"],
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(tmp_path / "mlflow")]
     command += ["--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)]
     with (tmp_path / "log").open("wb") as log:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import requests
 import torch
+from support.ports import free_port
 from support.verdict_trials import verdict_trial
 
 from dmlstudy import embedders, hashing, model_folder, online
@@ -226,9 +226,7 @@ def test_mlflow_serves_it_from_an_environment_that_it_builds(registered: Path, t
     """As above, by ``mlflow models serve``: uv builds the environment."""
     mlflow.set_tracking_uri(f"sqlite:///{registered}/store/mlflow.db")
     path = mlflow.artifacts.download_artifacts("models:/images@champion", dst_path=str(tmp_path))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", path, "--env-manager", "uv"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     own = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -184,9 +184,9 @@ def test_compare_of_queries_with_a_gallery() -> None:
         gallery=gallery,
     )
     itself = np.array([-1, 18, 1, -1])
-    plain = retrieval.evaluate_query_gallery(
+    plain = retrieval.gallery_scores(
         z[query], labels[query], z[gallery], labels[gallery], (1, 4), self_index=itself
-    )
+    ).means()
     assert {name: found["none"][name] for name in plain} == plain
     ordered = []
     for q in query:

@@ -274,7 +274,7 @@ def test_a_collapsed_model_gains_nothing_from_data_sorted_by_class() -> None:
     assert retrieval.mean_average_precision(by_index, labels, np.full(600, 59)).mean() > 0.2
     found = (
         retrieval.evaluate(z, labels, full_map=True),
-        retrieval.evaluate_query_gallery(z, labels, z, labels, self_index=places, full_map=True),
+        retrieval.gallery_scores(z, labels, z, labels, self_index=places, full_map=True).means(),
         *retrieval.compare(z, labels, reference, 600, full_map=True).values(),
         *retrieval.compare(z, labels, reference, 600, query=places, gallery=places, full_map=True).values(),
     )

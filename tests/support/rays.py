@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from support.ports import free_port
 from support.trees import end_tree
 
 RAY = Path(sys.executable).parent / "ray"
@@ -28,7 +29,7 @@ class Head(NamedTuple):
 def ray_head(temp_dir: Path) -> Iterator[Head]:
     """A head of one CPU until the end of the block; two in one ``temp_dir`` are as two with Ray's default."""
     temp_dir.mkdir(parents=True, exist_ok=True)
-    port, dashboard, clients = (_free_port() for _ in range(3))
+    port, dashboard, clients = (free_port() for _ in range(3))
     options = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--port={port}"]
     options += [f"--dashboard-port={dashboard}", f"--ray-client-server-port={clients}"]
     options += ["--dashboard-agent-listen-port=0", "--disable-usage-stats", f"--temp-dir={temp_dir}"]
@@ -53,9 +54,3 @@ def _listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

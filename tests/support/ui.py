@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+
+from support.ports import free_port
 
 from dmlstudy.store import Store
 
@@ -16,9 +17,7 @@ from dmlstudy.store import Store
 @contextlib.contextmanager
 def ui_of(store: Store) -> Iterator[int]:
     """The port on loopback of a page that answers, until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-m", "dmlstudy", "ui", "--port", str(port), "--store", str(store.root)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -110,9 +110,9 @@ def test_query_and_gallery_are_those_of_the_data(tmp_path: Path) -> None:
     assert query is not None
     assert gallery is not None
     labels_N = sides.test.labels_N
-    expected = retrieval.evaluate_query_gallery(
+    expected = retrieval.gallery_scores(
         z_ND[query], labels_N[query], z_ND[gallery], labels_N[gallery], recall_at=(1, 4)
-    )
+    ).means()
     for metric in SHOWN:
         assert found[f"retention_{metric}"] == pytest.approx(expected[metric], abs=1e-6)
 

@@ -264,40 +264,6 @@ def evaluate(
     return score(rankings, labels_N, labels_N, num_relevant_N, recall_at, map_at, full_map, macro)
 
 
-def evaluate_query_gallery(
-    query_QD: Floats,
-    label_Q: Labels,
-    gallery_MD: Floats,
-    label_M: Labels,
-    recall_at: Sequence[int] = (1, 10, 20, 30),
-    *,
-    self_index: Ints | None = None,
-    map_at: Sequence[tuple[int, Denominator]] = (),
-    full_map: bool = False,
-    macro: bool = False,
-    curvature: float | None = None,
-    device: torch.device | None = None,
-) -> dict[str, float]:
-    """Score queries against a separate gallery (In-Shop); else as ``evaluate``.
-
-    ``self_index`` is as for ``retrieve``: where a query is in the gallery too. Raises ValueError for unequal
-    numbers of embeddings and labels, no queries, and embeddings that are not finite.
-    """
-    return gallery_scores(
-        query_QD,
-        label_Q,
-        gallery_MD,
-        label_M,
-        recall_at,
-        self_index=self_index,
-        map_at=map_at,
-        full_map=full_map,
-        macro=macro,
-        curvature=curvature,
-        device=device,
-    ).means()
-
-
 def gallery_scores(
     query_QD: Floats,
     label_Q: Labels,
@@ -312,7 +278,11 @@ def gallery_scores(
     curvature: float | None = None,
     device: torch.device | None = None,
 ) -> Scores:
-    """The scores of ``evaluate_query_gallery`` before their means are taken; arguments and errors as there."""
+    """Score queries against a separate gallery (In-Shop); ``means()`` of what it returns has the keys of ``evaluate``.
+
+    ``self_index`` is as for ``retrieve``: where a query is in the gallery too. The rest is as for ``evaluate``. Raises
+    ValueError for unequal numbers of embeddings and labels, no queries, and embeddings that are not finite.
+    """
     for side, z, labels in (("queries", query_QD, label_Q), ("gallery items", gallery_MD, label_M)):
         if len(z) != len(labels) or len(z) == 0:
             raise ValueError(f"{len(z)} {side}, {len(labels)} labels: needs as many, and at least 1")

@@ -24,9 +24,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -477,8 +477,7 @@ def app(service: Service, access: Access | None = None, *, is_logged: bool = Fal
     return traffic.Traffic(whole, frozenset(each.path for each in routes), is_logged, front.registry)
 
 
-@contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
+def bound(host: str, port: int) -> socket.socket:
     """A socket that has the port, and does not listen yet.
 
     Raises ValueError for a port that is taken, and an address that is not this machine's.
@@ -492,15 +491,15 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         place = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: {error}; name another") from None
-    with place:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            place.bind(address)
-        except OSError as error:
-            raise ValueError(
-                f"--host {host} --port {port}: {error.strerror}; name another with --port, or end what listens there"
-            ) from None
-        yield place
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        place.bind(address)
+    except OSError as error:
+        place.close()
+        raise ValueError(
+            f"--host {host} --port {port}: {error.strerror}; name another with --port, or end what listens there"
+        ) from None
+    return place
 
 
 def serve(
@@ -532,18 +531,17 @@ class BackgroundServer:
     """
 
     def __init__(self, service: Service, port: int = 0, *, grace_seconds: int = 30) -> None:
-        self._held = ExitStack()
         try:
-            place = self._held.enter_context(bound(LOOPBACK, port))
+            self._place = bound(LOOPBACK, port)
         except ValueError:
             service.close()  # else the application does, at its end
             raise
         self.service = service
-        self.url = f"http://{LOOPBACK}:{place.getsockname()[1]}"
+        self.url = f"http://{LOOPBACK}:{self._place.getsockname()[1]}"
         whole = app(service, Access.of(LOOPBACK, None))
         self._server = uvicorn.Server(configured(whole, grace_seconds=grace_seconds))
         self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [place]}, name="dmlstudy-server", daemon=True
+            target=self._server.run, kwargs={"sockets": [self._place]}, name="dmlstudy-server", daemon=True
         )
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
@@ -557,7 +555,7 @@ class BackgroundServer:
         """Answer what is under way, for at most ``grace_seconds``, and end."""
         self._server.should_exit = True
         self._thread.join()
-        self._held.close()
+        self._place.close()
 
     def __enter__(self) -> Self:
         return self
