@@ -3,8 +3,8 @@
     python tests/benchmarks/many_runs.py [--trials 10000] [--repeats 3]
 
 SQLite is asked as MLflow leaves it, and once it has counted its rows, as every command of dmlstudy and a study's driver
-see to. Beside it stand the same rows in a PostgreSQL of its own. The times are those of the wall, since PostgreSQL works
-in processes of its own: run it on a quiet machine.
+see to. Beside it stand the same rows in PostgreSQL. Times are those of the wall, since PostgreSQL works in processes of
+its own: run it on a quiet machine.
 
 The page itself, in a browser: ``pytest -m long tests/registry/test_many_runs.py -s``.
 """
