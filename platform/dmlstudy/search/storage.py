@@ -131,6 +131,19 @@ def trials_of(store: Store, name: str) -> list[FrozenTrial]:
         return list(storage.get_all_trials(study_id, deepcopy=False))
 
 
+def user_attrs_of(place: Store | optuna.storages.BaseStorage, name: str) -> dict[str, Any]:
+    """The user attributes of a study; none where its search has not begun."""
+    if isinstance(place, Store):
+        if not place.optuna_file.is_file():
+            return {}
+        with _readable(place):
+            return user_attrs_of(read_storage(place), name)
+    try:
+        return dict(place.get_study_user_attrs(place.get_study_id_from_name(name)))
+    except KeyError:
+        return {}
+
+
 def is_local(folder: Path) -> bool:
     """True if the folder lies on a file system of this machine alone; False where that is unknown."""
     try:
