@@ -40,6 +40,8 @@ from optuna.trial import FrozenTrial, TrialState
 from dmlstudy.metric_names import LATENCY_MS, on_test
 from dmlstudy.records import TrialConfig, UnitScores, is_untrained
 from dmlstudy.search import early_stopping, samplers
+from dmlstudy.search.early_stopping import SearchCurve
+from dmlstudy.search.fold_test import FoldTest
 from dmlstudy.search.ledger import Entry, Ledger, label
 from dmlstudy.search.paused import PausedTrials
 from dmlstudy.search.subsearch import Follower, Subsearch
@@ -138,6 +140,7 @@ class StudySearch:
         )
         self._spent_noted = 0.0
         self._stopping = early_stopping.RULES[search.scheduler](search.reduction_factor)
+        self._fold_test = FoldTest(search.fold_test)
         self._paused = PausedTrials(self._stopping)
         self._at_rest: set[int] = set()
         """Trials that have paused in this generation, which sees nothing of it."""
@@ -201,7 +204,7 @@ class StudySearch:
             self._waiting.append(number)
         elif is_seen:
             if state.is_finished() and state != TrialState.FAIL:
-                self._stopping.learn(entry.curve)
+                self._learn(entry.curve)
             self._settle(number)
         elif not state.is_finished():
             self._at_rest.add(number)
@@ -212,12 +215,12 @@ class StudySearch:
         # Without generations more is known by now than when the trial was let go on; its last report may not
         # have been judged.
         steps = sorted(curve.scores) if self._in_generations else sorted(curve.scores)[-1:]
-        step = next((step for step in steps if self._stopping.stops(curve, step)), None)
+        reason = next(filter(None, (self._why_to_stop(entry, curve, step) for step in steps)), "")
         if not self._in_generations:
-            self._stopping.learn(curve)
-        if step is not None:
+            self._learn(curve)
+        if reason:
             self._waiting.remove(entry.trial.number)
-            self._ledger.end(entry.trial, TrialState.PRUNED, reason=self._why_stopped(entry, step))
+            self._ledger.end(entry.trial, TrialState.PRUNED, reason=reason)
             self._settle_if_alone(entry.trial.number)
 
     # What an engine calls
@@ -455,17 +458,33 @@ class StudySearch:
         is_new = self._ledger.report(entry.trial, step, metrics[self.metric])
         if is_new or self._in_generations:
             curve = entry.curve
-            if self._stopping.stops(curve, step):
+            if reason := self._why_to_stop(entry, curve, step):
                 self._hopeless.add(trial_id)
-                assignment.reason = self._why_stopped(entry, step)
+                assignment.reason = reason
             if not self._in_generations:
-                self._stopping.learn(curve, since=step)
+                self._learn(curve, since=step)
         return trial_id in self._hopeless
 
+    def _learn(self, curve: SearchCurve, since: int = 0) -> None:
+        """Take a trial's scores from a step on among those by which others are stopped."""
+        self._stopping.learn(curve, since)
+        self._fold_test.learn(curve)
+
+    def _why_to_stop(self, entry: Entry, curve: SearchCurve, step: int) -> str:
+        """The reason to stop the trial after this step; empty where it goes on."""
+        if self._stopping.stops(curve, step):
+            return self._why_stopped(entry, step)
+        if self._fold_test.stops(curve, step):
+            chance = f"a chance below {self._fold_test.level:g} to end above {self._whose(entry)} best"
+            return f"stopped after {place(entry.config, step)}: by its folds {chance}"
+        return ""
+
     def _why_stopped(self, entry: Entry, step: int) -> str:
-        whose = "the search's" if entry.subsearch.chooses_family else "its family's"
-        why = self._stopping.WHY.format(whose=whose, eta=self._stopping.eta)
+        why = self._stopping.WHY.format(whose=self._whose(entry), eta=self._stopping.eta)
         return f"stopped after {place(entry.config, step)}: {why}"
+
+    def _whose(self, entry: Entry) -> str:
+        return "the search's" if entry.subsearch.chooses_family else "its family's"
 
     # The search
 
@@ -619,7 +638,7 @@ class StudySearch:
         for number in sorted(self._entries):
             entry = self._entries[number]
             if entry.trial.state.is_finished() and entry.trial.state != TrialState.FAIL:
-                self._stopping.learn(entry.curve)
+                self._learn(entry.curve)
             self._settle(number)
 
     def _settle_if_alone(self, number: int) -> None:

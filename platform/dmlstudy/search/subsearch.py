@@ -278,8 +278,11 @@ class Subsearch:
         search = self._search
         modelled = {} if self.chooses_family else self._modelled
         seen = samplers.seen_by(search.sampler, self._ended.trials(), self._running.values())
+        noise = (
+            samplers.fold_noise(seen, self._spec.file.protocol.num_folds) if search.sampler == "gp" else 0.0
+        )
         for attempt in range(REDRAWS):
-            sampler = samplers.sampler_for(search, number, self.num_asked, modelled, attempt)
+            sampler = samplers.sampler_for(search, number, self.num_asked, modelled, attempt, noise)
             drawn, point = self._drawn(sampler, seen, number, given)
             if attempt == 0:  # a point that was not drawn counts in its place, as Optuna's enqueued trials do
                 memory = {k: v for k, v in drawn.system_attrs.items() if "relative_params" not in k}

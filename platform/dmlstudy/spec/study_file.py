@@ -119,8 +119,10 @@ class SpecError(ValueError):
         super().__init__(one_line(message))
 
 
-class SearchConfig(Record):
+class SearchConfig(Grown):
     """Budget and search strategy; every family gets the same unless one search chooses among them."""
+
+    LATER = ("fold_test",)
 
     trials_per_family: Annotated[
         PositiveInt, Field(le=100_000, description="configurations of each family that are tried")
@@ -162,6 +164,15 @@ class SearchConfig(Record):
         Field(description="which trials are stopped early"),
     ] = "halving"
     reduction_factor: Annotated[int, Field(ge=2, le=1000, description="keep the best 1/reduction_factor")] = 3
+    fold_test: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="a trial is stopped between folds where its chance to end above its family's best is smaller;"
+            " 0: never",
+        ),
+    ] = 0.0
     warm_start: Annotated[
         tuple[str, ...] | Literal["auto"],
         Field(
@@ -442,6 +453,7 @@ class StudySpec:
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
+        _check_fold_test(file)
         _check_protocol(file.protocol)
         _check_pairs(file)
         _check_searches(file)
@@ -722,6 +734,20 @@ def _check_search(search: SearchConfig) -> None:
         raise SpecError(
             "search.generation_size: there are no generations with search.deterministic: false;"
             " leave one of the two out"
+        )
+
+
+def _check_fold_test(file: StudyFile) -> None:
+    """Raises SpecError for a fold test without folds to compare, or of trials that quality alone does not rank."""
+    if not file.search.fold_test:
+        return
+    if file.protocol.num_folds < 2:
+        raise SpecError(
+            "search.fold_test: there is one fold; set protocol.num_folds: 4, or leave search.fold_test out"
+        )
+    if file.search.second_objective:
+        raise SpecError(
+            "search.fold_test: would stop trials for their quality alone; leave it or second_objective out"
         )
 
 
