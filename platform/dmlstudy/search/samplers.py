@@ -46,9 +46,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import Scalar
+from dmlstudy.search import hub
 from dmlstudy.search.fold_test import FEWEST_TRIALS, fold_scores, noise_variance
 from dmlstudy.spec.space import Suggester
-from dmlstudy.spec.study_file import SearchConfig, SpecError
+from dmlstudy.spec.study_file import HUB, SearchConfig, SpecError
 
 T = TypeVar("T")
 
@@ -62,9 +63,11 @@ MOST_ENUMERATED = 1000
 """A space with more points than these counts as endless."""
 
 
-def check_installed(sampler: str) -> None:
+def check_installed(search: SearchConfig) -> None:
     """Raises SpecError where the sampler needs a package that is not there."""
-    if sampler == "cma" and importlib.util.find_spec("cmaes") is None:
+    if search.sampler.startswith(HUB):
+        hub.made(search, search.seed)
+    if search.sampler == "cma" and importlib.util.find_spec("cmaes") is None:
         raise SpecError("search.sampler: cma needs the package cmaes; pip install cmaes")
 
 
@@ -89,6 +92,8 @@ def sampler_for(
     startup = min(10, max(2, search.trials_per_family // 3))
     if search.sampler == "random":
         return RandomSampler(seed=seed)
+    if search.sampler.startswith(HUB):
+        return hub.made(search, seed)
     if search.sampler == "tpe":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # of the groups

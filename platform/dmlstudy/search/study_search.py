@@ -39,7 +39,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.metric_names import LATENCY_MS, on_test
 from dmlstudy.records import TrialConfig, UnitScores, is_untrained
-from dmlstudy.search import early_stopping, samplers
+from dmlstudy.search import early_stopping, hub, samplers
 from dmlstudy.search.early_stopping import SearchCurve
 from dmlstudy.search.fold_test import FoldTest
 from dmlstudy.search.ledger import Entry, Ledger, label
@@ -50,7 +50,7 @@ from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.pace import Trials
-from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.spec.study_file import HUB, SearchConfig, SpecError, StudySpec
 from dmlstudy.training.shares import settled_of
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import Status
@@ -115,9 +115,9 @@ class StudySearch:
         *,
         clock: Clock = time.monotonic,
     ) -> None:
-        search, resources = spec.file.search, spec.file.resources
+        search, resources = spec.search, spec.file.resources
         self.metric = spec.file.protocol.objective
-        samplers.check_installed(search.sampler)
+        samplers.check_installed(search)
         warm_points = None
         if search.warm_start and "warm_start" not in _user_attrs(storage, spec.name):
             warm_points = earlier_best(spec, storage)
@@ -159,6 +159,7 @@ class StudySearch:
         self._ledger = Ledger(spec, storage)
         self._subsearches = self._ledger.subsearches
         self.study = self._ledger.study
+        self._check_program(search)
         self._begin_subsearches(warm_points)
         self._read_ledger()
 
@@ -173,6 +174,17 @@ class StudySearch:
             if warm_points is not None:
                 self._notes += [f"search.warm_start: {line}" for line in lines]
             subsearch.is_exhausted = subsearch.name in attrs.get("exhausted", [])
+
+    def _check_program(self, search: SearchConfig) -> None:
+        """Keep which program a sampler of OptunaHub is; raises SpecError where a study goes on with another."""
+        if search.sampler.startswith(HUB):
+            now = hub.digest_of(search)
+            if self.study.user_attrs.get("sampler_sha256", now) != now:
+                raise SpecError(
+                    f"search.registry: the program of {search.sampler} has changed since the study began;"
+                    " put the earlier one back, or begin a study with another name"
+                )
+            self.study.set_user_attr("sampler_sha256", now)
 
     def _read_ledger(self) -> None:
         """Take in what earlier sessions have left in the storage, and what others have enqueued there."""

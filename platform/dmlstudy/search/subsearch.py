@@ -69,7 +69,7 @@ class Subsearch:
         self.num_of_generation: Counter[int] = Counter()
         self.is_exhausted = False
         self._spec = spec
-        self._search = spec.file.search
+        self._search = spec.search
         self._directions = samplers.directions_of(spec.file.search)
         self._ended = samplers.EndedTrials(self._directions)
         self._running: dict[int, FrozenTrial] = {}

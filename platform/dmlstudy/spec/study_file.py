@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -119,10 +120,16 @@ class SpecError(ValueError):
         super().__init__(one_line(message))
 
 
+SAMPLERS = ("tpe", "gp", "cma", "qmc", "random", "nsga2")
+
+HUB = "hub:"
+"""The beginning of a sampler's name that is a package of OptunaHub."""
+
+
 class SearchConfig(Grown):
     """Budget and search strategy; every family gets the same unless one search chooses among them."""
 
-    LATER = ("fold_test",)
+    LATER = ("fold_test", "registry")
 
     trials_per_family: Annotated[
         PositiveInt, Field(le=100_000, description="configurations of each family that are tried")
@@ -152,9 +159,15 @@ class SearchConfig(Grown):
         Field(description="false: no generations; trials are asked for and stopped by what is known so far"),
     ] = True
     sampler: Annotated[
-        Literal["tpe", "gp", "cma", "qmc", "random", "nsga2"],
-        Field(description="Optuna's, which proposes configurations"),
+        str,
+        Field(
+            description="tpe | gp | cma | qmc | random | nsga2 | hub:PACKAGE: Optuna's, or of OptunaHub in registry",
+        ),
     ] = "tpe"
+    registry: Annotated[
+        str | None,
+        Field(description="folder with packages of OptunaHub, of which sampler: hub:samplers/NAME is one"),
+    ] = None
     second_objective: Annotated[
         Literal["embedding_dim", "latency_ms"] | None,
         Field(description="minimised beside the quality; needs nsga2"),
@@ -448,6 +461,11 @@ class StudySpec:
             update={"path": None if path is None else self._lead("data.path", path)}
         )
         """The file's, with an absolute path: workers have other working folders."""
+        registry = file.search.registry
+        self.search = file.search.model_copy(
+            update={"registry": None if registry is None else self._lead("search.registry", registry)}
+        )
+        """The file's, with an absolute path."""
         self.retention = self._retention()
         """The data of ``protocol.retention`` in the same way, with the study's settings where it has none."""
         if UNTRAINED in file.families:
@@ -713,6 +731,11 @@ def _check_search(search: SearchConfig) -> None:
             seconds_of(search.wall_time)
         except ValueError as error:
             raise SpecError(f"search.wall_time: {error}") from None
+    if search.sampler not in SAMPLERS and not re.fullmatch(rf"{HUB}[\w-]+(/[\w-]+)*(:\w+)?", search.sampler):
+        raise SpecError(
+            f"search.sampler: no sampler {search.sampler!r}{nearest(search.sampler, SAMPLERS)};"
+            f" {HUB}PACKAGE is one of search.registry"
+        )
     if (search.second_objective is None) == (search.sampler == "nsga2"):
         raise SpecError(
             "search.sampler: nsga2 and a second objective go together; set search.second_objective:"
@@ -724,6 +747,12 @@ def _check_search(search: SearchConfig) -> None:
         raise SpecError(
             f"search.scheduler: {search.scheduler} would stop small embedders for their quality alone;"
             " set search.scheduler: none beside search.second_objective"
+        )
+    if search.sampler.startswith(HUB) != (search.registry is not None):
+        raise SpecError(
+            "search.registry: is read with sampler: hub:PACKAGE alone; leave it out"
+            if search.registry
+            else f"search.sampler: {search.sampler} needs search.registry, the folder that holds its package"
         )
     if search.families == "adaptive" and search.sampler not in ("tpe", "random"):
         raise SpecError(
