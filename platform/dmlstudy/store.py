@@ -1,7 +1,7 @@
 """The store, in which studies live: one folder with an MLflow database, an Optuna database and the artifacts.
 
 <store>/mlflow.db          runs and registered models (or a tracking server instead)
-<store>/optuna.db          the searches, one Optuna study each (or optuna.place, which tells where they are)
+<store>/optuna.db          the searches (or optuna.place, where they are)
 <store>/artifacts/         what runs and models keep
 <store>/store.id           tells this store from others that use the same tracking server
 <store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files, and the
