@@ -2,7 +2,7 @@
 
     python tests/benchmarks/search.py                                  # all, 200 searches each: hours
     python tests/benchmarks/search.py --samplers random tpe --schedulers none asha --searches 20
-    python tests/benchmarks/search.py --record STORE recorded-omniglot recorded-tiny-imagenet
+    python tests/benchmarks/search.py --record recorded-omniglot=STORE recorded-tiny-imagenet=STORE
 
 A search has the epochs of 30 whole trials, one trial at a time. A drawn point has the curve of the recorded trial
 nearest to it (``support/recorded_curves.py``), so scores have the noise of real ones. **Regret** is the best last score
@@ -44,7 +44,6 @@ from dmlstudy.search import samplers, subsearch
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import StudySpec
-from dmlstudy.store import Store
 
 WHOLE_TRIALS = 30
 MARKS = (5, 10, 20, 30)
@@ -311,16 +310,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("search_regrets.jsonl"))
     parser.add_argument("--by-table", action="store_true", help="a table for each table of curves, too")
-    parser.add_argument(
-        "--record", nargs="+", metavar=("STORE", "STUDY"), help="keep the curves of these studies"
-    )
+    parser.add_argument("--record", nargs="+", metavar="STUDY=STORE", help="keep the curves of these studies")
     options = parser.parse_args()
     if options.record:
-        pq.write_table(
-            recorded_curves.record(Store(Path(options.record[0])), options.record[1:]),
-            recorded_curves.FILE,
-            compression="zstd",
-        )
+        studies = {name: Path(folder) for name, folder in (each.split("=") for each in options.record)}
+        pq.write_table(recorded_curves.record(studies), recorded_curves.FILE, compression="zstd")
         return
     names = methods(options.samplers, options.schedulers)
     wanted = [

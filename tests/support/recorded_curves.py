@@ -1,6 +1,6 @@
 """Learning curves of real trials, kept as a table, and the trial of it that is nearest to a point.
 
-``record`` takes them from a store; ``load`` gives them back. A point that a sampler draws has the curve of the recorded
+``record`` takes them from stores; ``load`` gives them back. A point that a sampler draws has the curve of the recorded
 trial nearest to it, with real noise: distances are Euclidean, of numbers as shares of their range (of its logarithm,
 where the space has one), of choices 0 or 1.
 """
@@ -76,11 +76,12 @@ def _place(value: Any, distribution: Any) -> float:
     return float((own - low) / (high - low)) if high > low else 0.0
 
 
-def record(store: Store, studies: list[str]) -> pa.Table:
-    """The finished trials of these studies, by family."""
-    storage = open_storage(store)
+def record(studies: Mapping[str, Path]) -> pa.Table:
+    """The finished trials of these studies, each in the store beside it, by family."""
     rows, spaces = [], {}
-    for name in studies:
+    for name, folder in studies.items():
+        store = Store(folder)
+        storage = open_storage(store)
         file = store.read_state(name)["spec"]
         study = optuna.load_study(study_name=name, storage=storage)
         for trial in study.get_trials(states=(TrialState.COMPLETE,)):
