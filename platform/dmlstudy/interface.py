@@ -75,6 +75,14 @@ class Study:
         frame = pd.DataFrame(rows, columns=columns)
         return frame.sort_values("number", ignore_index=True)
 
+    def parameters(self) -> pd.DataFrame:
+        """A row for each searched parameter of each family: importance, and how far the objective moves."""
+        from dmlstudy.report.sensitivities import ParameterEffect, effects
+        from dmlstudy.search.history import searched
+
+        rows = [each.model_dump() for each in effects(list(searched(self.store, self.name).values()))]
+        return pd.DataFrame(rows, columns=list(ParameterEffect.model_fields))
+
     def comparisons(self) -> pd.DataFrame:
         """A row for each pair of judged families: the effect, its interval, Holm's p-value and what follows."""
         from dmlstudy.verdict.comparison import Comparison

@@ -23,6 +23,9 @@ from dmlstudy.cli.app import (
 from dmlstudy.cli.tables import say, show_json, show_leaderboard, show_tally
 from dmlstudy.text import counted, one_line
 
+MOST_OF_SENTENCE = 2000
+"""Characters of the sentence on what matters; of names that are longer the middle is left out."""
+
 if TYPE_CHECKING:
     from dmlstudy.registry.compatibility import Compatibility
     from dmlstudy.store import Store
@@ -145,7 +148,8 @@ def report(
 
     written = write_report(place, study, output, with_examples=not without_examples)
     if json:
-        show_json({"file": str(output), **written._asdict()})
+        effects = [each.model_dump() for each in written.parameters]
+        show_json({"file": str(output), **written._asdict(), "parameters": effects})
         return
     kept = (
         f"not kept with the study's run: {written.not_kept}"
@@ -154,6 +158,8 @@ def report(
     )
     size = output.stat().st_size / 1e6
     say(f"{output}: {written.num_families} families, {size:.1f} MB with all it needs; {kept}")
+    if written.matters:
+        say(one_line(written.matters, MOST_OF_SENTENCE))
     if written.notice:
         say(f"not finished: {written.notice}")
 

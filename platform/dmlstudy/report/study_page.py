@@ -13,7 +13,17 @@ from dmlstudy.metric_names import TRAIN_LOSS
 from dmlstudy.registry.curves import last_told, pair_counts, verdict_curves
 from dmlstudy.registry.history import history, keep_page
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
-from dmlstudy.report import examples, figures, retention, short_vectors, streams, thresholds, tuning, words
+from dmlstudy.report import (
+    examples,
+    figures,
+    retention,
+    sensitivities,
+    short_vectors,
+    streams,
+    thresholds,
+    tuning,
+    words,
+)
 from dmlstudy.report.page import (
     Plot,
     Section,
@@ -43,13 +53,16 @@ BASE_HEIGHT, OF_LEGEND = 330, 16
 class Written(NamedTuple):
     """Of a page: how many families it shows, and what its reader should know about the study's state.
 
-    ``not_kept`` says why the page could not be kept with the study's run, as in a store that is only read.
+    ``not_kept`` says why the page could not be kept with the study's run, as in a store that is only read. ``matters``
+    is the page's sentence on the parameters, ``parameters`` its table as values.
     """
 
     num_families: int
     notice: str
     not_kept: str
     """The reason why the store did not take the page; empty if it did."""
+    matters: str
+    parameters: Sequence[sensitivities.ParameterEffect]
 
 
 def write_report(store: Store, study: str, output: Path, *, with_examples: bool = True) -> Written:
@@ -93,11 +106,13 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
     ]
     text = page(f"Study {study}", top, sections)
     write_page(output, text)
+    own = list(tried.values())
+    told = sensitivities.sentence(own, board.objective), sensitivities.effects(own)
     try:
         keep_page(store, study, text)
     except StoreError as error:  # a store that may only be read; the page itself is there
-        return Written(len(board.rows), notice, str(error))
-    return Written(len(board.rows), notice, "")
+        return Written(len(board.rows), notice, str(error), *told)
+    return Written(len(board.rows), notice, "", *told)
 
 
 def _state(store: Store, study: str) -> Mapping[str, Any]:
@@ -197,6 +212,7 @@ def _search(
         height = BASE_HEIGHT + OF_LEGEND * len(own)
         parts.append(Plot(figures.history(own, order, board.objective), caption, label, height))
         parts += tuning.parts(own, order, board.objective, study_file, again)
+    parts += sensitivities.parts(own, board.objective)
     few = [each.family for each in own if each.parameters and 2 <= len(each.of(Status.FINISHED)) < FEWEST]
     if few:
         parts.append(

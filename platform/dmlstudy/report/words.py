@@ -159,11 +159,11 @@ def leaderboard_table(board: Leaderboard) -> Html:
         if each is not None:
             against = "" if row.untrained == UNTRAINED else f" ({row.untrained})"
             told = [
-                _two_lines(difference(each, row.family)),
+                two_lines(difference(each, row.family)),
                 f"{outcome}{each.where}, {p_value(each)}{against}",
             ]
-        kept = [_two_lines(interval(row.retention.get(name))) for name in elsewhere]
-        rows.append([_named(board, row), _two_lines(interval(row.test.get(metric))), *told, *kept])
+        kept = [two_lines(interval(row.retention.get(name))) for name in elsewhere]
+        rows.append([_named(board, row), two_lines(interval(row.test.get(metric))), *told, *kept])
     caption = (
         "Best on the validation classes first. Test: mean over seeds, each scored once, with its 95% t-interval."
         " Less untrained: paired by seed, against the same embedder before training, with an interval that holds for"
@@ -202,7 +202,7 @@ def scores_table(board: Leaderboard, names: Sequence[str]) -> Html | None:
     rows = [
         [
             _named(board, row),
-            *(_two_lines(interval(row.test.get(metric_names.on_test(name)))) for name in names),
+            *(two_lines(interval(row.test.get(metric_names.on_test(name)))) for name in names),
         ]
         for row in board.rows
         if row.test
@@ -221,7 +221,7 @@ def _validation(row: Row) -> str:
     return f"{row.validation:.4f}{'' if row.validation_stderr is None else f' ± {row.validation_stderr:.4f}'}"
 
 
-def _two_lines(text: str) -> Html:
+def two_lines(text: str) -> Html:
     """A number, and what follows it in brackets on a line of its own."""
     number, space, rest = text.partition(" ")
     return joined([number, space, element("span", rest, class_="interval")] if rest else [number])

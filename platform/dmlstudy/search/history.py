@@ -1,4 +1,4 @@
-"""The trials of a search by family, in terms of its parameters; importances are Optuna's."""
+"""The trials of a search by family, in terms of its parameters; importances are Optuna's, sensitivities our own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy.records import Record, Scalar, present_key
-from dmlstudy.search.samplers import FAMILY
+from dmlstudy.search.samplers import FAMILY, as_finished
+from dmlstudy.search.sensitivity import Sensitivity, sensitivities
 from dmlstudy.search.storage import trials_of
 from dmlstudy.store import Store
 from dmlstudy.trials import Status, best_ranked
@@ -22,7 +23,7 @@ FEWEST = 4
 """Finished trials below which an importance would be noise."""
 
 MOST = 1000
-"""The newest finished trials, from which importances are computed."""
+"""The newest finished trials, from which importances and sensitivities are computed."""
 
 
 class Tried(Record):
@@ -41,7 +42,10 @@ class Tried(Record):
 
 
 class Parameter(Record):
-    """A searched parameter: choices, or numbers from low to high; its share of importance where that is known."""
+    """A searched parameter: choices, or numbers from low to high; its share of importance where that is known.
+
+    ``sensitivity`` is None where no trials or equal scores tell nothing of any parameter.
+    """
 
     name: str
     choices: list[Scalar | None] | None = None
@@ -49,6 +53,7 @@ class Parameter(Record):
     high: float = 0.0
     is_log: bool = False
     importance: float | None = None
+    sensitivity: Sensitivity | None = None
 
     def place(self, value: Scalar | None) -> float:
         """A value's place in the parameter's range, from 0 to 1, on the parameter's own scale."""
@@ -94,7 +99,10 @@ def _searched(family: str, trials: Sequence[FrozenTrial]) -> Searched:
         distributions |= {name: d for name, d in trial.distributions.items() if name != FAMILY}
     moved = {name: each for name, each in distributions.items() if not each.single()}
     shares = importances([trial for trial in trials if trial.state == TrialState.COMPLETE], list(moved))
-    parameters = [_parameter(family, name, each, shares.get(name)) for name, each in moved.items()]
+    moves = sensitivities(as_finished([t for t in trials if t.state != TrialState.FAIL])[-MOST:], moved)
+    parameters = [
+        _parameter(family, name, each, shares.get(name), moves.get(name)) for name, each in moved.items()
+    ]
     parameters.sort(key=lambda each: (-(each.importance or 0.0), each.name))
     return Searched(family=family, trials=[_tried(family, each) for each in trials], parameters=parameters)
 
@@ -124,17 +132,17 @@ def importances(finished: Sequence[FrozenTrial], names: Sequence[str]) -> dict[s
         optuna.logging.set_verbosity(verbosity)
 
 
-def _parameter(family: str, name: str, distribution: Any, importance: float | None) -> Parameter:
-    own = _short(family, name)
+def _parameter(
+    family: str, name: str, distribution: Any, importance: float | None, sensitivity: Sensitivity | None
+) -> Parameter:
+    told: dict[str, Any] = {
+        "name": _short(family, name),
+        "importance": importance,
+        "sensitivity": sensitivity,
+    }
     if isinstance(distribution, CategoricalDistribution):
-        return Parameter(name=own, choices=list(distribution.choices), importance=importance)
-    return Parameter(
-        name=own,
-        low=distribution.low,
-        high=distribution.high,
-        is_log=distribution.log,
-        importance=importance,
-    )
+        return Parameter(choices=list(distribution.choices), **told)
+    return Parameter(low=distribution.low, high=distribution.high, is_log=distribution.log, **told)
 
 
 def _tried(family: str, trial: FrozenTrial) -> Tried:
