@@ -1,7 +1,8 @@
 """Sensitivities: how far the objective moves over the values that were tried of a parameter, in its own units.
 
 Of each parameter a linear regression by least squares on all scored trials: its own term is a parabola over the tried
-range, or a level for each choice; the others stand beside it, as parabolas where the trials suffice, else as lines.
+range, or a level for each choice. The others stand beside it, as parabolas where the trials suffice, else as lines.
+
 The effect is the largest less the smallest value of the fitted term.
 
 The band is Scheffé's over all pairs of values, with q the coefficients of the term and ν = n - rank the degrees of
