@@ -4,10 +4,10 @@
     python tests/benchmarks/search.py --samplers random tpe --schedulers none asha --searches 20
     python tests/benchmarks/search.py --record recorded-omniglot=STORE recorded-tiny-imagenet=STORE
 
-A search has the epochs of 30 whole trials, one trial at a time. A drawn point has the curve of the recorded trial
-nearest to it (``support/recorded_curves.py``), so scores have the noise of real ones. **Regret** is the best last score
-of the table, less that of the trial which the search would hand over: its best finished one, or, where none has
-finished, the best by its last report. Searches differ in their seeds; intervals are 95% t-intervals over them.
+A search has the epochs of 30 whole trials, one trial at a time. A drawn point has the curve of a surrogate of 409
+recorded trials, with their noise (``support/recorded_curves.py``). **Regret** is the best score of the surrogate's
+mean, less its score where the search would stop now: at its best finished trial, or, where none has finished, the best
+by its last report. Searches differ in their seeds; intervals are 95% t-intervals over them.
 
 The platform's own search runs (``StudySearch``), with Optuna in memory. In the same run Optuna's ``Study`` runs with
 its own pruners (``optuna:``), and Ray Tune's ASHA with random points (``ray:``).
@@ -24,7 +24,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -58,34 +58,40 @@ FIRST_SEED = 1000
 
 
 class Handed(NamedTuple):
-    """What a search would hand over after so many epochs."""
+    """The quality of what a search would hand over after so many epochs."""
 
     epochs: int
-    number: int
+    quality: float
 
 
 class Search:
     """One search on a table: the epochs that it spends, and what it would hand over after each trial's turn."""
 
-    def __init__(self, table: RecordedCurves) -> None:
+    def __init__(self, table: RecordedCurves, seed: int) -> None:
         self.table = table
         self.limit = WHOLE_TRIALS * table.epochs
         self.spent = 0
         self.path: list[Handed] = []
-        self._finished: tuple[float, int] | None = None
-        self._going: tuple[float, int] | None = None
+        self._seed = seed
+        self._curves: dict[int, Any] = {}
+        self._finished: tuple[float, float] | None = None
+        self._going: tuple[float, float] | None = None
 
     @property
     def is_spent(self) -> bool:
         return self.spent >= self.limit
 
-    def trained(self, number: int, step: int) -> float:
-        """The score of a recorded trial after an epoch, which is spent."""
+    def trained(self, number: int, params: Mapping[str, Any], step: int) -> float:
+        """The score of a trial after an epoch, which is spent."""
         self.spent += 1
-        score = float(self.table.curve_NE[number, step - 1])
-        self._going = max(self._going or (-math.inf, 0), (score, number))
+        if number not in self._curves:
+            seed = samplers.seed_of(self._seed, number)
+            self._curves[number] = self.table.curve(params, seed), self.table.quality(params)
+        curve_E, quality = self._curves[number]
+        score = float(curve_E[step - 1])
+        self._going = max(self._going or (-math.inf, 0.0), (score, quality))
         if step == self.table.epochs:
-            self._finished = max(self._finished or (-math.inf, 0), (score, number))
+            self._finished = max(self._finished or (-math.inf, 0.0), (score, quality))
         return score
 
     def note(self) -> None:
@@ -99,14 +105,13 @@ class Search:
         found = []
         for mark in MARKS:
             handed = [each for each in self.path if each.epochs <= mark * self.table.epochs]
-            number = handed[-1].number if handed else int(self.table.curve_NE[:, -1].argmin())
-            found.append(self.table.best - float(self.table.curve_NE[number, -1]))
+            found.append(self.table.best - (handed or self.path)[-1 if handed else 0].quality)
         return found
 
 
 def ours(table: RecordedCurves, sampler: str, scheduler: str, seed: int) -> list[float]:
     """The platform's own search."""
-    replay, spec = Search(table), _spec(table, sampler.removesuffix("-ungrouped"), scheduler, seed)
+    replay, spec = Search(table, seed), _spec(table, sampler.removesuffix("-ungrouped"), scheduler, seed)
     with mock.patch.object(
         samplers, "sampler_for", ungrouped if sampler == "tpe-ungrouped" else samplers.sampler_for
     ):
@@ -118,18 +123,17 @@ def ours(table: RecordedCurves, sampler: str, scheduler: str, seed: int) -> list
                 break
             assignment = own.assignments[trial_id]
             trial = own.study.get_trials(deepcopy=False)[assignment.number or 0]
-            number = table.nearest(trial.params, trial.distributions)
-            _train(own, replay, trial_id, number)
+            _train(own, replay, trial_id, trial.params)
             replay.note()
     return replay.regrets()
 
 
-def _train(own: StudySearch, replay: Search, trial_id: str, number: int) -> None:
+def _train(own: StudySearch, replay: Search, trial_id: str, params: Mapping[str, Any]) -> None:
     """A trial until it finishes, pauses or is stopped."""
     assignment = own.assignments[trial_id]
     metrics: dict[str, float] = {}
     for step in range(assignment.continues_after + 1, replay.table.epochs + 1):
-        metrics = {"step": float(step), own.metric: replay.trained(number, step)}
+        metrics = {"step": float(step), own.metric: replay.trained(assignment.number or 0, params, step)}
         if own.observe(trial_id, metrics):
             own.end(trial_id)
             break
@@ -171,7 +175,7 @@ def _space(table: RecordedCurves, seed: int) -> subsearch.Subsearch:
 
 def optunas(table: RecordedCurves, sampler: str, pruner: str, seed: int) -> list[float]:
     """Optuna's study and pruner, as their documentation shows them."""
-    replay, space = Search(table), _space(table, seed)
+    replay, space = Search(table, seed), _space(table, seed)
     made: dict[str, optuna.samplers.BaseSampler] = {
         "random": optuna.samplers.RandomSampler(seed=seed),
         "tpe": optuna.samplers.TPESampler(seed=seed),
@@ -188,9 +192,9 @@ def optunas(table: RecordedCurves, sampler: str, pruner: str, seed: int) -> list
 
     def train(trial: optuna.Trial) -> float:
         space.sample(trial)
-        number, score = table.nearest(trial.params, trial.distributions), math.nan
+        score = math.nan
         for step in range(1, table.epochs + 1):
-            score = replay.trained(number, step)
+            score = replay.trained(trial.number, trial.params, step)
             trial.report(score, step)
             if step < table.epochs and trial.should_prune():
                 raise optuna.TrialPruned
@@ -209,7 +213,7 @@ def rays(table: RecordedCurves, seed: int) -> list[float]:
     """Ray Tune's ASHA, which stops, with random points."""
     from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-    replay, space = Search(table), _space(table, seed)
+    replay, space = Search(table, seed), _space(table, seed)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     study.enqueue_trial(space.queue[0][0])
     scheduler = ASHAScheduler(
@@ -222,11 +226,10 @@ def rays(table: RecordedCurves, seed: int) -> list[float]:
     while not replay.is_spent:
         asked = study.ask()
         space.sample(asked)
-        number = table.nearest(asked.params, asked.distributions)
         trial: Any = SimpleNamespace(trial_id=str(asked.number))
         scheduler.on_trial_add(None, trial)  # type: ignore[arg-type]
         for step in range(1, table.epochs + 1):
-            result = {"training_iteration": step, "score": replay.trained(number, step)}
+            result = {"training_iteration": step, "score": replay.trained(asked.number, asked.params, step)}
             if scheduler.on_trial_result(None, trial, result) == TrialScheduler.STOP:  # type: ignore[arg-type]
                 break
         replay.note()
