@@ -1,7 +1,7 @@
 """The store, in which studies live: one folder with an MLflow database, an Optuna database and the artifacts.
 
 <store>/mlflow.db          runs and registered models (or a tracking server instead)
-<store>/optuna.db          the searches, one Optuna study per study; optuna-dashboard opens it
+<store>/optuna.db          the searches (or optuna.place, where they are)
 <store>/artifacts/         what runs and models keep
 <store>/store.id           tells this store from others that use the same tracking server
 <store>/studies/<name>/    study.json (what runs where), progress.log, engine.log, Ray's own files, and the
@@ -49,6 +49,9 @@ TAKES = {
 }
 """Options of ``Store.given`` that a command takes, where they are not store and server."""
 
+OPTUNA_URL = "DMLSTUDY_OPTUNA_URL"
+"""The variable that names another database for searches, with a login: it stands in no file and no command line."""
+
 LOCK_PATIENCE_S = 0.5
 """Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
 
@@ -76,6 +79,10 @@ class Store:
     server: str | None = None
     patience_s: float = 600.0
     given: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+    search_database: str | None = field(
+        default_factory=lambda: os.environ.get(OPTUNA_URL) or None, repr=False
+    )
+    """The URL of a database for searches instead of the folder's; by default the variable DMLSTUDY_OPTUNA_URL."""
 
     def __post_init__(self) -> None:
         refuse_login(self.server)
@@ -93,8 +100,18 @@ class Store:
         return self.root / "optuna.db"
 
     @property
+    def optuna_place(self) -> Path:
+        """The file that tells where searches are that are not in ``optuna_file``."""
+        return self.root / "optuna.place"
+
+    @property
     def optuna_url(self) -> str:
-        return f"sqlite:///{self.optuna_file}"
+        return self.search_database or f"sqlite:///{self.optuna_file}"
+
+    @property
+    def has_searches(self) -> bool:
+        """True if there is a database of searches, here or elsewhere."""
+        return self.optuna_file.is_file() or self.optuna_place.is_file()
 
     @property
     def artifacts(self) -> str | None:

@@ -70,7 +70,7 @@ def test_a_failed_trial_counts_as_the_lowest_score() -> None:
             "the sampler chose the families too",
         ),
         ("search: {sampler: random, scheduler: none, warm_start: auto}", "came from earlier studies"),
-        ("search: {sampler: dice}", "cannot be read"),
+        ("search: {sampler: [dice]}", "cannot be read"),
         ("- 1", "cannot be read"),
         ("\x00", "cannot be read"),
         (None, "is not kept any more"),

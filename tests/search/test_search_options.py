@@ -62,6 +62,8 @@ LAWFUL = [
     {"scheduler": "asha", "trials_per_family": 8, "families": "adaptive"},
     {"scheduler": "hyperband", "trials_per_family": 8},
     {"scheduler": "median", "trials_per_family": 8},
+    {"fold_test": 0.3, "scheduler": "none", "trials_per_family": 8},
+    {"fold_test": 0.3, "scheduler": "asha", "trials_per_family": 12, "sampler": "random"},
     {"families": "adaptive", "trials_per_family": 8},
     {"generation_size": 3, "trials_per_family": 7},
     {"families": "adaptive", "sampler": "random", "generation_size": 2, "trials_per_family": 6},

@@ -40,6 +40,7 @@ def choices(sampler: str, scheduler: str, **search: Any) -> StudySpec:
         "trials_per_family": 6 if sampler == "gp" else 12,
         "reduction_factor": 2,
         "generation_size": 2,
+        "fold_test": 0.3 if scheduler == "none" and sampler != "nsga2" else 0.0,
     }
     return study(
         families={"red": {"space": "graph_consistency"}},
@@ -63,7 +64,7 @@ DEATHS = [("commit", 1), ("observe", 7), ("commit", 2), ("observe", 4), ("observ
 COMBINATIONS = [
     (name, rule) for name in ("tpe", "cma", "qmc", "random") for rule in ("halving", "asha", "median")
 ]
-COMBINATIONS += [("gp", "halving"), ("nsga2", "none")]
+COMBINATIONS += [("gp", "halving"), ("nsga2", "none"), ("random", "none")]
 
 
 @pytest.mark.parametrize(

@@ -470,7 +470,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "sampler",
         study(search__sampler="grid"),
-        "search.sampler: input should be 'tpe', 'gp', 'cma', 'qmc', 'random' or 'nsga2', got 'grid'",
+        "search.sampler: no sampler 'grid'; known: cma, gp, nsga2, qmc, random, tpe; hub:PACKAGE is one of",
     ),
     (
         "optimizer",

@@ -39,7 +39,7 @@ class ParameterEffect(Record):
     low: float | None
     high: float | None
     why: str
-    """Why there is no band; empty where there is one."""
+    """The reason why there is no band; empty where there is one."""
     num_finished: int
     num_pruned: int
 
@@ -89,7 +89,7 @@ def effects(families: Sequence[Searched]) -> list[ParameterEffect]:
 
 
 def sentence(families: Sequence[Searched], objective: str) -> str:
-    """What matters, what does not and what cannot be told, in one sentence; empty where nothing was searched."""
+    """One sentence on what matters, what does not and what cannot be told; empty where nothing was searched."""
     of_name: dict[str, list[_Told]] = {}
     for family in families:
         for each in _told(family):

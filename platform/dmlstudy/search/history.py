@@ -87,7 +87,7 @@ class Searched(Record):
 def searched(store: Store, study: str) -> dict[str, Searched]:
     """The ended trials of each family; families without one are left out."""
     of_family: dict[str, list[FrozenTrial]] = {}
-    for trial in trials_of(store, study) if store.optuna_file.is_file() else []:
+    for trial in trials_of(store, study) if store.has_searches else []:
         if FAMILY in trial.user_attrs and trial.state.is_finished():
             of_family.setdefault(str(trial.user_attrs[FAMILY]), []).append(trial)
     return {family: _searched(family, trials) for family, trials in sorted(of_family.items())}

@@ -46,21 +46,28 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import Scalar
+from dmlstudy.search import hub
+from dmlstudy.search.fold_test import FEWEST_TRIALS, fold_scores, noise_variance
 from dmlstudy.spec.space import Suggester
-from dmlstudy.spec.study_file import SearchConfig, SpecError
+from dmlstudy.spec.study_file import HUB, SearchConfig, SpecError
 
 T = TypeVar("T")
 
 FAMILY = "family"
 """The parameter that names the family where the sampler chooses it."""
 
+MOST_NOISE = 0.9
+"""Of the variance of all scores, 1, the largest part that the Gaussian process is told to be noise."""
+
 MOST_ENUMERATED = 1000
 """A space with more points than these counts as endless."""
 
 
-def check_installed(sampler: str) -> None:
+def check_installed(search: SearchConfig) -> None:
     """Raises SpecError where the sampler needs a package that is not there."""
-    if sampler == "cma" and importlib.util.find_spec("cmaes") is None:
+    if search.sampler.startswith(HUB):
+        hub.made(search, search.seed)
+    if search.sampler == "cma" and importlib.util.find_spec("cmaes") is None:
         raise SpecError("search.sampler: cma needs the package cmaes; pip install cmaes")
 
 
@@ -70,24 +77,30 @@ def sampler_for(
     turn: int,
     modelled: Mapping[str, BaseDistribution],
     attempt: int = 0,
+    noise: float = 0.0,
 ) -> BaseSampler:
     """The study's sampler for one trial.
 
     ``number`` is the trial's, ``turn`` its place among the trials of its space, ``attempt`` counts how often
-    it was drawn before and found to have been tried. ``modelled`` are the parameters that a sampler models
-    which cannot do with missing ones.
+    it was drawn before and found to have been tried.
+
+    ``modelled`` are the parameters that a sampler models
+    which cannot do with missing ones. ``noise``, for the Gaussian process, is the least variance of a score's noise
+    where that of all scores is 1.
     """
     seed = seed_of(search.seed, number, *([attempt] if attempt else []))
     startup = min(10, max(2, search.trials_per_family // 3))
     if search.sampler == "random":
         return RandomSampler(seed=seed)
+    if search.sampler.startswith(HUB):
+        return hub.made(search, seed)
     if search.sampler == "tpe":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # of the groups
             return TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
     sampler: BaseSampler
     if search.sampler == "gp":
-        sampler = GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+        sampler = _NoisyGP(noise, seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
     elif search.sampler == "cma":
         sampler = CmaEsSampler(seed=seed, n_startup_trials=0, warn_independent_sampling=False)
         modelled = {k: d for k, d in modelled.items() if not isinstance(d, CategoricalDistribution)}
@@ -203,6 +216,33 @@ def as_finished(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def seed_of(*numbers: int) -> int:
     """A seed that depends on these numbers only."""
     return int(np.random.SeedSequence(list(numbers)).generate_state(1)[0])
+
+
+def fold_noise(trials: Sequence[FrozenTrial], num_folds: int) -> float:
+    """The variance of a score's noise, by the folds of the completed trials, as a share of that of all scores.
+
+    A score is the mean over F folds, so its noise has the variance v / F (``fold_test.noise_variance``). It is 0 where
+    fewer than ``FEWEST_TRIALS`` tell, or all scores are equal, and at most ``MOST_NOISE``.
+    """
+    completed = [
+        trial for trial in trials if trial.state == TrialState.COMPLETE and trial.intermediate_values
+    ]
+    of_each = [
+        fold_scores(t.intermediate_values, (t.last_step or 0) // num_folds, num_folds) for t in completed
+    ]
+    whole = [scores_F for scores_F in of_each if len(scores_F) == num_folds and np.isfinite(scores_F).all()]
+    variance = float(np.var([trial.values[0] for trial in completed])) if completed else 0.0
+    if num_folds == 1 or len(whole) < FEWEST_TRIALS or not variance > 0:
+        return 0.0
+    return min(MOST_NOISE, noise_variance(np.stack(whole)) / num_folds / variance)
+
+
+class _NoisyGP(GPSampler):
+    """A Gaussian process that takes no score to be more certain than its folds say."""
+
+    def __init__(self, noise: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._minimum_noise = max(self._minimum_noise, noise)
 
 
 class _Sequence(QMCSampler):

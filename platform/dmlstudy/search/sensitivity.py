@@ -1,12 +1,14 @@
 """Sensitivities: how far the objective moves over the values that were tried of a parameter, in its own units.
 
 Of each parameter a linear regression by least squares on all scored trials: its own term is a parabola over the tried
-range, or a level for each choice; the others stand beside it, as parabolas where the trials suffice, else as lines.
+range, or a level for each choice. The others stand beside it, as parabolas where the trials suffice, else as lines.
+
 The effect is the largest less the smallest value of the fitted term.
 
 The band is Scheffé's over all pairs of values, with q the coefficients of the term and ν = n - rank the degrees of
-freedom: |dᵀβ| ± sqrt(q F(q, ν)) s_d, at level 0.05 over the number of parameters. So a family's bands hold at once
-with 95%, and a band that begins above 0 is an F-test that found something.
+freedom: |dᵀβ| ± sqrt(q F(q, ν)) s_d, at level 0.05 over the number of parameters.
+
+So a family's bands hold at once with 95%, and a band that begins above 0 is an F-test that found something.
 
 Limits: interactions and edges sharper than a parabola count as noise; a sampler that has moved to one corner tells of
 that corner; trials stopped early are taken at what they might have scored (``samplers.as_finished``).

@@ -14,7 +14,7 @@ import optuna
 import sqlalchemy
 from optuna.trial import FrozenTrial
 
-from dmlstudy.store import Store, StoreError, make_whole
+from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole
 from dmlstudy.text import first_line
 
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
@@ -23,7 +23,7 @@ LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmp
 MOUNTS = Path("/proc/mounts")
 
 
-def open_storage(store: Store) -> optuna.storages.RDBStorage:
+def open_storage(store: Store, *, is_for_a_look: bool = False) -> optuna.storages.RDBStorage:
     """The store's Optuna storage, made if it is not there; raises StoreError for a file that cannot be read.
 
     In SQLite a commit goes to a write-ahead log that is synchronised with the disk at checkpoints only: what was
@@ -32,16 +32,93 @@ def open_storage(store: Store) -> optuna.storages.RDBStorage:
 
     Such a log is shared through memory, so it is for a local file system only, and on one that may be another
     machine's SQLite keeps its rollback journal: it would not refuse, and lose what two machines write.
+
+    A PostgreSQL (``Store.search_database``) is opened as Optuna does it; the store keeps its place, not its login. Who
+    looks at it only keeps no connection.
     """
+    check_place(store)
     with _readable(store):
-        make_whole(store, store.optuna_file, _make_database)
-        storage = optuna.storages.RDBStorage(store.optuna_url)
+        if store.search_database:
+            kept = {"poolclass": sqlalchemy.NullPool} if is_for_a_look else ALIVE
+            storage = optuna.storages.RDBStorage(store.search_database, engine_kwargs=kept)
+            store.optuna_place.write_text(place_of(store.search_database) + "\n", encoding="utf-8")
+        else:
+            make_whole(store, store.optuna_file, _make_database)
+            storage = optuna.storages.RDBStorage(store.optuna_url)
     if storage.engine.dialect.name == "sqlite":
         sqlalchemy.event.listen(
             storage.engine, "connect", _write_ahead if is_local(store.root) else _roll_back
         )
         storage.engine.dispose()  # connections made before do not know
     return storage
+
+
+ALIVE = {"pool_pre_ping": True}
+"""A connection that the server has closed is replaced before it is used."""
+
+OWNER = "store"
+"""The user attribute of an Optuna study that says which store it is of, in a database that stores may share."""
+
+
+def place_of(url: str) -> str:
+    """The place of a database without its login: HOST:PORT/DATABASE. Raises StoreError for what is no PostgreSQL."""
+    try:
+        found = sqlalchemy.make_url(url)
+    except sqlalchemy.exc.ArgumentError:
+        found = None
+    if found is None or found.get_backend_name() != "postgresql" or not found.database:
+        raise StoreError(f"{OPTUNA_URL}: expected postgresql+psycopg://USER:PASSWORD@HOST:PORT/DATABASE")
+    return f"{found.host or 'localhost'}:{found.port or 5432}/{found.database}"
+
+
+def check_place(store: Store) -> None:
+    """Raise StoreError where the store's searches are in another database than the one that is named."""
+    there = store.optuna_place.read_text(encoding="utf-8").strip() if store.optuna_place.is_file() else ""
+    elsewhere = f"{store.root}: its searches are in the PostgreSQL at {there}"
+    if store.search_database is None:
+        if there:
+            raise StoreError(f"{elsewhere}; set {OPTUNA_URL} to its URL, with the login")
+        return
+    named = place_of(store.search_database)
+    if store.optuna_file.is_file():
+        raise StoreError(
+            f"{store.root}: its searches are in {store.optuna_file}; unset {OPTUNA_URL}, or name another --store"
+        )
+    if there and there != named:
+        raise StoreError(f"{elsewhere}, not at {named}; set {OPTUNA_URL} to its URL, with the login")
+
+
+def study_id_of(storage: optuna.storages.BaseStorage, store: Store, name: str) -> int:
+    """The id of a store's study; raises KeyError where there is none, or one of another store."""
+    study_id = storage.get_study_id_from_name(name)
+    if store.search_database and storage.get_study_user_attrs(study_id).get(OWNER) not in (
+        None,
+        store.identity(),
+    ):
+        raise KeyError(name)
+    return study_id
+
+
+def check_owner(storage: optuna.storages.BaseStorage, store: Store, name: str) -> None:
+    """Raise StoreError where another store has a study of this name in the same database."""
+    if not store.search_database:
+        return
+    try:
+        study_id = storage.get_study_id_from_name(name)
+    except KeyError:
+        return
+    owner = storage.get_study_user_attrs(study_id).get(OWNER)
+    if owner != store.identity() and (owner is not None or storage.get_n_trials(study_id)):
+        raise StoreError(
+            f"the PostgreSQL at {place_of(store.search_database)} has a study {name!r} of another store; give this one"
+            " another name (--name), or the store a database of its own"
+        )
+
+
+def sign(storage: optuna.storages.BaseStorage, store: Store, name: str) -> None:
+    """Keep which store a study is of, in a shared database."""
+    if store.search_database:
+        storage.set_study_user_attr(storage.get_study_id_from_name(name), OWNER, store.identity())
 
 
 PASSING = (
@@ -79,6 +156,11 @@ def _readable(store: Store) -> Iterator[None]:
         AssertionError,
         KeyError,
     ) as error:
+        if store.search_database:
+            raise StoreError(
+                f"the PostgreSQL at {place_of(store.search_database)} does not answer ({first_line(error)});"
+                f" see {OPTUNA_URL}, and that it runs, then do the same again"
+            ) from None
         if _is_of_the_machine(error):
             raise StoreError(
                 f"{store.optuna_file}: the database is whole as far as is known, but cannot be used now"
@@ -112,6 +194,9 @@ def _is_of_the_machine(error: BaseException | None) -> bool:
 
 def read_storage(store: Store) -> optuna.storages.RDBStorage:
     """The store's Optuna storage for one who only looks: opened to be read, where that can be done."""
+    check_place(store)
+    if store.search_database:
+        return open_storage(store, is_for_a_look=True)
     url = f"sqlite:///file:{quote(str(store.optuna_file))}?mode=ro&uri=true"
     with _readable(store):
         try:
@@ -125,21 +210,28 @@ def trials_of(store: Store, name: str) -> list[FrozenTrial]:
     storage = read_storage(store)
     with _readable(store):
         try:
-            study_id = storage.get_study_id_from_name(name)
+            study_id = study_id_of(storage, store, name)
         except KeyError:
             return []
         return list(storage.get_all_trials(study_id, deepcopy=False))
 
 
-def user_attrs_of(place: Store | optuna.storages.BaseStorage, name: str) -> dict[str, Any]:
-    """The user attributes of a study; none where its search has not begun."""
-    if isinstance(place, Store):
-        if not place.optuna_file.is_file():
+def user_attrs_of(store: Store, name: str) -> dict[str, Any]:
+    """The user attributes of a study of the store; none where its search has not begun."""
+    if not store.has_searches:
+        return {}
+    storage = read_storage(store)
+    with _readable(store):
+        try:
+            return dict(storage.get_study_user_attrs(study_id_of(storage, store, name)))
+        except KeyError:
             return {}
-        with _readable(place):
-            return user_attrs_of(read_storage(place), name)
+
+
+def attrs_in(storage: optuna.storages.BaseStorage, name: str) -> dict[str, Any]:
+    """The user attributes of a study in a storage; none where there is no such study."""
     try:
-        return dict(place.get_study_user_attrs(place.get_study_id_from_name(name)))
+        return dict(storage.get_study_user_attrs(storage.get_study_id_from_name(name)))
     except KeyError:
         return {}
 

@@ -40,10 +40,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.metric_names import LATENCY_MS, on_test
 from dmlstudy.records import TrialConfig, UnitScores, is_untrained
-from dmlstudy.search import early_stopping, samplers
+from dmlstudy.search import early_stopping, hub, samplers
+from dmlstudy.search.early_stopping import SearchCurve
+from dmlstudy.search.fold_test import FoldTest
 from dmlstudy.search.ledger import Entry, Ledger, label
 from dmlstudy.search.paused import PausedTrials
-from dmlstudy.search.storage import user_attrs_of
+from dmlstudy.search.storage import attrs_in
 from dmlstudy.search.subsearch import Follower, Subsearch
 from dmlstudy.search.verdict_trials import Competitors, JudgedBefore, VerdictTrials
 from dmlstudy.search.warm_start import (
@@ -57,7 +59,7 @@ from dmlstudy.search.warm_start import (
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.pace import Trials
-from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.spec.study_file import HUB, SearchConfig, SpecError, StudySpec
 from dmlstudy.training.shares import settled_of
 from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import Status
@@ -122,11 +124,11 @@ class StudySearch:
         *,
         clock: Clock = time.monotonic,
     ) -> None:
-        search, resources = spec.file.search, spec.file.resources
+        search, resources = spec.search, spec.file.resources
         self.metric = spec.file.protocol.objective
-        samplers.check_installed(search.sampler)
+        samplers.check_installed(search)
         warm_points = None
-        if search.warm_start and WARM_START not in user_attrs_of(storage, spec.name):
+        if search.warm_start and WARM_START not in attrs_in(storage, spec.name):
             warm_points = earlier_best(spec, storage)
         self.spec = spec
         self.assignments: dict[str, Assignment] = {}
@@ -147,6 +149,7 @@ class StudySearch:
         )
         self._spent_noted = 0.0
         self._stopping = early_stopping.RULES[search.scheduler](search.reduction_factor)
+        self._fold_test = FoldTest(search.fold_test)
         self._paused = PausedTrials(self._stopping)
         self._at_rest: set[int] = set()
         """Trials that have paused in this generation, which sees nothing of it."""
@@ -165,6 +168,7 @@ class StudySearch:
         self._ledger = Ledger(spec, storage)
         self._subsearches = self._ledger.subsearches
         self.study = self._ledger.study
+        self._check_program(search)
         if warm_points is not None:
             self._keep_warm_start(warm_points, storage)
         self._begin_subsearches(is_first=warm_points is not None)
@@ -197,6 +201,17 @@ class StudySearch:
                 self._notes += [f"search.warm_start: {line}" for line in lines]
             subsearch.is_exhausted = subsearch.name in attrs.get("exhausted", [])
 
+    def _check_program(self, search: SearchConfig) -> None:
+        """Keep which program a sampler of OptunaHub is; raises SpecError where a study goes on with another."""
+        if search.sampler.startswith(HUB):
+            now = hub.digest_of(search)
+            if self.study.user_attrs.get("sampler_sha256", now) != now:
+                raise SpecError(
+                    f"search.registry: the program of {search.sampler} has changed since the study began;"
+                    " put the earlier one back, or begin a study with another name"
+                )
+            self.study.set_user_attr("sampler_sha256", now)
+
     def _read_ledger(self) -> None:
         """Take in what earlier sessions have left in the storage, and what others have enqueued there."""
         entries = []
@@ -227,7 +242,7 @@ class StudySearch:
             self._waiting.append(number)
         elif is_seen:
             if state.is_finished() and state != TrialState.FAIL:
-                self._stopping.learn(entry.curve)
+                self._learn(entry.curve)
             self._settle(number)
         elif not state.is_finished():
             self._at_rest.add(number)
@@ -238,12 +253,12 @@ class StudySearch:
         # Without generations more is known by now than when the trial was let go on; its last report may not
         # have been judged.
         steps = sorted(curve.scores) if self._in_generations else sorted(curve.scores)[-1:]
-        step = next((step for step in steps if self._stopping.stops(curve, step)), None)
+        reason = next(filter(None, (self._why_to_stop(entry, curve, step) for step in steps)), "")
         if not self._in_generations:
-            self._stopping.learn(curve)
-        if step is not None:
+            self._learn(curve)
+        if reason:
             self._waiting.remove(entry.trial.number)
-            self._ledger.end(entry.trial, TrialState.PRUNED, reason=self._why_stopped(entry, step))
+            self._ledger.end(entry.trial, TrialState.PRUNED, reason=reason)
             self._settle_if_alone(entry.trial.number)
 
     # What an engine calls
@@ -481,17 +496,33 @@ class StudySearch:
         is_new = self._ledger.report(entry.trial, step, metrics[self.metric])
         if is_new or self._in_generations:
             curve = entry.curve
-            if self._stopping.stops(curve, step):
+            if reason := self._why_to_stop(entry, curve, step):
                 self._hopeless.add(trial_id)
-                assignment.reason = self._why_stopped(entry, step)
+                assignment.reason = reason
             if not self._in_generations:
-                self._stopping.learn(curve, since=step)
+                self._learn(curve, since=step)
         return trial_id in self._hopeless
 
+    def _learn(self, curve: SearchCurve, since: int = 0) -> None:
+        """Take a trial's scores from a step on among those by which others are stopped."""
+        self._stopping.learn(curve, since)
+        self._fold_test.learn(curve)
+
+    def _why_to_stop(self, entry: Entry, curve: SearchCurve, step: int) -> str:
+        """The reason to stop the trial after this step; empty where it goes on."""
+        if self._stopping.stops(curve, step):
+            return self._why_stopped(entry, step)
+        if self._fold_test.stops(curve, step):
+            chance = f"a chance below {self._fold_test.level:g} to end above {self._whose(entry)} best"
+            return f"stopped after {place(entry.config, step)}: by its folds {chance}"
+        return ""
+
     def _why_stopped(self, entry: Entry, step: int) -> str:
-        whose = "the search's" if entry.subsearch.chooses_family else "its family's"
-        why = self._stopping.WHY.format(whose=whose, eta=self._stopping.eta)
+        why = self._stopping.WHY.format(whose=self._whose(entry), eta=self._stopping.eta)
         return f"stopped after {place(entry.config, step)}: {why}"
+
+    def _whose(self, entry: Entry) -> str:
+        return "the search's" if entry.subsearch.chooses_family else "its family's"
 
     # The search
 
@@ -646,7 +677,7 @@ class StudySearch:
         for number in sorted(self._entries):
             entry = self._entries[number]
             if entry.trial.state.is_finished() and entry.trial.state != TrialState.FAIL:
-                self._stopping.learn(entry.curve)
+                self._learn(entry.curve)
             self._settle(number)
 
     def _settle_if_alone(self, number: int) -> None:

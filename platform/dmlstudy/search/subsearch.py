@@ -16,7 +16,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy.records import Scalar, TrialConfig
-from dmlstudy.search import samplers
+from dmlstudy.search import family_choice, samplers
 from dmlstudy.search.samplers import FAMILY, Given, Point
 from dmlstudy.search.warm_start import WARM_START, Candidate, PointRanks, WeighedPoints
 from dmlstudy.spec.likeness import Likeness
@@ -69,9 +69,10 @@ class Subsearch:
         self.asked: list[tuple[int, dict[str, Scalar]]] | None = None
         """(number, point) of each trial, in the order in which they were asked for, where another follows."""
         self.num_of_generation: Counter[int] = Counter()
+        self._num_of_family: Counter[str] = Counter()
         self.is_exhausted = False
         self._spec = spec
-        self._search = spec.file.search
+        self._search = spec.search
         self._directions = samplers.directions_of(spec.file.search)
         self._ended = samplers.EndedTrials(self._directions)
         self._running: dict[int, FrozenTrial] = {}
@@ -257,6 +258,7 @@ class Subsearch:
         if self.asked is not None:
             self.asked.append((trial.number, dict(trial.params)))
         self.num_of_generation[generation] += 1
+        self._num_of_family[str(trial.user_attrs[FAMILY])] += 1
         self.num_asked += 1
         unscored = create_trial(
             state=TrialState.RUNNING, params=dict(trial.params), distributions=dict(trial.distributions)
@@ -314,9 +316,16 @@ class Subsearch:
         search = self._search
         modelled = {} if self.chooses_family else self._modelled
         seen = samplers.seen_by(search.sampler, self._ended.trials(), self._running.values())
+        noise = (
+            samplers.fold_noise(seen, self._spec.file.protocol.num_folds) if search.sampler == "gp" else 0.0
+        )
+        fixed = given
+        if self.chooses_family and search.sampler == "tpe":
+            family = self._chosen_family(seen, number)
+            fixed, seen = {FAMILY: family}, [trial for trial in seen if trial.params[FAMILY] == family]
         for attempt in range(REDRAWS):
-            sampler = samplers.sampler_for(search, number, self.num_asked, modelled, attempt)
-            drawn, point = self._drawn(sampler, seen, number, given)
+            sampler = samplers.sampler_for(search, number, self.num_asked, modelled, attempt, noise)
+            drawn, point = self._drawn(sampler, seen, number, fixed)
             if attempt == 0:  # a point that was not drawn counts in its place, as Optuna's enqueued trials do
                 memory = {k: v for k, v in drawn.system_attrs.items() if "relative_params" not in k}
                 if queued is not None:
@@ -349,6 +358,17 @@ class Subsearch:
                 return found.point, {WARM_START: found.source}
             self._lines += weighed.lines(own, self._running)
         return None
+
+    def _chosen_family(self, seen: Sequence[FrozenTrial], number: int) -> str:
+        """The family of the next trial, of whose own trials TPE then learns.
+
+        From all families' trials together it would learn of a family only what is among the best of all.
+        """
+        scores: dict[str, list[float]] = {name: [] for name in self.families}
+        for trial in samplers.as_finished([trial for trial in seen if trial.state.is_finished()]):
+            scores[str(trial.params[FAMILY])].append(trial.values[0])
+        seed = samplers.seed_of(self._search.seed, number, len(self.families))
+        return family_choice.chosen(scores, self._num_of_family, seed)
 
     def _drawn(
         self, sampler: BaseSampler, seen: Sequence[FrozenTrial], number: int, given: Mapping[str, Scalar]

@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import Record, Scalar
 from dmlstudy.search.samplers import FAMILY, as_finished
-from dmlstudy.search.storage import trials_of, user_attrs_of
+from dmlstudy.search.storage import attrs_in, trials_of, user_attrs_of
 from dmlstudy.spec.study_file import SpecError, StudySpec
 from dmlstudy.store import Store
 from dmlstudy.trials import rank
@@ -71,14 +71,15 @@ def earlier_best(
     """Points of each family that did best in the studies the spec names, each as (where it comes from, point).
 
     Every study's best come first, then every study's second best: scores of different studies are not
-    compared, for their data may differ. With ``auto`` studies on data of this name come before others. Points are as
-    they were drawn then; what of them the present space takes is for others to see. Raises SpecError for a study that
-    is not in the storage.
+    compared, for their data may differ. With ``auto`` studies on data of this name come before others.
+
+    Points are as they were drawn then; what of them the present space takes is for others to see. Raises SpecError
+    for a study that is not in the storage.
     """
     known = sorted(set(optuna.get_all_study_names(storage)) - {spec.name})
     wanted: Sequence[str] = spec.file.search.warm_start
     if wanted == "auto":
-        wanted = sorted(known, key=lambda name: user_attrs_of(storage, name).get("data") != spec.data.name)
+        wanted = sorted(known, key=lambda name: attrs_in(storage, name).get("data") != spec.data.name)
     ranked: dict[str, list[tuple[int, int, str, dict[str, Any]]]] = {name: [] for name in spec.families}
     for order, name in enumerate(wanted):
         if name not in known:

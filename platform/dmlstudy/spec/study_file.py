@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -119,8 +120,16 @@ class SpecError(ValueError):
         super().__init__(one_line(message))
 
 
-class SearchConfig(Record):
+SAMPLERS = ("tpe", "gp", "cma", "qmc", "random", "nsga2")
+
+HUB = "hub:"
+"""The beginning of a sampler's name that is a package of OptunaHub."""
+
+
+class SearchConfig(Grown):
     """Budget and search strategy; every family gets the same unless one search chooses among them."""
+
+    LATER = ("fold_test", "registry")
 
     trials_per_family: Annotated[
         PositiveInt, Field(le=100_000, description="configurations of each family that are tried")
@@ -150,9 +159,15 @@ class SearchConfig(Record):
         Field(description="false: no generations; trials are asked for and stopped by what is known so far"),
     ] = True
     sampler: Annotated[
-        Literal["tpe", "gp", "cma", "qmc", "random", "nsga2"],
-        Field(description="Optuna's, which proposes configurations"),
+        str,
+        Field(
+            description="tpe | gp | cma | qmc | random | nsga2 | hub:PACKAGE: Optuna's, or of OptunaHub in registry",
+        ),
     ] = "tpe"
+    registry: Annotated[
+        str | None,
+        Field(description="folder with packages of OptunaHub, of which sampler: hub:samplers/NAME is one"),
+    ] = None
     second_objective: Annotated[
         Literal["embedding_dim", "latency_ms"] | None,
         Field(description="minimised beside the quality; needs nsga2"),
@@ -162,6 +177,15 @@ class SearchConfig(Record):
         Field(description="which trials are stopped early"),
     ] = "halving"
     reduction_factor: Annotated[int, Field(ge=2, le=1000, description="keep the best 1/reduction_factor")] = 3
+    fold_test: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="a trial is stopped between folds where its chance to end above its family's best is smaller;"
+            " 0: never",
+        ),
+    ] = 0.0
     warm_start: Annotated[
         tuple[str, ...] | Literal["auto"],
         Field(
@@ -437,11 +461,17 @@ class StudySpec:
             update={"path": None if path is None else self._lead("data.path", path)}
         )
         """The file's, with an absolute path: workers have other working folders."""
+        registry = file.search.registry
+        self.search = file.search.model_copy(
+            update={"registry": None if registry is None else self._lead("search.registry", registry)}
+        )
+        """The file's, with an absolute path."""
         self.retention = self._retention()
         """The data of ``protocol.retention`` in the same way, with the study's settings where it has none."""
         if UNTRAINED in file.families:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
+        _check_fold_test(file)
         _check_protocol(file.protocol)
         _check_pairs(file)
         _check_searches(file)
@@ -701,6 +731,11 @@ def _check_search(search: SearchConfig) -> None:
             seconds_of(search.wall_time)
         except ValueError as error:
             raise SpecError(f"search.wall_time: {error}") from None
+    if search.sampler not in SAMPLERS and not re.fullmatch(rf"{HUB}[\w-]+(/[\w-]+)*(:\w+)?", search.sampler):
+        raise SpecError(
+            f"search.sampler: no sampler {search.sampler!r}{nearest(search.sampler, SAMPLERS)};"
+            f" {HUB}PACKAGE is one of search.registry"
+        )
     if (search.second_objective is None) == (search.sampler == "nsga2"):
         raise SpecError(
             "search.sampler: nsga2 and a second objective go together; set search.second_objective:"
@@ -713,6 +748,12 @@ def _check_search(search: SearchConfig) -> None:
             f"search.scheduler: {search.scheduler} would stop small embedders for their quality alone;"
             " set search.scheduler: none beside search.second_objective"
         )
+    if search.sampler.startswith(HUB) != (search.registry is not None):
+        raise SpecError(
+            "search.registry: is read with sampler: hub:PACKAGE alone; leave it out"
+            if search.registry
+            else f"search.sampler: {search.sampler} needs search.registry, the folder that holds its package"
+        )
     if search.families == "adaptive" and search.sampler not in ("tpe", "random"):
         raise SpecError(
             f"search.sampler: {search.sampler} cannot model a choice of family with the parameters under it;"
@@ -722,6 +763,20 @@ def _check_search(search: SearchConfig) -> None:
         raise SpecError(
             "search.generation_size: there are no generations with search.deterministic: false;"
             " leave one of the two out"
+        )
+
+
+def _check_fold_test(file: StudyFile) -> None:
+    """Raises SpecError for a fold test without folds to compare, or of trials that quality alone does not rank."""
+    if not file.search.fold_test:
+        return
+    if file.protocol.num_folds < 2:
+        raise SpecError(
+            "search.fold_test: there is one fold; set protocol.num_folds: 4, or leave search.fold_test out"
+        )
+    if file.search.second_objective:
+        raise SpecError(
+            "search.fold_test: would stop trials for their quality alone; leave it or second_objective out"
         )
 
 

@@ -98,7 +98,7 @@ def _delete(store: Store, name: str) -> None:
 
     place = _served(store, name)
     deletion.delete(place, name, deletion.held(place, name))
-    if store.optuna_file.is_file():
+    if store.has_searches:
         _delete_search(store, name)
     _delete_states(store, name)
     own, artifacts = _folders(store, name)
@@ -134,7 +134,7 @@ def _served(store: Store, name: str) -> Store:
 
 
 def _num_trials(store: Store, name: str) -> int:
-    if not store.optuna_file.is_file():
+    if not store.has_searches:
         return 0
     from dmlstudy.search.storage import trials_of
 
@@ -142,11 +142,11 @@ def _num_trials(store: Store, name: str) -> int:
 
 
 def _delete_search(store: Store, name: str) -> None:
-    from dmlstudy.search.storage import open_storage
+    from dmlstudy.search.storage import open_storage, study_id_of
 
     storage = open_storage(store)
     with suppress(KeyError):
-        storage.delete_study(storage.get_study_id_from_name(name))
+        storage.delete_study(study_id_of(storage, store, name))
 
 
 def _delete_states(store: Store, name: str) -> None:

@@ -285,7 +285,7 @@ def mend(store: Store, name: str, state: Mapping[str, Any]) -> str:
 
 def search_trials(store: Store, name: str) -> list[Any]:
     """The search's trials as Optuna knows them; none where the search has not begun."""
-    if not store.optuna_file.is_file():
+    if not store.has_searches:
         return []
     from dmlstudy.search.storage import trials_of
 

@@ -1,0 +1,149 @@
+"""Searches in a PostgreSQL that stores share: the digits of a file, to each store its own, and no login in a file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from support.ports import free_port
+from support.postgres import running_postgres
+from support.tune_simulator import Tune, by_number, hill, in_memory, study
+
+from dmlstudy.search.storage import check_owner, open_storage, sign, study_id_of, trials_of
+from dmlstudy.search.study_search import StudySearch
+from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.store import OPTUNA_URL, Store, StoreError
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_postgres() as address:
+        yield f"postgresql+psycopg://{address}"
+
+
+def store_at(folder: Path, url: str | None) -> Store:
+    folder.mkdir(exist_ok=True)
+    return Store(folder, search_database=url)
+
+
+OPENED: list[optuna.storages.RDBStorage] = []
+
+
+def opened(store: Store) -> optuna.storages.RDBStorage:
+    """The storage, whose connections are closed with the test."""
+    OPENED.append(open_storage(store))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().engine.dispose()
+
+
+def begun(store: Store, spec: StudySpec) -> StudySearch:
+    """A driver's session, as ``studies.run`` begins one."""
+    storage = opened(store)
+    check_owner(storage, store, spec.name)
+    search = StudySearch(spec, storage, set())
+    sign(storage, store, spec.name)
+    return search
+
+
+def test_two_drivers_of_two_studies_find_what_a_file_gives(url: str, tmp_path: Path) -> None:
+    """Both go on at once, one of them after a death without a word."""
+    specs = [
+        study(name=name, search={"trials_per_family": 6, "seed": seed})
+        for seed, name in enumerate(("a", "b"))
+    ]
+    stores = [store_at(tmp_path / spec.name, url) for spec in specs]
+    Tune(begun(stores[0], specs[0]), hill).run(20)
+    found: dict[str, list[object]] = {}
+
+    def drive(store: Store, spec: StudySpec) -> None:
+        found[spec.name] = by_number(Tune(begun(store, spec), hill, at_once=2).run().search)
+
+    drivers = [threading.Thread(target=drive, args=both) for both in zip(stores, specs, strict=True)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    for store, spec in zip(stores, specs, strict=True):
+        assert found[spec.name] == by_number(Tune(in_memory(spec), hill).run().search)
+        assert len(trials_of(store, spec.name)) == 12
+    assert trials_of(stores[0], "b") == [], "of another store"
+
+
+def test_a_name_that_another_store_has_is_refused_and_left_alone(url: str, tmp_path: Path) -> None:
+    spec = study(name="shared")
+    first, second = (store_at(tmp_path / name, url) for name in ("first", "second"))
+    Tune(begun(first, spec), hill).run(9)
+    with pytest.raises(
+        StoreError, match=r"has a study 'shared' of another store; give this one another name"
+    ):
+        begun(second, spec)
+    with pytest.raises(KeyError):
+        study_id_of(opened(second), second, "shared")
+    assert begun(first, spec).study.trials
+
+
+def test_a_driver_that_died_before_it_signed_goes_on(url: str, tmp_path: Path) -> None:
+    store, spec = store_at(tmp_path / "own", url), study(name="unsigned")
+    optuna.create_study(study_name="unsigned", storage=opened(store), direction="maximize")
+    assert begun(store, spec).suggest("t0")
+
+
+def test_no_file_and_no_text_has_the_login(url: str, tmp_path: Path) -> None:
+    store = store_at(tmp_path / "quiet", url)
+    begun(store, study(name="quiet"))
+    password = url.split(":")[2].split("@")[0]
+    assert password not in repr(store)
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or password.encode() not in path.read_bytes()
+    assert store.optuna_place.read_text() == url.rpartition("@")[2] + "\n"
+    assert not store.optuna_file.exists()
+    assert store.has_searches
+
+
+def test_another_database_than_the_stores_is_refused(url: str, tmp_path: Path) -> None:
+    there, here = store_at(tmp_path / "there", url), store_at(tmp_path / "here", None)
+    begun(there, study(name="placed"))
+    opened(here)
+    other = url.replace(url.rpartition(":")[2], f"{free_port()}/postgres")
+    for store, said in (
+        (
+            Store(there.root, search_database=None),
+            f"its searches are in the PostgreSQL at .*; set {OPTUNA_URL}",
+        ),
+        (Store(here.root, search_database=url), f"its searches are in .*optuna.db; unset {OPTUNA_URL}"),
+        (Store(there.root, search_database=other), "its searches are in the PostgreSQL at .*, not at"),
+    ):
+        with pytest.raises(StoreError, match=said):
+            trials_of(store, "placed")
+
+
+@pytest.mark.parametrize("given", ["mysql://a:b@c/d", "postgresql://host", "no url", "sqlite:///x.db"])
+def test_what_is_no_postgresql_is_refused(given: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"^{OPTUNA_URL}: expected postgresql\+psycopg://USER:PASSWORD@"):
+        open_storage(store_at(tmp_path, given))
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_login(tmp_path: Path) -> None:
+    place = f"127.0.0.1:{free_port()}/postgres"
+    with pytest.raises(StoreError, match=f"the PostgreSQL at {place} does not answer") as raised:
+        open_storage(store_at(tmp_path, f"postgresql+psycopg://tests:secret@{place}"))
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_variable_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(OPTUNA_URL, "postgresql://a:b@c/d")
+    assert Store(tmp_path).optuna_url == "postgresql://a:b@c/d"
+    monkeypatch.delenv(OPTUNA_URL)
+    assert Store(tmp_path).optuna_url.startswith("sqlite:///")
