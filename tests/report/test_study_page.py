@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from optuna.distributions import FloatDistribution
+from optuna.trial import create_trial
 from support.loaded_page import parsed
 from support.made_study import Maker
 
 from dmlstudy import cli
 from dmlstudy.registry import tracking
 from dmlstudy.report.study_page import write_report
+from dmlstudy.search.warm_start import RANKINGS, WARM_START, PointRanks, stored_weights
 from dmlstudy.store import Store
 
 PARTS = [
@@ -140,6 +143,35 @@ def test_names_cannot_become_markup(store: Store, tmp_path: Path) -> None:
     assert "img" not in found.tags
     assert "<script>alert" not in text
     assert "onerror=z>" not in found.scripts[1]
+
+
+def test_the_report_says_what_was_taken(store: Store, tmp_path: Path) -> None:
+    maker = Maker(store, "later")
+    hostile = "<img src=x onerror=y>"
+    maker.search("alpha", "finished", 0.5, training__lr=1e-3)
+    trial = create_trial(
+        value=0.7,
+        params={"alpha/training.lr": 2e-3},
+        distributions={"alpha/training.lr": FloatDistribution(1e-4, 1e-2, log=True)},
+        user_attrs={"family": "alpha", "generation": 1, WARM_START: f"{hostile} #3"},
+    )
+    maker.optuna.add_trial(trial)
+    assert stored_weights(store, "later") == []
+    known = PointRanks(
+        default={"alpha/training.lr": 1e-3},
+        sources=[f"{hostile} #3"],
+        ranks={hostile: [0, 1], "none": [1, 0]},
+    )
+    maker.optuna.set_user_attr(RANKINGS, {"alpha": known.model_dump()})
+    written = write_report(store, "later", tmp_path / "page.html", with_examples=False)
+    assert [(each.study, each.num_taken, each.num_alike, each.weight) for each in written.earlier] == [
+        (hostile, 1, 1, pytest.approx(2.5 / 4)),
+        ("none", 0, 0, pytest.approx(0.5 / 4)),
+    ]
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "From earlier studies" in text
+    assert "<img" not in text
+    assert "1 of 1" in text
 
 
 @pytest.mark.parametrize(

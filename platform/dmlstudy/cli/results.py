@@ -148,8 +148,10 @@ def report(
 
     written = write_report(place, study, output, with_examples=not without_examples)
     if json:
-        effects = [each.model_dump() for each in written.parameters]
-        show_json({"file": str(output), **written._asdict(), "parameters": effects})
+        rows = {
+            name: [each.model_dump() for each in getattr(written, name)] for name in ("parameters", "earlier")
+        }
+        show_json({"file": str(output), **written._asdict(), **rows})
         return
     kept = (
         f"not kept with the study's run: {written.not_kept}"

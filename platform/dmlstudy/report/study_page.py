@@ -34,6 +34,7 @@ from dmlstudy.report.page import (
     with_commands,
 )
 from dmlstudy.search.history import FEWEST, Searched, searched
+from dmlstudy.search.warm_start import StudyWeight, stored_weights
 from dmlstudy.spec.study_file import replicate_name
 from dmlstudy.store import Store, StoreError, seconds_spent
 from dmlstudy.trials import ENDED, Status
@@ -54,7 +55,8 @@ class Written(NamedTuple):
     """Of a page: how many families it shows, and what its reader should know about the study's state.
 
     ``not_kept`` says why the page could not be kept with the study's run, as in a store that is only read. ``matters``
-    is the page's sentence on the parameters, ``parameters`` its table as values.
+    is the page's sentence on the parameters, ``parameters`` its table as values; ``earlier`` are the weights of earlier
+    studies that the search began with.
     """
 
     num_families: int
@@ -63,6 +65,7 @@ class Written(NamedTuple):
     """The reason why the store did not take the page; empty if it did."""
     matters: str
     parameters: Sequence[sensitivities.ParameterEffect]
+    earlier: Sequence[StudyWeight]
 
 
 def write_report(store: Store, study: str, output: Path, *, with_examples: bool = True) -> Written:
@@ -76,6 +79,7 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
     state = _state(store, study)
     notice = _notice(board, state)
     tried = searched(store, study)
+    earlier = stored_weights(store, study)
     if not with_examples:
         of_winner = examples.absent("left out by --without-examples.")
     else:
@@ -97,7 +101,12 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
         Section("pairs", "Families compared in pairs", _pairs(board)),
         *_thresholds(store, board),
         Section(
-            "search", "Search", _search(board, tried, kept.texts.get("study.yaml"), _again(store, board))
+            "search",
+            "Search",
+            [
+                *_search(board, tried, kept.texts.get("study.yaml"), _again(store, board)),
+                *_earlier(earlier),
+            ],
         ),
         Section("curves", "Learning curves", _curves(store, board, tried)),
         *of_winner,
@@ -107,7 +116,7 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
     text = page(f"Study {study}", top, sections)
     write_page(output, text)
     own = list(tried.values())
-    told = sensitivities.sentence(own, board.objective), sensitivities.effects(own)
+    told = sensitivities.sentence(own, board.objective), sensitivities.effects(own), earlier
     try:
         keep_page(store, study, text)
     except StoreError as error:  # a store that may only be read; the page itself is there
@@ -227,6 +236,28 @@ def _search(
         if each not in fixed:
             parts += _family(each, board.objective)
     return [*parts, *_without_parameters(fixed, board.objective)]
+
+
+def _earlier(weights: Sequence[StudyWeight]) -> list[str | Plot]:
+    """The part on earlier studies; empty of a search that did not weigh any."""
+    if not weights:
+        return []
+    caption = (
+        "Configurations of earlier studies that this search has tried (search.warm_start: auto). A study’s weight comes"
+        " of how it ranks the points that both know; one with weight 0 is left out."
+    )
+    rows = [
+        [
+            each.family,
+            each.study,
+            str(each.num_taken),
+            f"{each.weight:.2f}",
+            f"{each.num_alike} of {each.num_pairs}" if each.num_pairs else "–",
+        ]
+        for each in weights
+    ]
+    head = ["family", "earlier study", "configurations taken", "weight", "pairs ranked alike"]
+    return [element("h3", "From earlier studies"), table(caption, head, rows, "llnnn")]
 
 
 def _thinned(families: Sequence[Searched]) -> str:

@@ -216,6 +216,26 @@ def trials_of(store: Store, name: str) -> list[FrozenTrial]:
         return list(storage.get_all_trials(study_id, deepcopy=False))
 
 
+def user_attrs_of(store: Store, name: str) -> dict[str, Any]:
+    """The user attributes of a study of the store; none where its search has not begun."""
+    if not store.has_searches:
+        return {}
+    storage = read_storage(store)
+    with _readable(store):
+        try:
+            return dict(storage.get_study_user_attrs(study_id_of(storage, store, name)))
+        except KeyError:
+            return {}
+
+
+def attrs_in(storage: optuna.storages.BaseStorage, name: str) -> dict[str, Any]:
+    """The user attributes of a study in a storage; none where there is no such study."""
+    try:
+        return dict(storage.get_study_user_attrs(storage.get_study_id_from_name(name)))
+    except KeyError:
+        return {}
+
+
 def is_local(folder: Path) -> bool:
     """True if the folder lies on a file system of this machine alone; False where that is unknown."""
     try:

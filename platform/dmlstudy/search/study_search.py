@@ -20,7 +20,8 @@ A paused trial is PRUNED as soon as it cannot be promoted any more. Where no tri
 its highest rung goes on.
 
 The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (subsearches
-without an untried configuration) and ``warm_start`` (points of earlier studies, as they were when this one began).
+without an untried configuration), ``warm_start`` (points of earlier studies, as they were when this one began) and
+``warm_start_rankings`` (how these studies rank them).
 """
 
 from __future__ import annotations
@@ -44,9 +45,17 @@ from dmlstudy.search.early_stopping import SearchCurve
 from dmlstudy.search.fold_test import FoldTest
 from dmlstudy.search.ledger import Entry, Ledger, label
 from dmlstudy.search.paused import PausedTrials
+from dmlstudy.search.storage import attrs_in
 from dmlstudy.search.subsearch import Follower, Subsearch
 from dmlstudy.search.verdict_trials import Competitors, JudgedBefore, VerdictTrials
-from dmlstudy.search.warm_start import MOST_PER_FAMILY, earlier_best
+from dmlstudy.search.warm_start import (
+    MOST_PER_FAMILY,
+    RANKINGS,
+    WARM_START,
+    PointRanks,
+    earlier_best,
+    point_ranks,
+)
 from dmlstudy.spec.budget import Clock, TimeBudget, seconds_of
 from dmlstudy.spec.epochs import place
 from dmlstudy.spec.pace import Trials
@@ -119,7 +128,7 @@ class StudySearch:
         self.metric = spec.file.protocol.objective
         samplers.check_installed(search)
         warm_points = None
-        if search.warm_start and "warm_start" not in _user_attrs(storage, spec.name):
+        if search.warm_start and WARM_START not in attrs_in(storage, spec.name):
             warm_points = earlier_best(spec, storage)
         self.spec = spec
         self.assignments: dict[str, Assignment] = {}
@@ -160,18 +169,35 @@ class StudySearch:
         self._subsearches = self._ledger.subsearches
         self.study = self._ledger.study
         self._check_program(search)
-        self._begin_subsearches(warm_points)
+        if warm_points is not None:
+            self._keep_warm_start(warm_points, storage)
+        self._begin_subsearches(is_first=warm_points is not None)
         self._read_ledger()
 
-    def _begin_subsearches(self, warm_points: Mapping[str, Any] | None) -> None:
-        if warm_points is not None:
-            self.study.set_user_attr("warm_start", warm_points)
+    def _keep_warm_start(self, points: Mapping[str, Any], storage: optuna.storages.BaseStorage) -> None:
+        """Store the points of earlier studies and, with ``auto``, how these rank them, before anything is asked."""
+        if self.spec.file.search.warm_start == "auto":
+            ranks = {
+                family: each.model_dump()
+                for subsearch in self._subsearches
+                for family, each in point_ranks(
+                    {family: points[family] for family in subsearch.starts},
+                    subsearch.starts,
+                    subsearch.fitted,
+                    storage,
+                ).items()
+            }
+            self.study.set_user_attr(RANKINGS, ranks)
+        self.study.set_user_attr(WARM_START, points)
+
+    def _begin_subsearches(self, *, is_first: bool) -> None:
         attrs = self.study.user_attrs
+        ranks = {name: PointRanks.model_validate(each) for name, each in attrs.get(RANKINGS, {}).items()}
         self._budget.wall, self._budget.device = attrs.get("spent", (0.0, 0.0))
         most = min(MOST_PER_FAMILY, (self.spec.file.search.trials_per_family - 1) // 2)
         for subsearch in self._subsearches:
-            lines = subsearch.add_to_queue(attrs.get("warm_start", {}), most)
-            if warm_points is not None:
+            lines = subsearch.add_to_queue(attrs.get(WARM_START, {}), most, ranks)
+            if is_first:
                 self._notes += [f"search.warm_start: {line}" for line in lines]
             subsearch.is_exhausted = subsearch.name in attrs.get("exhausted", [])
 
@@ -622,6 +648,7 @@ class StudySearch:
     def _ask_subsearch(self, subsearch: Subsearch) -> bool:
         """Ask for a trial of a subsearch; whether there is one."""
         trial = subsearch.next_trial(self._ledger.next_number_sampled, self._generation)
+        self._notes += [f"search.warm_start: {line}" for line in subsearch.take_lines()]
         if trial is None:
             self._exhaust(
                 subsearch,
@@ -802,11 +829,3 @@ class StudySearch:
     def is_over(self) -> bool:
         """True if every trial has ended, so that there is a verdict."""
         return self.num_left == 0
-
-
-def _user_attrs(storage: optuna.storages.BaseStorage, study: str) -> dict[str, Any]:
-    """The user attributes of a study; none where there is no such study."""
-    try:
-        return dict(storage.get_study_user_attrs(storage.get_study_id_from_name(study)))
-    except KeyError:
-        return {}

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from dmlstudy.records import Scalar, TrialConfig
 from dmlstudy.search import family_choice, samplers
 from dmlstudy.search.samplers import FAMILY, Given, Point
+from dmlstudy.search.warm_start import WARM_START, Candidate, PointRanks, WeighedPoints
 from dmlstudy.spec.likeness import Likeness
 from dmlstudy.spec.space import Suggester
 from dmlstudy.spec.study_file import Family, StudySpec
@@ -52,7 +53,8 @@ def subsearches_of(spec: StudySpec) -> list[Subsearch]:
 class Subsearch:
     """Trials with one budget, of which ``width`` are requested in a generation.
 
-    ``queue`` are the points it begins with: each family's default, then those of earlier studies.
+    ``queue`` are the points it begins with: each family's default, then those of earlier studies. Where earlier studies
+    are weighed, theirs are not in the queue but follow it.
     """
 
     def __init__(
@@ -82,12 +84,24 @@ class Subsearch:
         self.queue: deque[tuple[dict[str, Scalar], dict[str, str]]] = deque(
             (self._point(family.name, family.default_point()), {}) for family in families
         )
+        self._weighed: list[WeighedPoints] = []
+        self._lines: list[str] = []
 
-    def add_to_queue(self, found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]], most: int) -> list[str]:
+    @property
+    def starts(self) -> dict[str, dict[str, Scalar]]:
+        """The default of each family whose points of earlier studies are taken here."""
+        return {name: self._point(name, family.default_point()) for name, family in self.families.items()}
+
+    def add_to_queue(
+        self,
+        found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]],
+        most: int,
+        ranks: Mapping[str, PointRanks] = {},
+    ) -> list[str]:
         """Queue up to ``most`` further points of each family that fit its space and are new.
 
-        A point need not have the names of the present space (see ``completed``). Returns a line for people for each
-        family.
+        A point need not have the names of the present space (see ``completed``). A family with ``ranks`` takes its
+        points by the weights of their studies. Returns a line for people for each family.
         """
         seen = {self.config_of(point).fingerprint() for point, _ in self.queue}
         chosen: list[list[tuple[dict[str, Scalar], dict[str, str]]]] = []
@@ -96,26 +110,46 @@ class Subsearch:
             own: list[tuple[dict[str, Scalar], dict[str, str]]] = []
             num_changed = num_outside = 0
             for source, given in found.get(name, []):
-                if len(own) == most:
+                if len(own) == most and name not in ranks:
                     break
-                try:
-                    point = self.completed(name, given)
-                    config = self.config_of(point)
-                except ValueError:
+                point = self.fitted(name, given)
+                if point is None:
                     num_outside += 1
                     continue
+                config = self.config_of(point)
                 if config.fingerprint() not in seen:
                     seen.add(config.fingerprint())
-                    own.append((point, {"warm_start": source}))
+                    own.append((point, {WARM_START: source}))
                     num_changed += point.keys() - {FAMILY} != given.keys()
-            chosen.append(own)
+            if name in ranks:
+                candidates = [Candidate(each[WARM_START], point) for point, each in own]
+                self._weighed.append(WeighedPoints(name, ranks[name], candidates, most))
+                of_which = f"{min(most, len(own))} of {len(own)}"
+                how = f", by how {len(ranks[name].ranks)} earlier studies rank what is known by then"
+            else:
+                chosen.append(own)
+                of_which, how = f"{len(own)}", ""
             lines.append(
-                f"{name}: {len(own)} configurations of earlier studies come right after the default"
+                f"{name}: {of_which} configurations of earlier studies come right after the default{how}"
                 + f", {num_changed} of them fitted to the space of now" * (num_changed > 0)
                 + f"; {num_outside} lie outside it and are left out" * (num_outside > 0)
             )
         in_turn = itertools.zip_longest(*chosen)
         self.queue += [item for items in in_turn for item in items if item is not None]
+        return lines
+
+    def fitted(self, family: str, given: Mapping[str, Any]) -> dict[str, Scalar] | None:
+        """The point with these values in the present space (see ``completed``); None where it lies outside."""
+        try:
+            point = self.completed(family, given)
+            self.config_of(point)
+        except ValueError:
+            return None
+        return point
+
+    def take_lines(self) -> list[str]:
+        """Lines for people on what was taken of earlier studies, since the last call."""
+        lines, self._lines = self._lines, []
         return lines
 
     def completed(self, family: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -218,6 +252,9 @@ class Subsearch:
         that such families change nothing for the rest.
         """
         self._tried.add(config.fingerprint())
+        for weighed in self._weighed:
+            if weighed.family == config.family:
+                weighed.note(trial)
         if self.asked is not None:
             self.asked.append((trial.number, dict(trial.params)))
         self.num_of_generation[generation] += 1
@@ -272,8 +309,7 @@ class Subsearch:
         self, number: int, given: Mapping[str, Scalar] = NOTHING
     ) -> tuple[dict[str, Scalar], dict[str, Any], dict[str, Any]] | None:
         """A point with these values, what the sampler keeps with it, and where it comes from."""
-        while self.queue and self._is_tried(self.queue[0][0]):
-            self.queue.popleft()
+        queued = self._queued()
         untried = self._untried(given)
         if untried is not None and not untried:
             return None
@@ -292,9 +328,8 @@ class Subsearch:
             drawn, point = self._drawn(sampler, seen, number, fixed)
             if attempt == 0:  # a point that was not drawn counts in its place, as Optuna's enqueued trials do
                 memory = {k: v for k, v in drawn.system_attrs.items() if "relative_params" not in k}
-                if self.queue:
-                    queued, source = self.queue[0]
-                    return queued, memory, source
+                if queued is not None:
+                    return queued[0], memory, queued[1]
             if not self._is_tried(point):
                 return point, drawn.system_attrs, {}
         chance = RandomSampler(seed=samplers.seed_of(search.seed, number, REDRAWS))
@@ -305,6 +340,24 @@ class Subsearch:
         if not untried:
             return None
         return untried[samplers.seed_of(search.seed, number) % len(untried)], memory, {}
+
+    def _queued(self) -> tuple[dict[str, Scalar], dict[str, str]] | None:
+        """The point that comes before what a sampler draws, and where it comes from; None of none.
+
+        Of the families that are weighed the one that has taken fewest comes first.
+        """
+        while self.queue and self._is_tried(self.queue[0][0]):
+            self.queue.popleft()
+        if self.queue:
+            return self.queue[0]
+        trials = self._ended.trials() if self._weighed else []
+        for weighed in sorted(self._weighed, key=lambda each: each.num_taken):
+            own = [trial for trial in trials if trial.user_attrs.get(FAMILY) == weighed.family]
+            found = weighed.next(own, self._is_tried)
+            if found is not None:
+                return found.point, {WARM_START: found.source}
+            self._lines += weighed.lines(own, self._running)
+        return None
 
     def _chosen_family(self, seen: Sequence[FrozenTrial], number: int) -> str:
         """The family of the next trial, of whose own trials TPE then learns.
@@ -379,7 +432,17 @@ class Follower(Subsearch):
         """(number, values) of the leader's best trial."""
         self._has_open: tuple[int, int, bool] | None = None
 
-    def add_to_queue(self, found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]], most: int) -> list[str]:
+    @property
+    def starts(self) -> dict[str, dict[str, Scalar]]:
+        """Nothing: points of earlier studies come from the leader."""
+        return {}
+
+    def add_to_queue(
+        self,
+        found: Mapping[str, Sequence[tuple[str, dict[str, Any]]]],
+        most: int,
+        ranks: Mapping[str, PointRanks] = {},
+    ) -> list[str]:
         """Nothing: points of earlier studies come from the leader."""
         return [f"{self.name}: takes the points of {self.leader.name}"]
 

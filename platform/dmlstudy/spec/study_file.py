@@ -190,7 +190,7 @@ class SearchConfig(Grown):
         tuple[str, ...] | Literal["auto"],
         Field(
             max_length=1000,
-            description="earlier studies whose best configurations come first; auto: all in the store",
+            description="earlier studies whose best configurations come first; auto: all, weighed by likeness",
         ),
     ] = ()
     seed: Annotated[int, Field(ge=0, lt=2**32, description="of sampling, folds and training")] = 0
