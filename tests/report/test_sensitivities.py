@@ -24,7 +24,7 @@ from dmlstudy.trials import Status
 STRONG = Sensitivity(change=0.12, low=0.08, high=0.17)
 WEAK = Sensitivity(change=0.01, low=0.0, high=0.02)
 WIDE = Sensitivity(change=0.05, low=0.0, high=0.2)
-FEW = Sensitivity(untold="6 of 11 trials")
+FEW = Sensitivity(untold="6 of 11 trials needed")
 
 
 def searched(family: str = "f", num: int = 19, **known: Sensitivity | None) -> Searched:
@@ -42,7 +42,7 @@ def test_the_sentence_of_one_family() -> None:
     said = sensitivities.sentence([searched(lr=STRONG, p=WEAK, margin=WIDE, dim=FEW)], "map_at_r")
     assert said == (
         "What matters is lr (moves map_at_r by 0.120 [0.080, 0.170]); beside it p (0.010 [0.000, 0.020]) does not;"
-        " of margin (0.050 [0.000, 0.200]) these trials cannot tell; nothing is known of dim (6 of 11 trials)."
+        " of margin (0.050 [0.000, 0.200]) these trials cannot tell; nothing is known of dim (6 of 11 trials needed)."
     )
     assert sensitivities.sentence([searched(p=WEAK)], "map_at_r") == (
         "Of p (0.010 [0.000, 0.020]) these trials cannot tell."
@@ -53,7 +53,7 @@ def test_too_few_trials_are_said_to_be_too_few() -> None:
     assert sensitivities.sentence([], "map_at_r") == ""
     assert sensitivities.sentence([searched()], "map_at_r") == ""
     assert sensitivities.sentence([searched(num=6, lr=FEW)], "map_at_r") == (
-        "6 finished trials are too few to tell what matters: lr (6 of 11 trials)."
+        "6 finished trials are too few to tell what matters: lr (6 of 11 trials needed)."
     )
     assert sensitivities.sentence([searched(num=1, lr=None)], "map_at_r") == (
         "1 finished trial is too few to tell what matters: lr (no two trials with different scores)."
@@ -145,5 +145,9 @@ def test_the_interface_gives_the_same_rows(moved: Maker) -> None:
 def test_a_study_with_little_is_said_to_have_little(small: Maker) -> None:
     frame = dmlstudy.load(small.store.root, "small").parameters()
     assert set(frame.family) == {"alpha", "gamma"}
-    assert set(frame.why) == {"6 of 10 trials", "6 of 9 trials", "no two trials with different scores"}
+    assert set(frame.why) == {
+        "6 of 10 trials needed",
+        "6 of 9 trials needed",
+        "no two trials with different scores",
+    }
     assert frame.change.isna().all()

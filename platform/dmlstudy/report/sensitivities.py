@@ -167,7 +167,7 @@ def parts(families: Sequence[Searched], objective: str) -> list[str | Plot]:
     ]
     caption = (
         f"How far validation {objective} moves over the values that were tried of each parameter, with a band that"
-        " holds for a family’s parameters at once with 95%, and its importance (PED-ANOVA)."
+        " holds for a family’s parameters at once with 95%, and its importance (PED-ANOVA), of few trials a hint."
         " ● matters; ○ does not, beside the strongest; ? these trials cannot tell."
     )
     limits = (

@@ -178,7 +178,7 @@ def _sensitivity(scores_N: Matrix, term: _Term, others: Sequence[_Term], level: 
             break
     free = len(scores_N) - rank
     if free < FEWEST_FREE:
-        return Sensitivity(untold=f"{len(scores_N)} of {rank + FEWEST_FREE} trials")
+        return Sensitivity(untold=f"{len(scores_N)} of {rank + FEWEST_FREE} trials needed")
     q = term.curved.shape[1]
     contrasts = np.pad(term.contrasts, ((0, 0), (0, design.shape[1] - q)))
     inverse = np.linalg.pinv(design)
