@@ -131,6 +131,23 @@ def trials_of(store: Store, name: str) -> list[FrozenTrial]:
         return list(storage.get_all_trials(study_id, deepcopy=False))
 
 
+def user_attrs(storage: optuna.storages.BaseStorage, name: str) -> dict[str, Any]:
+    """The user attributes of a study; none where there is no such study."""
+    try:
+        return dict(storage.get_study_user_attrs(storage.get_study_id_from_name(name)))
+    except KeyError:
+        return {}
+
+
+def user_attrs_of(store: Store, name: str) -> dict[str, Any]:
+    """The same, of a store that may have no search yet."""
+    if not store.optuna_file.is_file():
+        return {}
+    storage = read_storage(store)
+    with _readable(store):
+        return user_attrs(storage, name)
+
+
 def is_local(folder: Path) -> bool:
     """True if the folder lies on a file system of this machine alone; False where that is unknown."""
     try:
