@@ -19,6 +19,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scipy.stats import kendalltau
+
 from dmlstudy.records import Record
 from dmlstudy.search.storage import user_attrs_of
 from dmlstudy.search.subsearch import Follower, Subsearch
@@ -37,6 +39,9 @@ INDEPENDENT = ("random", "qmc")
 
 DRIFT = 2
 """So many trials each of those that are left counts as where the sampler learns."""
+
+RISING = 0.1
+"""Significance from which the newest scores of a sampler that learns count as rising."""
 
 SHARE = 1.0
 """No objective is higher, unless a score was."""
@@ -111,9 +116,20 @@ class EndingSearches:
             return 1.0
         if self._learns:
             drawn, num_left = drawn[-max(FEWEST, math.ceil(len(drawn) / 2)) :], DRIFT * num_left
+            if _rises(drawn):
+                return 1.0
         finished = [score for score in drawn if score > -math.inf]
         highest = SHARE if best <= SHARE else math.inf
         return chance_of_gain(finished, len(drawn), best, rule.gain, num_left, highest=highest)
+
+
+def _rises(scores: Sequence[float]) -> bool:
+    """True if finished scores still rise from trial to trial, by Kendall's rank correlation (one-sided)."""
+    finished = [(place, score) for place, score in enumerate(scores) if score > -math.inf]
+    if len(finished) < 3:
+        return False
+    found = kendalltau(*zip(*finished, strict=True), alternative="greater")
+    return bool(found.pvalue < RISING)
 
 
 def early_ends(attrs: Mapping[str, Any]) -> dict[str, EarlyEnd]:

@@ -131,7 +131,9 @@ class StopRule(Record):
 
     @property
     def in_words(self) -> str:
-        return f"raise its best by more than {self.gain:g} with a probability below {self.probability:.2g}"
+        """The rule, of the trials that are left."""
+        probability = f"{100 * self.probability:.3g}%"
+        return f"raise its best by more than {self.gain:g} with a probability below {probability}"
 
 
 class SearchConfig(Grown):

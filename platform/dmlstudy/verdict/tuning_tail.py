@@ -1,16 +1,16 @@
 """The chance that further trials of a search raise its best score, from the upper tail of the scores so far.
 
-Of n trials the k + 1 highest scores are y_1 >= ... >= y_(k+1) = u. The next trial exceeds u with a probability L that is
-distributed as Beta(k + 1, n - k), whatever the scores' distribution. Beyond u they are taken to follow a generalised
-Pareto distribution, S(x) = (1 + xi x / sigma)^(-1 / xi), whose parameters are averaged over their posterior and not set
-to one best fit:
+Of n trials the k + 1 highest scores are y_1 >= ... >= y_(k+1) = u. The next trial exceeds u with a probability L
+that is distributed as Beta(k + 1, n - k), whatever the scores' distribution. Beyond u they are taken to follow a
+generalised Pareto distribution, S(x) = (1 + xi x / sigma)^(-1 / xi), whose parameters are averaged over their
+posterior and not set to one best fit:
 
     P(one of m trials exceeds y) = 1 - E[(1 - L S(y - u))^m]
 
 The prior is flat in xi from -1 (a sharp end, as of a smooth top in two parameters) to 0.5 (heavy) and in log sigma.
 
-The chance is the largest over k = 5, n / 4 and n / 2, at most 30, for no threshold is right for every tail. It is 1, for
-nothing can be said, where fewer than 5 scores lie above the middle between the lowest and the highest: then most
+The chance is the largest over k = 5, n / 4 and n / 2, at most 30, for no threshold is right for every tail. It is 1,
+for nothing can be said, where fewer than 5 scores lie above the middle between the lowest and the highest: then most
 trials have collapsed, and the few others are no sample of a tail.
 
 **Assumption.** Trials are exchangeable: the next are drawn as these were. A better mode that none of n trials has met
