@@ -123,7 +123,8 @@ class ProgressLines:
     """Tells of each trial that ends: its score, the best so far and the time left.
 
     ``left`` are the trials that are to end, of ``num_total``; ``num_at_once`` of them may run at once. ``is_bound``
-    says that these are the most that there can be, as where seeds are added until the verdict is decided.
+    says that these are the most that there can be, as where seeds are added until the verdict is decided;
+    ``is_search_bound`` that this holds as long as trials of the search are among them.
     """
 
     def __init__(
@@ -137,9 +138,10 @@ class ProgressLines:
         num_at_once: int = 1,
         *,
         is_bound: bool = False,
+        is_search_bound: bool = False,
     ) -> None:
         self._tell = tell
-        self._at_most = "≤ " if is_bound else ""
+        self._is_bound, self._is_search_bound = is_bound, is_search_bound
         self._num_at_once = num_at_once
         self._begun_at = self._starting_told = time.monotonic()
         self._is_training = False
@@ -198,7 +200,8 @@ class ProgressLines:
         if left is not None:
             self._left, self._num_total = left, self._num_done + sum(left)
         # A bound is reached where nothing is left.
-        at_most = self._at_most if sum(self._left) else ""
+        may_be_fewer = self._is_bound or (self._is_search_bound and self._left.search > 0)
+        at_most = "≤ " if may_be_fewer and any(self._left) else ""
         count = f"{self._num_done:>{len(str(self._num_total))}}/{at_most.strip()}{self._num_total}"
         champion = f"best {best[0]:.4f} {best[1]}" if best else "no best yet"
         line = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Recorder(tune.Callback):
 
     ``is_stopped`` says whether the study is to end early, ``watch`` what has died of the cluster that it runs on.
     ``note_bound`` is told how many verdict trials there are at most, and of untrained embedders, where looks at the
-    verdict lower these numbers.
+    verdict lower these numbers; ``note_planned`` how many trials each search has, where one may end early.
     """
 
     def __init__(
@@ -86,10 +87,13 @@ class Recorder(tune.Callback):
         is_stopped: Callable[[], bool] = lambda: False,
         watch: ClusterWatch | None = None,
         note_bound: Callable[[int, int], None] = lambda num_all, num_untrained: None,
+        note_planned: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
         self._search = search
         self._note_bound = note_bound
         self._bound = (-1, -1)
+        self._note_planned = note_planned
+        self._planned: dict[str, int] = {}
         self._tracker = tracker
         self._progress = progress
         self._vault = vault
@@ -109,6 +113,7 @@ class Recorder(tune.Callback):
             self.failure = ClusterError(self._to_be_resumed(reason))
         if self.failure or self._is_stopped():
             raise StudyEnds
+        self._tell_notes()
         self._progress.beat(self._search.has_progress())
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -224,13 +229,23 @@ class Recorder(tune.Callback):
         del self._open[trial_id]
         self._forget(trial_id, assignment)
         self._tracker.note_search(self._search.counts(), self._search.best_numbers())
-        left = self._search.left if self._search.plan.is_in_steps else None
-        if left is not None and left.search == 0 and (bound := self._search.verdict_at_most) != self._bound:
+        is_in_steps = self._search.plan.is_in_steps
+        left = self._search.left if is_in_steps or self._note_planned else None
+        is_judged = is_in_steps and left is not None and left.search == 0
+        if is_judged and (bound := self._search.verdict_at_most) != self._bound:
             self._bound = bound
             self._note_bound(*bound)
         self._progress.ended(assignment, time.monotonic() - started, self._search.best(), left)
+        self._tell_notes()
+
+    def _tell_notes(self) -> None:
+        """Tell of the search's decisions, and note for other shells how many trials are left of it."""
         for line in self._search.take_notes():
             self._progress.tell(line)
+        if self._note_planned is not None and (planned := self._search.num_planned_of) != self._planned:
+            self._planned = planned
+            with suppress(OSError):  # as of a full disk, which a trial's record tells of
+                self._note_planned(planned)
 
     def _keep(self, run_id: str, files: dict[str, bytes]) -> UnitScores | None:
         """File a verdict trial's scores by class, what its thresholds do, and its model, where it left such.

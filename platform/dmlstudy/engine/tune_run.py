@@ -57,10 +57,11 @@ def run_trials(
     resources = spec.file.resources
     num_at_once = concurrency(resources)
     num_total = spec.num_search_trials + spec.num_verdict_trials
-    is_bound = search.plan.is_in_steps
+    is_bound, may_end_early = search.plan.is_in_steps, spec.file.search.stop_when is not None
     at_most = "at most " if is_bound else ""
+    to_search = f"{'at most ' if may_end_early else ''}{spec.search_in_words(' trials')}"
     tell(
-        f"{spec.name}: {spec.search_in_words(' trials')} + {at_most}{spec.num_verdict_trials} for the verdict;"
+        f"{spec.name}: {to_search} + {at_most}{spec.num_verdict_trials} for the verdict;"
         f" {resources.workers} workers per trial, {num_at_once} at once"
     )
     idle = [idle_gpus(resources), search.idle_places(num_at_once), busy(resources)]
@@ -68,6 +69,8 @@ def run_trials(
         tell(line)
     if is_bound:  # families may be left out of later looks
         num_total = search.num_ended + search.num_left
+    elif may_end_early:
+        num_total += sum(search.num_planned_of.values()) - spec.num_search_trials
     num_done = num_total - search.num_left
     if num_done:
         tell(f"{num_done} of {at_most}{num_total} trials are done; going on with the others")
@@ -77,7 +80,15 @@ def run_trials(
     width = max(len(name) for name in (*spec.families, UNTRAINED)) + len(" verdict seed 99")
     objective = spec.file.protocol.objective
     progress = ProgressLines(
-        tell, objective, search.left, num_total, width, spec.work, num_at_once, is_bound=is_bound
+        tell,
+        objective,
+        search.left,
+        num_total,
+        width,
+        spec.work,
+        num_at_once,
+        is_bound=is_bound,
+        is_search_bound=may_end_early,
     )
     ray_folder = str(store.study_folder(spec.name) / "ray")
     checkpoints = checkpoints_folder(spec, store)
@@ -87,8 +98,20 @@ def run_trials(
             spec.name, "running", num_verdict_trials=num_all, num_untrained_trials=num_untrained
         )
 
+    def note_planned(num_of: Mapping[str, int]) -> None:
+        own = dict(num_of) if num_of.keys() == spec.families.keys() else {}
+        store.write_state(spec.name, "running", num_search_trials=sum(num_of.values()), num_trials_of=own)
+
     recorder = Recorder(
-        search, tracker, progress, vault, checkpoints, interruption.is_requested, watch, note_bound
+        search,
+        tracker,
+        progress,
+        vault,
+        checkpoints,
+        interruption.is_requested,
+        watch,
+        note_bound,
+        note_planned if may_end_early else None,
     )
     search.record_given_up = recorder.file_given_up
     tuner = tune.Tuner(

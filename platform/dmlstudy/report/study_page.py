@@ -34,6 +34,7 @@ from dmlstudy.report.page import (
     with_commands,
 )
 from dmlstudy.search.history import FEWEST, Searched, searched
+from dmlstudy.search.stop_rule import told_of
 from dmlstudy.search.warm_start import StudyWeight, stored_weights
 from dmlstudy.spec.study_file import replicate_name
 from dmlstudy.store import Store, StoreError, seconds_spent
@@ -104,6 +105,7 @@ def write_report(store: Store, study: str, output: Path, *, with_examples: bool 
             "search",
             "Search",
             [
+                *_ended_early(store, board.study, kept.texts.get("study.yaml")),
                 *_search(board, tried, kept.texts.get("study.yaml"), _again(store, board)),
                 *_earlier(earlier),
             ],
@@ -187,6 +189,14 @@ def _thresholds(store: Store, board: Leaderboard) -> list[Section]:
     """The section on shipped thresholds; none of a study without verification."""
     counts = pair_counts(store, board.study)
     return [Section("thresholds", "Thresholds", thresholds.parts(board, counts))] if counts else []
+
+
+def _ended_early(store: Store, study: str, study_file: str | None) -> list[str | Plot]:
+    """A line on each search that has ended before its number of trials."""
+    search = tuning.search_of(study_file)
+    is_whole = search is not None and search.families == "adaptive"
+    lines = told_of(store, study, is_whole=is_whole)
+    return [paragraph(f"{line[0].upper()}{line[1:]}.", kind="quiet") for line in lines]
 
 
 def _again(store: Store, board: Leaderboard) -> list[dict[str, Searched]]:

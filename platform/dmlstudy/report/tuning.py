@@ -161,9 +161,8 @@ def _without_band(study_file: str | None) -> str:
     """The reason why no band is valid; empty where the trials are independent draws."""
     if study_file is None:
         return "the study’s file, which says how trials were drawn, is not kept any more"
-    try:
-        search = SearchConfig.model_validate(yaml_file.mapping(study_file, "study.yaml").get("search", {}))
-    except ValueError:
+    search = search_of(study_file)
+    if search is None:
         return "the study’s file, which says how trials were drawn, cannot be read"
     if search.sampler != "random":
         return f"trials of search.sampler: {search.sampler} depend on one another; those of random would not"
@@ -173,4 +172,15 @@ def _without_band(study_file: str | None) -> str:
         return "the sampler chose the families too"
     if search.warm_start:
         return "the first trials came from earlier studies (search.warm_start)"
+    if search.stop_when:
+        return "the scores decided the number of trials (search.stop_when)"
     return ""
+
+
+def search_of(study_file: str | None) -> SearchConfig | None:
+    """The section of a study's file on its search; None where it cannot be read."""
+    try:
+        raw = yaml_file.mapping(study_file or "", "study.yaml").get("search", {})
+        return SearchConfig.model_validate(raw)
+    except ValueError:
+        return None

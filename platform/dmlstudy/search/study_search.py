@@ -19,9 +19,12 @@ begins with promotions, and what is left of its width are new trials.
 A paused trial is PRUNED as soon as it cannot be promoted any more. Where no trial of a family would finish, the best at
 its highest rung goes on.
 
+With ``search.stop_when`` a subsearch ends before its budget when its other trials would hardly pay. That is decided
+between generations, and kept before it takes effect.
+
 The study's user attributes are ``spent`` (seconds of the time budgets, over all sessions), ``exhausted`` (subsearches
-without an untried configuration), ``warm_start`` (points of earlier studies, as they were when this one began) and
-``warm_start_rankings`` (how these studies rank them).
+without an untried configuration), ``ended_early`` (those that have ended by ``stop_when``, and why), ``warm_start``
+(points of earlier studies, as they were when this one began) and ``warm_start_rankings`` (how these rank them).
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from dmlstudy.search.early_stopping import SearchCurve
 from dmlstudy.search.fold_test import FoldTest
 from dmlstudy.search.ledger import Entry, Ledger, label
 from dmlstudy.search.paused import PausedTrials
+from dmlstudy.search.stop_rule import ENDED_EARLY, EndingSearches
 from dmlstudy.search.storage import attrs_in
 from dmlstudy.search.subsearch import Follower, Subsearch
 from dmlstudy.search.verdict_trials import Competitors, JudgedBefore, VerdictTrials
@@ -167,6 +171,7 @@ class StudySearch:
         """At most so many trials run at once: fewer than there is room for where workers cannot be started."""
         self._ledger = Ledger(spec, storage)
         self._subsearches = self._ledger.subsearches
+        self._ending = EndingSearches(search, self._subsearches)
         self.study = self._ledger.study
         self._check_program(search)
         if warm_points is not None:
@@ -200,6 +205,7 @@ class StudySearch:
             if is_first:
                 self._notes += [f"search.warm_start: {line}" for line in lines]
             subsearch.is_exhausted = subsearch.name in attrs.get("exhausted", [])
+            subsearch.has_ended_early = subsearch.name in attrs.get(ENDED_EARLY, {})
 
     def _check_program(self, search: SearchConfig) -> None:
         """Keep which program a sampler of OptunaHub is; raises SpecError where a study goes on with another."""
@@ -529,12 +535,14 @@ class StudySearch:
     def _ask(self) -> None:
         """Ask for what runs next, if there is budget for it and its time has come."""
         if not self._in_generations:
+            self._end_early()
             self._give_up_what_waits()
             self._ask_for_one()
         elif not self._num_at_work:
             self._ask_for_generation()  # what an interruption left of it
             if not self._waiting:
                 self._settle_all()
+                self._end_early()
                 self._give_up_what_waits()
                 if not self._is_spent() or any(self._next_promoted(each) for each in self._subsearches):
                     self._generation += 1
@@ -558,6 +566,18 @@ class StudySearch:
         if self._paused.may_wait and self._budget.spent() is not None:
             return 0  # it may have begun for promotions alone
         return subsearch.num_missing(self._generation)
+
+    def _end_early(self) -> None:
+        """End the searches whose other trials would hardly pay."""
+        for ends in self._ending.due():
+            known = self.study.user_attrs.get(ENDED_EARLY, {})
+            own = {name: end.model_dump() for name, end in ends.items()}
+            self.study.set_user_attr(ENDED_EARLY, {**known, **own})
+            for subsearch in self._subsearches:
+                if subsearch.name in ends:
+                    subsearch.has_ended_early = True
+                    told = ends[subsearch.name].told(subsearch.name, is_whole=subsearch.chooses_family)
+                    self._notes.append(told)
 
     # Promotion
 
@@ -806,6 +826,11 @@ class StudySearch:
         return Trials(
             self._ledger.num_open + self._num_to_ask, num_seeds * len(self.spec.families), num_untrained
         )
+
+    @property
+    def num_planned_of(self) -> dict[str, int]:
+        """Trials of each subsearch, ended and still to come: fewer than its budget where it has ended before."""
+        return {each.name: each.num_asked + each.num_left for each in self._subsearches}
 
     @property
     def num_left(self) -> int:

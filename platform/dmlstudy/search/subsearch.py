@@ -71,6 +71,12 @@ class Subsearch:
         self.num_of_generation: Counter[int] = Counter()
         self._num_of_family: Counter[str] = Counter()
         self.is_exhausted = False
+        self.has_ended_early = False
+        self.outcomes: dict[int, float] = {}
+        """By number, what the search has seen the ends of: the objective of a finished trial, else minus infinity."""
+        self.given: set[int] = set()
+        """Numbers of trials at points that no sampler has drawn: defaults, and those of earlier studies."""
+        self._points_queued: set[str] = set()
         self._spec = spec
         self._search = spec.search
         self._directions = samplers.directions_of(spec.file.search)
@@ -134,6 +140,7 @@ class Subsearch:
                 + f", {num_changed} of them fitted to the space of now" * (num_changed > 0)
                 + f"; {num_outside} lie outside it and are left out" * (num_outside > 0)
             )
+        self._points_queued = seen
         in_turn = itertools.zip_longest(*chosen)
         self.queue += [item for items in in_turn for item in items if item is not None]
         return lines
@@ -215,7 +222,8 @@ class Subsearch:
     @property
     def num_left(self) -> int:
         """Number of trials still to be requested."""
-        return 0 if self.is_exhausted else max(0, self.budget - self.num_asked)
+        is_over = self.is_exhausted or self.has_ended_early
+        return 0 if is_over else max(0, self.budget - self.num_asked)
 
     @property
     def num_ready(self) -> int:
@@ -251,7 +259,10 @@ class Subsearch:
         ``number`` is what its number is without the families that are like others. The sampler knows it by that, so
         that such families change nothing for the rest.
         """
-        self._tried.add(config.fingerprint())
+        fingerprint = config.fingerprint()
+        self._tried.add(fingerprint)
+        if fingerprint in self._points_queued or WARM_START in trial.user_attrs:
+            self.given.add(trial.number)
         for weighed in self._weighed:
             if weighed.family == config.family:
                 weighed.note(trial)
@@ -281,6 +292,8 @@ class Subsearch:
             self._ended.remove(number)
         else:
             number = self._running.pop(trial.number).number
+        has_finished = trial.state == TrialState.COMPLETE
+        self.outcomes[trial.number] = trial.values[0] if has_finished else -math.inf
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             self._ended.add(self._as_sampled(trial, number))
 
@@ -290,6 +303,7 @@ class Subsearch:
             self._ended.remove(self._paused[trial.number])
         else:
             self._paused[trial.number] = self._running.pop(trial.number).number
+        self.outcomes[trial.number] = -math.inf
         stopped = copy.copy(trial)
         stopped.state = TrialState.PRUNED
         stopped.intermediate_values = {at: s for at, s in trial.intermediate_values.items() if at <= step}
@@ -486,6 +500,8 @@ class Follower(Subsearch):
         if self.is_best and self._best is None:  # of an earlier session
             _, point = next(each for each in self._leaders if each[0] == followed)
             self._best = (followed, self._likeness.given(point))
+        if followed in self.leader.given if not self.is_best else not self.num_asked:
+            self.given.add(trial.number)
         return super().note(trial, config, generation, self.num_asked)
 
     def _as_sampled(self, trial: FrozenTrial, number: int) -> FrozenTrial:

@@ -126,10 +126,27 @@ HUB = "hub:"
 """The beginning of a sampler's name that is a package of OptunaHub."""
 
 
+class StopRule(Record):
+    """A search ends when its other trials would hardly pay."""
+
+    gain: Annotated[
+        PositiveFloat, Field(lt=1, description="by which the best objective would have to rise, as 0.002")
+    ]
+    probability: Annotated[
+        PositiveFloat, Field(lt=1, description="below which a search ends, as 0.05: that any of them does so")
+    ]
+
+    @property
+    def in_words(self) -> str:
+        """The rule, of the trials that are left."""
+        probability = f"{100 * self.probability:.3g}%"
+        return f"raise its best by more than {self.gain:g} with a probability below {probability}"
+
+
 class SearchConfig(Grown):
     """Budget and search strategy; every family gets the same unless one search chooses among them."""
 
-    LATER = ("fold_test", "registry")
+    LATER = ("fold_test", "registry", "stop_when")
 
     trials_per_family: Annotated[
         PositiveInt, Field(le=100_000, description="configurations of each family that are tried")
@@ -141,6 +158,13 @@ class SearchConfig(Grown):
         PositiveFloat | None,
         Field(
             allow_inf_nan=False, description="the same, in hours of GPUs, or of CPUs where trials have none"
+        ),
+    ] = None
+    stop_when: Annotated[
+        StopRule | None,
+        Field(
+            description="{gain: 0.002, probability: 0.05}: a family's search ends before its number of trials when the"
+            " others would raise its best by more than gain with a probability below this; default: it does not"
         ),
     ] = None
     families: Annotated[
@@ -536,6 +560,12 @@ class StudySpec:
         return lines
 
     @property
+    def is_bound(self) -> bool:
+        """True if the study may have fewer trials than planned: of the verdict, or of a search that ends early."""
+        file = self.file
+        return isinstance(file.protocol.verdict_seeds, SeedRange) or file.search.stop_when is not None
+
+    @property
     def num_verdict_trials(self) -> int:
         """Each family's best with every seed, and each untrained embedder with every seed; at most."""
         return self.file.protocol.most_seeds * (len(self.families) + self.num_untrained)
@@ -747,6 +777,11 @@ def _check_search(search: SearchConfig) -> None:
         raise SpecError(
             f"search.scheduler: {search.scheduler} would stop small embedders for their quality alone;"
             " set search.scheduler: none beside search.second_objective"
+        )
+    if search.second_objective and search.stop_when:
+        raise SpecError(
+            f"search.stop_when: tells what further trials gain of one objective, and search.second_objective:"
+            f" {search.second_objective} is a second one; leave one of the two out"
         )
     if search.sampler.startswith(HUB) != (search.registry is not None):
         raise SpecError(

@@ -83,6 +83,8 @@ def _settings(spec: StudySpec) -> dict[str, str]:
             for name in ("num_folds", "verdict_seeds", "objective")
         },
     }
+    if search.stop_when is not None:
+        values["search.stop_when"] = f"others {search.stop_when.in_words}"
     return {name: str(value) for name, value in values.items()}
 
 

@@ -16,6 +16,7 @@ import torch
 from dmlstudy import data
 from dmlstudy.data import ClosedSet
 from dmlstudy.records import SeedRange, TrialConfig, TrialReport
+from dmlstudy.search.stop_rule import FEWEST
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies import checks, retention
 from dmlstudy.studies.pilots import power
@@ -32,7 +33,6 @@ from dmlstudy.text import first_line
 from dmlstudy.training.interface import TrialData
 from dmlstudy.training.trial import TrialStopped, run_trial
 from dmlstudy.verdict.power import ASSUMED, Pilot
-from dmlstudy.verdict.sequential import Plan
 
 NO_POSITIVE = "a batch holds no two images of one class"
 """The beginning of a loss's warning about a batch without positive pairs."""
@@ -57,10 +57,12 @@ def describe(
     protocol, resources = spec.file.protocol, spec.file.resources
     machine = this_machine()
     at_most = "at most " if isinstance(protocol.verdict_seeds, SeedRange) else ""
+    rule = spec.file.search.stop_when
     lines = [
-        f"trials: {spec.num_search_trials} to search ({spec.search_in_words()}),"
+        f"trials: {'at most ' if rule else ''}{spec.num_search_trials} to search ({spec.search_in_words()}),"
         f" {at_most}{spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
+        *_of_stop_rule(spec),
         *of_searches(spec),
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
@@ -79,6 +81,21 @@ def describe(
     return lines
 
 
+def _of_stop_rule(spec: StudySpec) -> list[str]:
+    """A line on searches that may end early."""
+    rule, num = spec.file.search.stop_when, spec.file.search.trials_per_family
+    if rule is None:
+        return []
+    if spec.file.search.families == "adaptive":
+        whose, num = "the search of all families", spec.num_search_trials
+    else:
+        whose = "a family's search"
+    line = f"search.stop_when: {whose} ends before its {num} trials when the others would {rule.in_words}"
+    if num <= FEWEST:
+        return [f"{line}; it has too few for that, more than {FEWEST} are needed"]
+    return [f"{line}; after {FEWEST} at the earliest, the default and earlier studies' not counted"]
+
+
 def of_searches(spec: StudySpec) -> list[str]:
     """A line on the searches that are done again, which the estimated time does not hold."""
     protocol = spec.file.protocol
@@ -93,8 +110,8 @@ def of_searches(spec: StudySpec) -> list[str]:
     )
     return [
         f"after that the {protocol.search_leaders} leading families are searched {again} times more:"
-        f" {num_search} trials to search and up to {num_verdict} for their verdicts,"
-        " which the estimated time leaves out"
+        f" {'at most ' if spec.file.search.stop_when else ''}{num_search} trials to search and up to"
+        f" {num_verdict} for their verdicts, which the estimated time leaves out"
     ]
 
 
@@ -157,7 +174,7 @@ def facts(
         },
         "num_search_trials": spec.num_search_trials,
         "num_verdict_trials": spec.num_verdict_trials,
-        "is_bound": Plan.of(spec.file.protocol).is_in_steps,
+        "is_bound": spec.is_bound,
         "power": power(spec, dataset, pilot).facts(),
         "num_images": {name: len(side) for name, side in sides.items()},
         "num_classes": {name: len(set(side.labels_N.tolist())) for name, side in sides.items()},

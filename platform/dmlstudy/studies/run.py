@@ -137,6 +137,7 @@ def _run_here(
         num_verdict_trials=spec.num_verdict_trials,
         num_untrained_trials=spec.file.protocol.most_seeds * spec.num_untrained,
         is_bound=Plan.of(spec.file.protocol).is_in_steps,
+        is_search_bound=spec.file.search.stop_when is not None,
         work=spec.work,
         started=time.time(),
         job=os.environ.get("DMLSTUDY_JOB", ""),

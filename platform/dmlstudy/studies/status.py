@@ -53,7 +53,7 @@ class StudyStatus(Record):
     """A study's state, as its storages and its folder say.
 
     ``reason`` is why it failed, ``notes`` what else to know or do about it. With ``is_bound`` the trials and seconds
-    left are the most that there can be, for seeds are added until the verdict is decided.
+    left are the most that there can be: seeds are added until the verdict is decided, or a search may end early.
     """
 
     study: str
@@ -155,7 +155,8 @@ def study_status(store: Store, name: str) -> StudyStatus:
         trials_per_hour=3600 * len(own) / elapsed if own and elapsed > 0 else None,
         images_per_second=statistics.median(speeds) if speeds else None,
         seconds_left=each * work.of_all(left) if each is not None and is_running else None,
-        is_bound=bool(state.get("is_bound")) and sum(left) > 0,
+        is_bound=(bool(state.get("is_bound")) and sum(left) > 0)
+        or (bool(state.get("is_search_bound")) and left.search > 0),
     )
 
 
@@ -214,7 +215,7 @@ def status_lines(status: StudyStatus) -> list[str]:
         lines.append("estimated end: ... (too few trials have ended to say)")
     elif status.seconds_left is not None and status.state == "running":
         end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + status.seconds_left))
-        latest = " at the latest (seeds are added until the verdict is decided)" if status.is_bound else ""
+        latest = " at the latest (fewer trials may be needed)" if status.is_bound else ""
         lines.append(f"estimated end: {end}, in {duration(status.seconds_left)}{latest}")
     return lines
 
