@@ -13,8 +13,8 @@ The prior is flat in xi from -1 (a sharp end, as of a smooth top in two paramete
 
 The chance is the largest over k = 5, n / 4 and n / 2, at most 30, for no threshold is right for every tail.
 
-It is 1, for nothing can be said, where fewer than 5 scores lie above the middle between the lowest and the highest: then most
-trials have collapsed, and the few others are no sample of a tail.
+It is 1, for nothing can be said, where fewer than 5 scores lie above the middle between the lowest and the highest:
+then most trials have collapsed, and the few others are no sample of a tail.
 
 **Assumption.** Trials are exchangeable: the next are drawn as these were. A better mode that none of n trials has met
 is no part of any tail; one with a share of 5% is missed by 40 trials in one search of eight.
