@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import optuna
@@ -184,3 +185,18 @@ def test_the_gaussian_process_is_told_the_noise_of_folds(monkeypatch: pytest.Mon
     own = study(search={"sampler": "gp", "scheduler": "none", "trials_per_family": 6})
     Tune(in_memory(own), of_folds).run()
     assert max(seen) > min(seen) > 0
+
+
+def test_the_noise_is_of_trials_that_have_seen_all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the process itself stopped trials look finished; their last steps say nothing of the length of a fold."""
+    steps, noise = set(), samplers.fold_noise
+
+    def noted(trials: Sequence[optuna.trial.FrozenTrial], num_folds: int) -> float:
+        steps.update(trial.last_step for trial in trials if trial.state == TrialState.COMPLETE)
+        return noise(trials, num_folds)
+
+    monkeypatch.setattr(samplers, "fold_noise", noted)
+    own = study(search={"sampler": "gp", "trials_per_family": 8})
+    ended = Tune(in_memory(own), of_folds).run().search.study.trials
+    assert any(trial.state == TrialState.PRUNED for trial in ended)
+    assert steps == {FOLDS * EPOCHS}

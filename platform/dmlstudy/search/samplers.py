@@ -84,9 +84,8 @@ def sampler_for(
     ``number`` is the trial's, ``turn`` its place among the trials of its space, ``attempt`` counts how often
     it was drawn before and found to have been tried.
 
-    ``modelled`` are the parameters that a sampler models
-    which cannot do with missing ones. ``noise``, for the Gaussian process, is the least variance of a score's noise
-    where that of all scores is 1.
+    ``modelled`` are the parameters that a sampler models which cannot do with missing ones. ``noise``, for the Gaussian
+    process, is the least variance of a score's noise where that of all scores is 1.
     """
     seed = seed_of(search.seed, number, *([attempt] if attempt else []))
     startup = min(10, max(2, search.trials_per_family // 3))

@@ -41,7 +41,8 @@ def open_storage(store: Store, *, is_for_a_look: bool = False) -> optuna.storage
         if store.search_database:
             kept = {"poolclass": sqlalchemy.NullPool} if is_for_a_look else ALIVE
             storage = optuna.storages.RDBStorage(store.search_database, engine_kwargs=kept)
-            store.optuna_place.write_text(place_of(store.search_database) + "\n", encoding="utf-8")
+            place = place_of(store.search_database) + "\n"
+            make_whole(store, store.optuna_place, lambda draft: draft.write_text(place, encoding="utf-8"))
         else:
             make_whole(store, store.optuna_file, _make_database)
             storage = optuna.storages.RDBStorage(store.optuna_url)

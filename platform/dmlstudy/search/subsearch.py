@@ -331,7 +331,9 @@ class Subsearch:
         modelled = {} if self.chooses_family else self._modelled
         seen = samplers.seen_by(search.sampler, self._ended.trials(), self._running.values())
         noise = (
-            samplers.fold_noise(seen, self._spec.file.protocol.num_folds) if search.sampler == "gp" else 0.0
+            samplers.fold_noise(self._ended.trials(), self._spec.file.protocol.num_folds)
+            if search.sampler == "gp"
+            else 0.0
         )
         fixed = given
         if self.chooses_family and search.sampler == "tpe":

@@ -84,7 +84,7 @@ def _settings(spec: StudySpec) -> dict[str, str]:
         },
     }
     if search.stop_when is not None:
-        values["search.stop_when"] = f"others {search.stop_when.in_words}"
+        values["search.stop_when"] = search.stop_when.model_dump_json()
     return {name: str(value) for name, value in values.items()}
 
 
