@@ -12,7 +12,7 @@ from support.ports import free_port
 from support.postgres import running_postgres
 from support.tune_simulator import Tune, by_number, hill, in_memory, study
 
-from dmlstudy.search.storage import check_owner, open_storage, sign, study_id_of, trials_of
+from dmlstudy.search.storage import claim, open_storage, study_id_of, trials_of
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import OPTUNA_URL, Store, StoreError
@@ -50,10 +50,8 @@ def closed() -> Iterator[None]:
 def begun(store: Store, spec: StudySpec) -> StudySearch:
     """A driver's session, as ``studies.run`` begins one."""
     storage = opened(store)
-    check_owner(storage, store, spec.name)
-    search = StudySearch(spec, storage, set())
-    sign(storage, store, spec.name)
-    return search
+    claim(storage, store, spec.name)
+    return StudySearch(spec, storage, set())
 
 
 def test_two_drivers_of_two_studies_find_what_a_file_gives(url: str, tmp_path: Path) -> None:
@@ -95,8 +93,19 @@ def test_a_name_that_another_store_has_is_refused_and_left_alone(url: str, tmp_p
 
 def test_a_driver_that_died_before_it_signed_goes_on(url: str, tmp_path: Path) -> None:
     store, spec = store_at(tmp_path / "own", url), study(name="unsigned")
-    optuna.create_study(study_name="unsigned", storage=opened(store), direction="maximize")
+    plain = optuna.storages.RDBStorage(url)
+    OPENED.append(plain)
+    optuna.create_study(study_name="unsigned", storage=plain, direction="maximize")
     assert begun(store, spec).suggest("t0")
+
+
+def test_a_warm_start_knows_the_studies_of_its_own_store_only(url: str, tmp_path: Path) -> None:
+    first, second = (store_at(tmp_path / name, url) for name in ("one", "two"))
+    Tune(begun(first, study(name="elsewhere")), hill).run()
+    warm = study(name="warm", search={"trials_per_family": 4, "warm_start": "auto"})
+    assert begun(second, warm).study.user_attrs["warm_start"] == {"red": [], "blue": []}
+    own = study(name="own", search={"trials_per_family": 4, "warm_start": "auto"})
+    assert begun(first, own).study.user_attrs["warm_start"]["red"]
 
 
 def test_no_file_and_no_text_has_the_login(url: str, tmp_path: Path) -> None:

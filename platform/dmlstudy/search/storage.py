@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import optuna
 import sqlalchemy
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial
 
 from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole
@@ -40,7 +42,7 @@ def open_storage(store: Store, *, is_for_a_look: bool = False) -> optuna.storage
     with _readable(store):
         if store.search_database:
             kept = {"poolclass": sqlalchemy.NullPool} if is_for_a_look else ALIVE
-            storage = optuna.storages.RDBStorage(store.search_database, engine_kwargs=kept)
+            storage = SharedStorage(store.search_database, store.identity(), engine_kwargs=kept)
             place = place_of(store.search_database) + "\n"
             make_whole(store, store.optuna_place, lambda draft: draft.write_text(place, encoding="utf-8"))
         else:
@@ -92,16 +94,32 @@ def check_place(store: Store) -> None:
 def study_id_of(storage: optuna.storages.BaseStorage, store: Store, name: str) -> int:
     """The id of a store's study; raises KeyError where there is none, or one of another store."""
     study_id = storage.get_study_id_from_name(name)
-    if store.search_database and storage.get_study_user_attrs(study_id).get(OWNER) not in (
-        None,
-        store.identity(),
-    ):
+    if store.search_database and storage.get_study_user_attrs(study_id).get(OWNER) != store.identity():
         raise KeyError(name)
     return study_id
 
 
-def check_owner(storage: optuna.storages.BaseStorage, store: Store, name: str) -> None:
-    """Raise StoreError where another store has a study of this name in the same database."""
+class SharedStorage(optuna.storages.RDBStorage):
+    """Optuna's storage in a database that stores share: it signs the studies it makes, and lists its store's alone."""
+
+    def __init__(self, url: str, owner: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self._owner = owner
+
+    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
+        study_id = super().create_new_study(directions, study_name)
+        self.set_study_user_attr(study_id, OWNER, self._owner)
+        return study_id
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        return [study for study in super().get_all_studies() if study.user_attrs.get(OWNER) == self._owner]
+
+
+def claim(storage: optuna.storages.BaseStorage, store: Store, name: str) -> None:
+    """Raise StoreError where another store has a study of this name in the same database.
+
+    One that nobody has signed is the store's if it is empty: its driver died when it had made it.
+    """
     if not store.search_database:
         return
     try:
@@ -109,17 +127,13 @@ def check_owner(storage: optuna.storages.BaseStorage, store: Store, name: str) -
     except KeyError:
         return
     owner = storage.get_study_user_attrs(study_id).get(OWNER)
-    if owner != store.identity() and (owner is not None or storage.get_n_trials(study_id)):
+    if owner is None and not storage.get_n_trials(study_id):
+        storage.set_study_user_attr(study_id, OWNER, store.identity())
+    elif owner != store.identity():
         raise StoreError(
             f"the PostgreSQL at {place_of(store.search_database)} has a study {name!r} of another store; give this one"
             " another name (--name), or the store a database of its own"
         )
-
-
-def sign(storage: optuna.storages.BaseStorage, store: Store, name: str) -> None:
-    """Keep which store a study is of, in a shared database."""
-    if store.search_database:
-        storage.set_study_user_attr(storage.get_study_id_from_name(name), OWNER, store.identity())
 
 
 PASSING = (

@@ -20,7 +20,7 @@ from dmlstudy.engine.tune_run import checkpoints_folder, engine_settings, run_tr
 from dmlstudy.registry import search_luck, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.search.ledger import commit_recorded
-from dmlstudy.search.storage import check_owner, open_storage, sign
+from dmlstudy.search.storage import claim, open_storage
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.replicates import replicate
 from dmlstudy.spec.study_file import StudySpec
@@ -146,13 +146,12 @@ def _run_here(
     )
     try:
         storage = open_storage(store)
-        check_owner(storage, store, spec.name)
+        claim(storage, store, spec.name)
         commit_recorded(storage, spec.name, tracker)
         is_in_steps = Plan.of(spec.file.protocol).is_in_steps
         search = StudySearch(
             spec, storage, tracker.finished_verdicts(), tracker.judged() if is_in_steps else None
         )
-        sign(storage, store, spec.name)
         search.before_verdict = lambda: sealing.seal(
             spec, store, tracker, search, origin, description.get("folds.json", ""), power, tell
         )
