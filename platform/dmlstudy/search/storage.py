@@ -39,6 +39,7 @@ def open_storage(store: Store, *, is_for_a_look: bool = False) -> optuna.storage
     looks at it only keeps no connection.
     """
     check_place(store)
+    storage: optuna.storages.RDBStorage
     with _readable(store):
         if store.search_database:
             kept = {"poolclass": sqlalchemy.NullPool} if is_for_a_look else ALIVE
