@@ -12,8 +12,10 @@ from dmlstudy.text import (
     REASON,
     VALUE,
     counted,
+    energy,
     first_line,
     last_line,
+    money,
     nearest,
     one_line,
     reason,
@@ -110,3 +112,15 @@ def test_a_reason_names_the_first_field_that_is_wrong() -> None:
     assert reason(ValueError("a\nb")) == "a b"
     assert reason(MemoryError()) == "MemoryError"
     assert len(reason(ValueError("x" * 1000))) <= REASON
+
+
+@pytest.mark.parametrize(
+    ("watt_hours", "words"), [(0.0042, "0.0042 Wh"), (9.87, "9.9 Wh"), (412.3, "412 Wh"), (3120, "3.1 kWh")]
+)
+def test_energy(watt_hours: float, words: str) -> None:
+    assert energy(watt_hours) == words
+
+
+@pytest.mark.parametrize(("amount", "words"), [(0.0042, "0.0042"), (3.1, "3.10"), (1250.4, "1,250")])
+def test_money(amount: float, words: str) -> None:
+    assert money(amount) == words

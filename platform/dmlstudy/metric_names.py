@@ -19,6 +19,7 @@ A bare name such as ``map_at_r`` is a score on validation classes, the mean over
 | ``test_fmr_at_tau_1e-3`` | impostors of the test classes that this threshold accepts |
 | ``prequential_error``, ``prequential_error_07`` | error on a stream's rows before learning from them; in window 7 |
 | ``prequential_width`` | constraints of such a window |
+| ``energy_wh`` | electrical energy of a trial, in Wh, where its workers can read it |
 | ``test_num_queries`` | a count that tells how a score came about |
 """
 
@@ -32,6 +33,7 @@ from typing import Literal, NamedTuple
 TRAIN_LOSS = "train_loss"
 IMAGES_PER_SECOND = "images_per_second"
 LATENCY_MS = "embed_ms_per_image"
+ENERGY_WH = "energy_wh"
 OMEGA_DEVIATION = "omega_deviation"
 OMEGA_SATURATED = "omega_saturated"
 WISE_FT = "wise_ft"

@@ -823,6 +823,13 @@ class ResourcesConfig(Record):
             " between; each further epoch begins the count anew",
         ),
     ] = 1
+    cost_per_hour: Annotated[
+        PositiveFloat | None,
+        Field(
+            allow_inf_nan=False,
+            description="what an hour of one worker costs, in your currency; validate and report tell the money then",
+        ),
+    ] = None
 
 
 def untrained_name(family: str | None = None) -> str:

@@ -109,6 +109,20 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
+def energy(watt_hours: float) -> str:
+    """``0.42 Wh``, ``3.1 kWh``: two digits at least."""
+    if watt_hours < 1000:
+        return f"{watt_hours:.2g} Wh" if watt_hours < 10 else f"{watt_hours:.0f} Wh"
+    return f"{watt_hours / 1000:.1f} kWh"
+
+
+def money(amount: float) -> str:
+    """``0.0042``, ``3.10``, ``1,250``: no currency, for that is the reader's."""
+    if amount < 0.01:
+        return f"{amount:.2g}"
+    return f"{amount:.2f}" if amount < 1000 else f"{amount:,.0f}"
+
+
 class _Short(reprlib.Repr):
     """``reprlib``'s, which looks at no more of a value than it shows, with our lengths."""
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dmlstudy import distributed
+from dmlstudy.engine.energy import of_all_ranks
 from dmlstudy.losses.interface import Embeddings, LossSum
 
 pytestmark = pytest.mark.timeout(180)
@@ -73,6 +74,7 @@ def answers() -> dict[str, Any]:
         "rows": distributed.rows_on_rank_0(x.repeat(rank, 1)).tolist(),
         "any": (distributed.any_rank(rank == 1), distributed.any_rank(False)),
         "agree": (distributed.agree(rank == 0), distributed.agree(rank != 0)),
+        "energy": (of_all_ranks(1.5 + rank), of_all_ranks(None if rank == 0 else 1.0), of_all_ranks(None)),
         "slices": [range(n)[distributed.own_slice(n)] for n in (0, 1, 7, 12)],
         "objective": (objective.item(), mean.item(), nothing.item(), no_mean.item()),
         "parallel": isinstance(distributed.data_parallel(nn.Linear(2, 2)), DistributedDataParallel),
@@ -94,6 +96,7 @@ def test_all_ranks_agree(pool: GlooPool, world_size: int) -> None:
         assert result["any"] == (True, False)
         assert result["agree"] == (True, False)
         assert result["objective"] == pytest.approx((world_size / count * (2 + rank), mean, 0, 0))
+        assert result["energy"] == (1.5 * world_size + count, None, None)
         assert result["parallel"]
     for n, shares in zip(
         (0, 1, 7, 12), zip(*(result["slices"] for result in results), strict=True), strict=True
@@ -111,6 +114,7 @@ def test_without_a_process_group_everything_passes_through() -> None:
     assert result["any"] == (False, False)
     assert result["agree"] == (True, False)
     assert result["objective"] == (2, 2, 0, 0)
+    assert result["energy"] == (1.5, None, None)
     assert result["slices"] == [range(n) for n in (0, 1, 7, 12)]
     assert not result["parallel"]
     local = local_rows((3,))

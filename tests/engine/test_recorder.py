@@ -105,6 +105,11 @@ class Session:
         TuneSearch(self.search).on_trial_complete(trial_id, result)
         self.recorder.on_trial_complete(0, [], SimpleNamespace(trial_id=trial_id, last_result=result))
 
+    def uses(self, trial_id: str, energy_wh: float | None) -> None:
+        """Tune has a report of a trial that has used so much so far."""
+        result = {"energy_wh": energy_wh}
+        self.recorder.on_trial_result(0, [], SimpleNamespace(trial_id=trial_id), result)
+
     def statuses(self) -> list[str]:
         return [run.data.tags["status"] for run in self.runs("tags.dmlstudy_kind != 'study'")]
 
@@ -199,6 +204,7 @@ def test_a_paused_trial_keeps_its_run_and_its_state_until_it_is_promoted_or_give
     configs = []
     for trial_id, score in (("a", 0.3), ("b", 0.4)):
         configs.append(train(session, trial_id, score, 2))
+        session.uses(trial_id, 1.5)
         session.end(trial_id, paused=True)
     assert session.statuses() == ["paused", "paused"]
     assert [run.info.status for run in session.runs("tags.status = 'paused'")] == ["SCHEDULED"] * 2
@@ -208,6 +214,8 @@ def test_a_paused_trial_keeps_its_run_and_its_state_until_it_is_promoted_or_give
     session = Session(store, tmp_path.name, storage, search=asha)
     assert train(session, "c", 0.4, 4) == configs[1]
     assert sorted(session.statuses()) == ["paused", "running"]
+    session.uses("c", 0.75)
+    session.uses("c", 2.0)
     session.end("c")
     session.begin("v")
     assert sorted(session.statuses()) == ["finished", "pruned", "running"]
@@ -216,6 +224,8 @@ def test_a_paused_trial_keeps_its_run_and_its_state_until_it_is_promoted_or_give
     history = session.tracker.client.get_metric_history(best.info.run_id, "train_loss")
     assert [point.step for point in history] == [1, 2, 3, 4]
     (other,) = session.runs("tags.status = 'pruned'")
+    energies = [run.data.metrics["energy_wh"] for run in (best, other)]
+    assert energies == [3.5, 1.5]  # a report tells the sum so far, and the run holds what was before the driver's end
     assert other.data.tags["reason"] == "stopped after epoch 2 of 4: not among its family's best 1/2 there"
     history = session.tracker.client.get_metric_history(other.info.run_id, "map_at_r")
     assert [(point.step, point.value) for point in history] == [(1, 0.3), (2, 0.3)]

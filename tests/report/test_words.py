@@ -255,6 +255,21 @@ def test_costs_add_up(small: Maker) -> None:
     assert "not known" in dict(cells(words.cost(found, kept, None)[1]))["wall time, all sessions"]
 
 
+def test_energy_and_money_stand_beside_the_time_where_they_are_known(small: Maker) -> None:
+    priced = [
+        run(0, 3600, 2).model_copy(
+            update={"id": "x", "metrics": {"energy_wh": 400.0}, "tags": {"cost_per_hour": "1.5"}}
+        ),
+        run(0, 1800, 1, "verdict").model_copy(update={"id": "y", "metrics": {"energy_wh": 800.0}}),
+        run(0, None).model_copy(update={"id": "z", "tags": {"cost_per_hour": "1.5"}}),
+    ]
+    kept = history(small.store, "small").model_copy(update={"runs": priced})
+    trials, whole = words.cost(board({"a": A}), kept, 3600.0)
+    assert cells(trials)[0][-3:] == ["2:30 h", "1.2 kWh", "3.00 (of 1 of 2)"]
+    facts = dict(cells(whole))
+    assert (facts["energy, all trials"], facts["cost, all trials"]) == ("1.2 kWh", "3.00 (of 1 of 2)")
+
+
 def test_how_to_do_it_again_holds_the_file_and_what_it_was_of(small: Maker) -> None:
     found = leaderboard(small.store, "small").model_copy(update={"model": "small; rm -rf/1"})
     kept = history(small.store, "small")

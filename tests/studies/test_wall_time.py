@@ -85,6 +85,14 @@ def test_the_time_is_of_what_runs_here() -> None:
     )
 
 
+def test_the_money_is_of_all_workers_hours() -> None:
+    trials = {"a": Seconds(1000, 500), "b": Seconds(1000, 500)}
+    line = said(study(resources={"workers": 2, "cost_per_hour": 0.9}), FOUR_CPUS, trials)[-1]
+    assert (
+        "; cost: at most about 7.50 of worker time; " in line
+    )  # 12 trials, 6 verdict trials: 15,000 s twice
+
+
 def test_a_long_study_is_told_how_to_look_sooner() -> None:
     trials = {"a": Seconds(1000, 500), "b": Seconds(1000, 500)}
     line = said(study(), Machine({"CPU": 2.0, "GPU": 0.0}), trials)[-1]

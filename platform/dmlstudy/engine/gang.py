@@ -93,6 +93,7 @@ class GangTrainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         self._number = 0
         self._step_reported = self._step_at_loss = 0.0
+        self._energy_wh: float | None = None
         self._resources = ResourcesConfig.model_validate(config["resources"])
         self._train_folder: str = config["storage"]
         self._expected: dict[str, str] = config["expected"]
@@ -128,6 +129,8 @@ class GangTrainable(tune.Trainable):
                 )
                 self._hand_over()
                 continue
+            if reply.energy_wh is not None:
+                self._energy_wh = (self._energy_wh or 0.0) + reply.energy_wh
             if reply.kind == "report":
                 if reply.metrics["step"] <= self._step_reported:  # said already, before the gang was lost
                     continue
@@ -140,6 +143,7 @@ class GangTrainable(tune.Trainable):
                 "done": reply.kind != "report",
                 "failure": reply.reason,
                 "paused": reply.kind == "paused",
+                "energy_wh": self._energy_wh,
             }
 
     def cleanup(self) -> None:
@@ -163,6 +167,7 @@ class GangTrainable(tune.Trainable):
         self._checkpoint = state_file.join(config["checkpoints"], checkpoint_name(self._config))
         self._num_retries = 0
         self._step_reported = self._step_at_loss = 0.0
+        self._energy_wh = None
         self._hand_over()
 
     def _given_up(self, lost: GangLost) -> dict[str, Any]:
@@ -174,6 +179,7 @@ class GangTrainable(tune.Trainable):
             "metrics": {},
             "done": True,
             "failure": reason,
+            "energy_wh": self._energy_wh,
             "unstarted": lost.unstarted,
             "unfit": lost.unfit,
         }

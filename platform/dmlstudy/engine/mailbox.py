@@ -47,6 +47,8 @@ class Reply(NamedTuple):
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}
     reason: str = ""
+    energy_wh: float | None = None
+    """Used by all workers since the reply before; None where one cannot tell, or is gone."""
 
 
 @ray.remote(num_cpus=0)

@@ -102,6 +102,7 @@ class Recorder(tune.Callback):
         self._watch = watch
         self._num_retrained: Counter[str] = Counter()
         self._open: dict[str, tuple[str, float]] = {}
+        self._energy_wh: dict[str, float] = {}
         self._stopped: deque[str] = deque()
         self._removes_again = 0.0
         self.failure: StoreError | ClusterError | None = None
@@ -126,6 +127,13 @@ class Recorder(tune.Callback):
             self._fail(assignment, error)
         else:
             self._open[trial.trial_id] = (run_id, time.monotonic())
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: Mapping[str, Any], **info: Any
+    ) -> None:
+        energy = result.get("energy_wh")
+        if energy is not None:
+            self._energy_wh[trial.trial_id] = energy
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._end(trial.trial_id)
@@ -224,6 +232,7 @@ class Recorder(tune.Callback):
             assignment.reason,
             self._search.values_of(assignment),
             already=assignment.continues_after,
+            energy_wh=self._energy_wh.pop(trial_id, None),
         )
         self._search.commit(trial_id)
         del self._open[trial_id]

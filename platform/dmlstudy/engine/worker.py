@@ -21,6 +21,8 @@ from dmlstudy.records import TrialConfig, TrialReport
 if TYPE_CHECKING:
     import torch
 
+    from dmlstudy.engine.energy import EnergyMeter
+
 SIGNS_OF_ANOTHERS_END = ("by peer", "remote process exited", "Broken pipe")
 """Messages of gloo and NCCL on a rank that only notices that another is gone."""
 
@@ -39,6 +41,7 @@ def serve(loop_config: dict[str, Any]) -> None:
 
     from dmlstudy import distributed, heartbeat
     from dmlstudy.engine import preflight
+    from dmlstudy.engine.energy import EnergyMeter
 
     torch.set_num_threads(loop_config["threads"])
     mailbox, expected = loop_config["mailbox"], loop_config["expected"]
@@ -47,7 +50,13 @@ def serve(loop_config: dict[str, Any]) -> None:
     if rank == 0:
         ray.get(mailbox.enlist.remote(ray.util.get_current_placement_group()))
     lacking = preflight.wrong_with_node(loop_config["gpus"], expected)
-    with heartbeat.heard_by(mailbox.beat.remote, every_s=BEAT_S):
+    meter = EnergyMeter(device, loop_config["gpus"])
+
+    def on_beat() -> None:
+        mailbox.beat.remote()
+        meter.sample()
+
+    with heartbeat.heard_by(on_beat, every_s=BEAT_S):
         for position in itertools.count():
             command: Command = ray.get(mailbox.command.remote(position, rank, resident_mib()))
             if command.config is None:
@@ -62,19 +71,23 @@ def serve(loop_config: dict[str, Any]) -> None:
             if lacking:
                 ray.get(mailbox.reply.remote(command.trial, Reply("unfit", reason=lacking)))
                 raise NodeUnfit(lacking)
-            _serve_one(command, config, mailbox, device, rank)
+            meter.take()  # what was used while it waited is no trial's
+            _serve_one(command, config, mailbox, device, rank, meter)
 
 
-def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torch.device, rank: int) -> None:
+def _serve_one(
+    command: Command, config: TrialConfig, mailbox: Any, device: torch.device, rank: int, meter: EnergyMeter
+) -> None:
     """Run a trial and say how it ends; raises what leaves the gang of no more use."""
     from dmlstudy import data, distributed
+    from dmlstudy.engine.energy import of_all_ranks
     from dmlstudy.training.interface import TrialFailed
     from dmlstudy.training.trial import TrialPaused, TrialStopped, run_trial
 
     def report(report: TrialReport) -> None:
-        wanted = True
+        wanted, energy = True, of_all_ranks(meter.take())
         if rank == 0:
-            reply = Reply("report", {**report.metrics, "step": report.step})
+            reply = Reply("report", {**report.metrics, "step": report.step}, energy_wh=energy)
             wanted = ray.get(mailbox.reply.remote(command.trial, reply))
         if not distributed.agree(wanted):
             raise TrialStopped
@@ -91,6 +104,7 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
                 checkpoint=command.checkpoint,
                 pause_after=command.pause_after,
             )
+            energy = of_all_ranks(meter.take())
             if rank == 0:
                 files = {f"{EMBEDDER}/{file.name}": file.read_bytes() for file in target.glob("*")}
                 if config.phase == "verdict":
@@ -100,15 +114,20 @@ def _serve_one(command: Command, config: TrialConfig, mailbox: Any, device: torc
                 if result.pair_counts is not None:
                     files[PAIR_COUNTS] = data.pair_counts_as_bytes(result.pair_counts)
                 metrics = result.metrics | gpu_peak(device)
-                ray.get(mailbox.reply.remote(command.trial, Reply("finished", metrics, files)))
+                ray.get(
+                    mailbox.reply.remote(command.trial, Reply("finished", metrics, files, energy_wh=energy))
+                )
     except TrialStopped:
         return
     except TrialPaused:
+        energy = of_all_ranks(meter.take())
         if rank == 0:
-            ray.get(mailbox.reply.remote(command.trial, Reply("paused")))
+            ray.get(mailbox.reply.remote(command.trial, Reply("paused", energy_wh=energy)))
     except TrialFailed as error:
+        energy = of_all_ranks(meter.take())
         if rank == 0:
-            ray.get(mailbox.reply.remote(command.trial, Reply("failed", reason=str(error))))
+            reply = Reply("failed", reason=str(error), energy_wh=energy)
+            ray.get(mailbox.reply.remote(command.trial, reply))
     except Exception as error:
         kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
         reason = f"{kind}: {error} (rank {rank})"

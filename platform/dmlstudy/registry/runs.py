@@ -57,6 +57,9 @@ PLAN_SHA256 = "verdict_plan_sha256"
 """The tag of a study's run with the digest of the plan that was sealed before its first test image was read."""
 THRESHOLDS = "thresholds"
 """The tag of a verdict trial's run whose model has thresholds, by the rate they are set for, as JSON."""
+COST_PER_HOUR = "cost_per_hour"
+"""The tag of what an hour of one of a trial's workers costs, where the study says that."""
+
 PAIR_COUNTS = "pairs.parquet"
 """The artifact with what these do, class by class."""
 PAGE = 1000
@@ -128,6 +131,16 @@ class Run(Record):
             experiment_id=raw.info.experiment_id,
             models=[each.model_id for each in raw.outputs.model_outputs] if raw.outputs else [],
         )
+
+    @property
+    def worker_hours(self) -> float:
+        """Hours of all its workers together, to its end; 0 while it runs."""
+        return 0.0 if self.ended is None else (self.ended - self.started) * self.workers / 3600
+
+    @property
+    def money(self) -> float | None:
+        """Cost of these hours, in the currency of ``resources.cost_per_hour``; None where it was not set."""
+        return float(self.tags[COST_PER_HOUR]) * self.worker_hours if COST_PER_HOUR in self.tags else None
 
     @property
     def trial(self) -> tuple[RunKind, str, int | str]:

@@ -26,6 +26,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, model_folder
+from dmlstudy.metric_names import ENERGY_WH
 from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
 from dmlstudy.registry import row_counts
 from dmlstudy.registry.runs import (
@@ -44,6 +45,7 @@ from dmlstudy.registry.runs import (
     RunKind,
     StudyRuns,
     begin,
+    read,
 )
 from dmlstudy.search.verdict_trials import JudgedBefore
 from dmlstudy.spec.study_file import replicate_name
@@ -361,13 +363,17 @@ class StudyTracker:
         values: Sequence[float] = (),
         *,
         already: int = 0,
+        energy_wh: float | None = None,
     ) -> None:
         """Log the learning curve and the last scores, and end the run, which a paused trial's is opened again from.
 
-        ``values`` are what the search takes it for; reports up to the step ``already`` are in the run.
+        ``values`` are what the search takes it for; reports up to the step ``already`` are in the run. ``energy_wh`` is
+        what the trial has used since then.
         """
         status = Status(status)
         now = int(time.time() * 1000)
+        if energy_wh is not None and already:
+            energy_wh += read(self.client, run_id).metrics.get(ENERGY_WH, 0.0)
         points = [
             Metric(name, value, now, int(row["step"]))
             for row in curve
@@ -377,6 +383,8 @@ class StudyTracker:
         last = len(curve)
         if status != Status.PAUSED:
             points += [Metric(name, value, now, last) for name, value in metrics.items() if name != "step"]
+        if energy_wh is not None:
+            points.append(Metric(ENERGY_WH, energy_wh, now, last))
         points = [point for point in points if math.isfinite(point.value)]
         tags = [RunTag("status", status.value)] + ([RunTag("reason", reason[:5000])] if reason else [])
         tags += [RunTag(VALUES, json.dumps(list(values)))] if values else []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dmlstudy import metric_names
 from dmlstudy.html import Html, element, joined
+from dmlstudy.metric_names import ENERGY_WH
 from dmlstudy.records import UNTRAINED, is_untrained
 from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.history import History
@@ -16,7 +17,7 @@ from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.runs import Run, RunKind
 from dmlstudy.registry.search_luck import luck_lines
 from dmlstudy.report.page import facts, paragraph, table
-from dmlstudy.text import duration
+from dmlstudy.text import duration, energy, money
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status
 from dmlstudy.verdict.comparison import PLURALS, Comparison, remarks
@@ -327,11 +328,16 @@ def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Ht
             ]
         )
     head = ["family", "finished", "stopped early", "failed", "of the verdict", "broken off"]
+    head += ["search", "verdict", "worker time"]
+    for title, told, in_words in _priced(history.runs):
+        head.append(title)
+        for cells in rows:
+            cells.append(_total([run for run in history.runs if run.family == cells[0]], told, in_words))
     trials = table(
         "Trials, and their time from being begun to being recorded; of those on several workers, each worker's.",
-        [*head, "search", "verdict", "worker time"],
+        head,
         rows,
-        "lnnnnnnnn",
+        f"l{'n' * (len(head) - 1)}",
     )
     return [trials, facts("The study as a whole.", _times(history, seconds))]
 
@@ -347,6 +353,9 @@ def _times(history: History, seconds: float | None) -> list[tuple[str, str]]:
         ("trials at once, on average", f"{_seconds(runs) / busy:.2f}" if busy else "–"),
         ("time with a trial running", duration(busy)),
     ]
+    known += [
+        (f"{title}, all trials", _total(runs, told, in_words)) for title, told, in_words in _priced(runs)
+    ]
     if seconds is not None:
         idle = max(0.0, seconds - busy)
         share = f" ({idle / seconds:.1%} of the wall time)" if seconds else ""
@@ -359,6 +368,13 @@ def _times(history: History, seconds: float | None) -> list[tuple[str, str]]:
         )
     )
     return known
+
+
+def _priced(runs: Sequence[Run]) -> list[tuple[str, dict[str, float], Callable[[float], str]]]:
+    """Energy and money of the runs, by ids, where it is known of any: a title, the amounts, an amount in words."""
+    energies = {run.id: run.metrics[ENERGY_WH] for run in runs if ENERGY_WH in run.metrics}
+    moneys = {run.id: run.money for run in runs if run.money is not None}
+    return [each for each in (("energy", energies, energy), ("cost", moneys, money)) if each[1]]
 
 
 def busy_seconds(runs: Sequence[Run]) -> float:
@@ -448,7 +464,17 @@ def _seconds(runs: Sequence[Run]) -> float:
 
 
 def _worker_seconds(runs: Sequence[Run]) -> float:
-    return sum((run.ended - run.started) * run.workers for run in runs if run.ended is not None)
+    return 3600 * sum(run.worker_hours for run in runs)
+
+
+def _total(runs: Sequence[Run], told: Mapping[str, float], in_words: Callable[[float], str]) -> str:
+    """The sum of what is told of runs, by id, with how many they are where that is not of all."""
+    ended = [run.id for run in runs if run.ended is not None]
+    known = [told[each] for each in ended if each in told]
+    if not known:
+        return "–"
+    of = "" if len(known) == len(ended) else f" (of {len(known)} of {len(ended)})"
+    return f"{in_words(sum(known))}{of}"
 
 
 def _side(tags: Mapping[str, str], side: str) -> str:

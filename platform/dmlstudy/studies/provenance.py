@@ -11,7 +11,7 @@ from dmlstudy.data import ClosedSet, ZeroShotData, class_disjoint_folds
 from dmlstudy.engine.cluster import described_nodes
 from dmlstudy.model_folder import MANIFEST
 from dmlstudy.registry.environment import commit, environment, source_sha256
-from dmlstudy.registry.runs import ALIKE, PLAN, REPLICATE_OF
+from dmlstudy.registry.runs import ALIKE, COST_PER_HOUR, PLAN, REPLICATE_OF
 from dmlstudy.registry.tracking import MOST_IN_A_TAG
 from dmlstudy.spec import yaml_file
 from dmlstudy.spec.study_file import StudySpec
@@ -132,7 +132,7 @@ def surroundings(spec: StudySpec) -> str:
 
 
 def trial_tags(spec: StudySpec, known: Mapping[str, str]) -> dict[str, str]:
-    """Tags of each trial's run: world size and kind of device, and of the study's ``origin`` the data's digests.
+    """Tags of each trial's run: world size, kind of device, an hour's cost, and of the ``origin`` the data's digests.
 
     ``code_version`` is the commit, or the digest of the sources where that is not known.
     """
@@ -140,6 +140,7 @@ def trial_tags(spec: StudySpec, known: Mapping[str, str]) -> dict[str, str]:
     return {
         "workers": str(resources.workers),
         "device": "cuda" if resources.gpus_per_worker else "cpu",
+        **({} if resources.cost_per_hour is None else {COST_PER_HOUR: str(resources.cost_per_hour)}),
         **{name: known[name] for name in SIDES if name in known},
         "code_version": commit() or f"sources {source_sha256()}",
     }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dmlstudy.engine import cluster
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.spec.study_file import StudySpec, default_values
-from dmlstudy.text import duration
+from dmlstudy.text import duration, money
 
 LONG_S = 3600.0
 """Longer studies come with advice on a quicker first look."""
@@ -111,6 +111,9 @@ def in_words(
         name: search.trials_per_family * each.search + spec.file.protocol.most_seeds * each.verdict
         for name, each in trials.items()
     }
+    if resources.cost_per_hour is not None:
+        hours = sum(work.values()) * resources.workers / 3600
+        line += f"; cost: at most about {money(hours * resources.cost_per_hour)} of worker time"
     slowest = max(work, key=work.__getitem__)
     if len(work) > 1 and work[slowest] > 0.5 * sum(work.values()):
         line += f"; {work[slowest] / sum(work.values()):.0%} of it is {slowest}"
