@@ -225,7 +225,7 @@ def test_a_paused_trial_keeps_its_run_and_its_state_until_it_is_promoted_or_give
     assert [point.step for point in history] == [1, 2, 3, 4]
     (other,) = session.runs("tags.status = 'pruned'")
     energies = [run.data.metrics["energy_wh"] for run in (best, other)]
-    assert energies == [3.5, 1.5]  # a report tells the sum so far, and the run holds what was before the driver's end
+    assert energies == [3.5, 1.5]  # reports tell sums since the session's begin, the run has what was before
     assert other.data.tags["reason"] == "stopped after epoch 2 of 4: not among its family's best 1/2 there"
     history = session.tracker.client.get_metric_history(other.info.run_id, "map_at_r")
     assert [(point.step, point.value) for point in history] == [(1, 0.3), (2, 0.3)]
