@@ -64,7 +64,7 @@ def test_a_failed_trial_counts_as_the_lowest_score() -> None:
     ("study_file", "why"),
     [
         ("name: s\n", "trials of search.sampler: tpe depend on one another"),
-        ("search: {sampler: random}", "search.scheduler: halving stops trials"),
+        ("search: {sampler: random}", "search.scheduler: its default stops trials"),
         (
             "search: {sampler: random, scheduler: none, families: adaptive}",
             "the sampler chose the families too",

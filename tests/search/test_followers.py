@@ -300,7 +300,8 @@ def test_warm_points_come_from_the_leader() -> None:
     assert [short(trial) for trial in plain] == [short(trial) for trial in red]
 
 
-def test_a_search_that_is_exhausted_ends_its_followers_too() -> None:
+@pytest.mark.parametrize("scheduler", ["halving", "asha", "hyperband"])
+def test_a_search_that_is_exhausted_ends_its_followers_too(scheduler: str) -> None:
     fixed = {"training.lr": 1e-5, "batch.images_per_class": 4, "training.head_lr_mult": 1}
     three = fixed | {"loss.positive_margin": 0.0, "loss.negative_margin": {"choice": [0.6, 0.8, 1.0]}}
     space = {"space": "contrastive"}
@@ -310,7 +311,7 @@ def test_a_search_that_is_exhausted_ends_its_followers_too() -> None:
         "own": space | {"override": three | {"regularizer": GC}, "like": "three"},
         "two": space | {"override": three | {"regularizer": draws}, "like": "three", "fix": "best"},
     }
-    found = study(families=families, batch={"classes": "all"})
+    found = study(families=families, batch={"classes": "all"}, search__scheduler=scheduler)
     search = Tune(in_memory(found), at_once=2).run().search
     assert [len(trials_of(search, name)) for name in families] == [3, 3, 2]
     assert {short(trial)["regularizer.sigma"] for trial in trials_of(search, "two")} == {0.5, 1.0}

@@ -32,7 +32,7 @@ def options(**search: Any) -> StudySpec:
         search = TWO | search
     dims = {"dim": {"int": [4, 64], "default": 32}} if "second_objective" in search else {"dim": 8}
     return study(
-        search={"trials_per_family": 6, "reduction_factor": 2, "seed": 5} | search,
+        search={"trials_per_family": 6, "scheduler": "halving", "reduction_factor": 2, "seed": 5} | search,
         embedder={**dims, "width": 4},
     )
 
@@ -44,7 +44,10 @@ def tiny(trials: int, **search: Any) -> StudySpec:
         "few": {"space": "contrastive", "override": few | TINY},
         "many": {"space": "contrastive", "override": few | {"training.lr": 1e-5}},
     }
-    return study(families=families, search={"trials_per_family": trials, "reduction_factor": 2, **search})
+    return study(
+        families=families,
+        search={"trials_per_family": trials, "scheduler": "halving", "reduction_factor": 2, **search},
+    )
 
 
 def searched(tune: Tune) -> list[TrialConfig]:
@@ -60,6 +63,13 @@ LAWFUL = [
     {"scheduler": "asha", "trials_per_family": 9},
     {"scheduler": "asha", "trials_per_family": 9, "generation_size": 3, "sampler": "random"},
     {"scheduler": "asha", "trials_per_family": 8, "families": "adaptive"},
+    {
+        "scheduler": "asha",
+        "trials_per_family": 6,
+        "families": "adaptive",
+        "sampler": "random",
+        "generation_size": 2,
+    },
     {"scheduler": "hyperband", "trials_per_family": 8},
     {"scheduler": "median", "trials_per_family": 8},
     {"fold_test": 0.3, "scheduler": "none", "trials_per_family": 8},
@@ -87,6 +97,21 @@ def test_neither_concurrency_nor_order_nor_interruption_changes_it(search: dict[
     assert by_number(tune.search) == expected
     assert tune.search.best_configs() == unbroken.search.best_configs()
     assert tune.search.is_over
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband"])
+@pytest.mark.parametrize("families", ["equal", "adaptive"])
+def test_who_is_promoted_does_not_depend_on_when_the_driver_was_killed(scheduler: str, families: str) -> None:
+    """Trials that were given up, and those that a fold test has stopped, keep their standing among their peers."""
+    search = {"scheduler": scheduler, "families": families, "sampler": "random", "generation_size": 2}
+    for seed, fold_test in ((0, 0.0), (1, 0.3), (3, 0.0), (5, 0.3)):
+        found = options(**search, trials_per_family=9, seed=seed, fold_test=fold_test)
+        expected = by_number(Tune(in_memory(found)).run().search)
+        for num_steps in range(seed + 1, 120, 9):
+            storage = InMemoryStorage()
+            Tune(in_memory(found, storage=storage), at_once=2, seed=1).run(num_steps)
+            tune = Tune(in_memory(found, storage=storage), at_once=2, seed=9).run()
+            assert by_number(tune.search) == expected, (seed, num_steps)
 
 
 @pytest.mark.parametrize("num_asked", [1, 4, 5])
@@ -187,7 +212,11 @@ def test_a_model_is_asked_beside_early_stopping_too(sampler: str) -> None:
     found = study(
         families={"red": {"space": "graph_consistency"}},
         batch={"classes": "all"},
-        search={"sampler": sampler, "trials_per_family": 9 if sampler == "gp" else 18},
+        search={
+            "sampler": sampler,
+            "scheduler": "halving",
+            "trials_per_family": 9 if sampler == "gp" else 18,
+        },
     )
 
     def score(config: TrialConfig, step: int) -> float:
@@ -277,7 +306,7 @@ def test_cma_without_its_package_names_it(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({"wall_time": "soon"}, r"^search\.wall_time: expected a time such as 90s, 30min"),
         ({"device_hours": 0}, r"^search\.device_hours: input should be greater than 0"),
-        ({"scheduler": "pasha"}, r"^search\.scheduler: input should be 'halving', 'asha', 'hyperband'"),
+        ({"scheduler": "pasha"}, r"^search\.scheduler: input should be 'asha', 'halving', 'hyperband'"),
         ({"sampler": "nsga2", "second_objective": None}, r"^search\.sampler: nsga2 and a second objective"),
         ({"second_objective": "embedding_dim"}, r"^search\.second_objective: needs sampler nsga2, not tpe"),
         ({"sampler": "nsga2", "scheduler": "halving"}, r"^search\.scheduler: halving would stop small"),

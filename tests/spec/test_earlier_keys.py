@@ -48,7 +48,7 @@ def overriding(**override: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("key", ["sampler", "draw"])
 def test_fingerprints_and_stored_points_are_those_of_before(key: str) -> None:
     raw = yaml.safe_load(yaml.safe_dump(EARLIER, sort_keys=False).replace("sampler", key))
-    found = study_file.parse(raw)
+    found = study_file.as_begun(study_file.parse(raw), OF_BEFORE[0])
     assert fingerprints(found) == OF_BEFORE
     corners = found.families["a"].corners()
     assert any("a/batch.sampler" in point for point in corners)  # so Optuna's storage knows it
@@ -146,3 +146,15 @@ def test_a_configuration_that_an_earlier_version_left_is_read() -> None:
     assert TrialConfig.model_validate(values) == config
     with pytest.raises(ValueError, match="sampler"):
         TrialConfig.model_validate({**values, "batch": {"sampler": "pk", "draw": "pk"}})
+
+
+def test_a_study_keeps_the_defaults_it_began_with() -> None:
+    begun = study_file.parse(small(search={"scheduler": "halving", "seed": 3}))
+    for search in ({"seed": 3}, {"seed": 3, "scheduler": "halving"}):
+        again = study_file.as_begun(study_file.parse(small(search=search)), begun.fingerprint())
+        assert again.file.search == begun.file.search
+    assert study_file.parse(small()).file.search.scheduler == "asha"
+    other = study_file.parse(small(search={"scheduler": "median", "seed": 3}))
+    assert study_file.as_begun(other, begun.fingerprint()) is other
+    new = study_file.parse(small())
+    assert study_file.as_begun(new, new.fingerprint()) is new

@@ -317,7 +317,7 @@ def test_numbers_that_yaml_reads_as_text_are_taken(tmp_path: Path) -> None:
     assert family.space["training.lr"] == Float(1e-5, 1e-3, 1e-5, log=True)
     assert found.trial_config(family, study_file.default_values(family)).loss.params["nu"] == 1e-4
     plain = study_file.parse(study(training__lr="1e-4"))  # as it was read before, fingerprint and all
-    assert plain.fingerprint() == "af25443d67119b19"
+    assert study_file.as_begun(plain, "af25443d67119b19").fingerprint() == "af25443d67119b19"
     assert (
         plain.trial_config(
             plain.families["margin"], {"loss.name": "margin", "training.lr": "1e-4"}
@@ -1005,7 +1005,7 @@ def test_keys_that_came_later_change_no_earlier_study() -> None:
         "data": {"name": "digits"},
         "families": {"red": {"space": "contrastive"}, "blue": {"space": "multi_similarity"}},
     }
-    found = study_file.parse(raw)
+    found = study_file.as_begun(study_file.parse(raw), "41171dbb8e8d54d6")
     config = found.trial_config(found.families["red"], study_file.default_values(found.families["red"]))
     assert (found.fingerprint(), config.fingerprint()) == ("41171dbb8e8d54d6", "eacb42adce096109")
     other = study_file.parse(raw | {"training": {"deterministic": "always"}})

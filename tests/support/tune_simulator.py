@@ -36,7 +36,7 @@ def study(**changes: Any) -> StudySpec:
         "data": {"name": "digits"},
         "training": {"epochs": EPOCHS},
         "families": {name: {"space": "contrastive", "override": override} for name in ("red", "blue")},
-        "search": {"trials_per_family": 8, "reduction_factor": 2, "seed": 5},
+        "search": {"trials_per_family": 8, "scheduler": "halving", "reduction_factor": 2, "seed": 5},
         "protocol": {"num_folds": FOLDS, "verdict_seeds": 2},
     }
     for name, value in changes.items():

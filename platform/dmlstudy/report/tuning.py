@@ -167,7 +167,8 @@ def _without_band(study_file: str | None) -> str:
     if search.sampler != "random":
         return f"trials of search.sampler: {search.sampler} depend on one another; those of random would not"
     if search.scheduler != "none":
-        return f"search.scheduler: {search.scheduler} stops trials by one another; none would not"
+        scheduler = search.scheduler if "scheduler" in search.model_fields_set else "its default"
+        return f"search.scheduler: {scheduler} stops trials by one another; none would not"
     if search.families != "equal":
         return "the sampler chose the families too"
     if search.warm_start:

@@ -61,11 +61,18 @@ class PausedTrials:
 
     def recall(self, entry: Entry) -> None:
         """Take in the rungs that a trial of an earlier session has left behind."""
-        if self._promotion is None:
-            return
         for num_promotions in range(len(entry.promotions)):
-            self._promotion.pause(_then(entry, num_promotions))
-            self._promotion.leave(_then(entry, num_promotions))
+            self._stand(_then(entry, num_promotions))
+
+    def note_stopped(self, entry: Entry) -> None:
+        """Let a trial that was stopped at a rung, or given up there, keep its standing at it."""
+        if self.next_rung(entry) in entry.trial.intermediate_values:
+            self._stand(entry.curve)
+
+    def _stand(self, curve: SearchCurve) -> None:
+        if self._promotion is not None:
+            self._promotion.pause(curve)
+            self._promotion.leave(curve)
 
     def forget(self, entry: Entry) -> None:
         """Let a failed trial leave its places at rungs to others."""

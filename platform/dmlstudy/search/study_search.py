@@ -540,13 +540,23 @@ class StudySearch:
             self._ask_for_one()
         elif not self._num_at_work:
             self._ask_for_generation()  # what an interruption left of it
-            if not self._waiting:
-                self._settle_all()
-                self._end_early()
-                self._give_up_what_waits()
-                if not self._is_spent() or any(self._next_promoted(each) for each in self._subsearches):
-                    self._generation += 1
-                    self._ask_for_generation()
+            while not self._waiting and self._begin_generation():
+                pass
+
+    def _begin_generation(self) -> bool:
+        """Settle the generation that has ended, and ask for the next; whether one may come after it without a trial.
+
+        So it is where a space turned out to be exhausted: others may wait for the end of its search.
+        """
+        self._settle_all()
+        self._end_early()
+        self._give_up_what_waits()
+        if self._is_spent() and not any(self._next_promoted(each) for each in self._subsearches):
+            return False
+        num_exhausted = sum(each.is_exhausted for each in self._subsearches)
+        self._generation += 1
+        self._ask_for_generation()
+        return sum(each.is_exhausted for each in self._subsearches) > num_exhausted
 
     @property
     def _num_at_work(self) -> int:
@@ -715,6 +725,8 @@ class StudySearch:
         entry.subsearch.settle(entry.trial)
         if entry.trial.state == TrialState.FAIL:
             self._paused.forget(entry)
+        elif entry.trial.state == TrialState.PRUNED:
+            self._paused.note_stopped(entry)
 
     def _is_spent(self) -> bool:
         """True if no further generation may begin."""

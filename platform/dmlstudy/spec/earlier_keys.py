@@ -13,6 +13,9 @@ from typing import Any
 from dmlstudy.records import EARLIER_KEYS, earlier_key, present_key
 from dmlstudy.spec.space import Choice, Domain, Space
 
+EARLIER_DEFAULTS: Mapping[str, Mapping[str, object]] = {"search": {"scheduler": "halving"}}
+"""Values of a study file's keys that were the defaults before, by section; a study that began with them keeps them."""
+
 
 class Renaming:
     """Present names in place of earlier ones; ``name`` maps a key, ``section.parameter``, to another."""

@@ -46,7 +46,7 @@ from dmlstudy.spec import library_losses, registered, yaml_file
 from dmlstudy.spec import space as spaces
 from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
-from dmlstudy.spec.earlier_keys import Renaming, stored, with_earlier_keys
+from dmlstudy.spec.earlier_keys import EARLIER_DEFAULTS, Renaming, stored, with_earlier_keys
 from dmlstudy.spec.likeness import describe, likenesses
 from dmlstudy.spec.pace import Work
 from dmlstudy.spec.retention import KEY as RETENTION
@@ -197,9 +197,9 @@ class SearchConfig(Grown):
         Field(description="minimised beside the quality; needs nsga2"),
     ] = None
     scheduler: Annotated[
-        Literal["halving", "asha", "hyperband", "median", "none"],
-        Field(description="which trials are stopped early"),
-    ] = "halving"
+        Literal["asha", "halving", "hyperband", "median", "none"],
+        Field(description="which trials are stopped early, or wait to be promoted"),
+    ] = "asha"
     reduction_factor: Annotated[int, Field(ge=2, le=1000, description="keep the best 1/reduction_factor")] = 3
     fold_test: Annotated[
         float,
@@ -1026,6 +1026,17 @@ def parse(
     except ValueError as error:
         raise SpecError(error) from None
     return StudySpec(_record(StudyFile, present, ""), raw, places, renaming)
+
+
+def as_begun(spec: StudySpec, fingerprint: str) -> StudySpec:
+    """The study with the defaults under which it has this fingerprint: today's, or those of an earlier version."""
+    if spec.fingerprint() == fingerprint:
+        return spec
+    sections = {
+        name: {**defaults, **(spec.raw.get(name) or {})} for name, defaults in EARLIER_DEFAULTS.items()
+    }
+    earlier = parse({**spec.raw, **sections}, spec.places)
+    return earlier if earlier.fingerprint() == fingerprint else spec
 
 
 def _check_used(spec: StudySpec, family: Family) -> None:

@@ -22,6 +22,7 @@ from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.storage import claim, open_storage
 from dmlstudy.search.study_search import StudySearch
+from dmlstudy.spec import study_file
 from dmlstudy.spec.replicates import replicate
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
@@ -45,6 +46,7 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     since the study began; StudyInterrupted when it is stopped (Ctrl-C or SIGTERM), StudyFailed when no trial
     finishes.
     """
+    spec = _as_begun(spec, store, tell)
     board = _run_one(spec, store, address=address, tell=tell)
     if spec.file.protocol.searches == 1:
         return board
@@ -197,6 +199,17 @@ def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None
         store.write_state(spec.name, "interrupted", reason=line)
     tell(f"error: {line}")
     end_process()
+
+
+def _as_begun(spec: StudySpec, store: Store, tell: Tell) -> StudySpec:
+    """The study with the defaults that it began with, where it is in the store already."""
+    if spec.name not in store.studies():
+        return spec
+    begun = study_file.as_begun(spec, store.read_state(spec.name).get("fingerprint", ""))
+    if begun is not spec:
+        scheduler = begun.file.search.scheduler
+        tell(f"search.scheduler: {scheduler}, the default when this study began; for a new one it is another")
+    return begun
 
 
 def _is_finished(spec: StudySpec, store: Store) -> bool:

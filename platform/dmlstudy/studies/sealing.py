@@ -214,6 +214,7 @@ def _in_file(plan: SealedPlan, where: str, raw: Mapping[str, Any], state: Mappin
     except SpecError as error:
         yield f"{where}: {error}"
         return
+    spec = study_file.as_begun(spec, plan.study_sha256[:16])
     if spec.digest() == plan.study_sha256:
         return
     known, own = _flat(plan.meaning), _flat(json.loads(json.dumps(spec.meaning())))
