@@ -1,10 +1,12 @@
 """Replay a study of thousands of trials on 64 gangs, with synthetic learning curves in place of training.
 
-    python tests/benchmarks/scale.py [--trials 10000] [--gangs 64] [--store FOLDER]
+    python tests/benchmarks/scale.py [--trials 10000] [--gangs 64] [--generations] [--scheduler asha] [--store FOLDER]
 
 The search, the early stopping, Optuna's storage and MLflow's are the real ones, driven as Tune and the recorder
-drive them; only Ray and the training are not there. Time is simulated: a trial's epoch takes EPOCH_S seconds, so a
-study of real trials is as long as the simulated time, and the driver's own time must be far below it.
+drive them; only Ray and the training are not there. Time is simulated: a trial's epoch takes EPOCH_S seconds, and a
+trial begins SWITCH_S after it is handed out. The driver's own time is real and counts: while it works on one trial,
+gangs wait for the next one. So the **share in training** is that of the gangs' time until the search's last trial
+is handed out. With ``--generations`` a generation waits for its last trial, as studies do by default.
 """
 
 from __future__ import annotations
@@ -29,18 +31,21 @@ from dmlstudy.records import TrialConfig
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.search.storage import open_storage
-from dmlstudy.search.study_search import StudySearch
+from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
 
 EPOCHS, FOLDS = 5, 2
 EPOCH_S = 3.0
+SWITCH_S = 0.17
+"""Seconds beyond training of a trial on a gang that is there, as ``overhead.py`` measures them."""
+
 MARKS = (100, 500, 1000, 2000, 5000, 10_000)
 
 
-def study(num_trials: int, num_gangs: int, sampler: str) -> StudySpec:
-    """Four families, each of which asks for a quarter of the gangs' trials at a time."""
+def study(num_trials: int, num_gangs: int, search: Mapping[str, Any]) -> StudySpec:
+    """Four families, each of which asks for a quarter of the gangs' trials at a time, where there are generations."""
     names = ("contrastive", "triplet", "multi_similarity", "margin")
     return study_file.parse(
         {
@@ -54,8 +59,8 @@ def study(num_trials: int, num_gangs: int, sampler: str) -> StudySpec:
             "families": {name: {"space": name, "override": {"batch.classes": "all"}} for name in names},
             "search": {
                 "trials_per_family": math.ceil(num_trials / len(names)),
-                "generation_size": max(1, num_gangs // len(names)),
-                "sampler": sampler,
+                **({"generation_size": max(1, num_gangs // len(names))} if search["deterministic"] else {}),
+                **search,
             },
             "protocol": {"num_folds": FOLDS, "verdict_seeds": 5},
         }
@@ -88,7 +93,10 @@ class Replay:
         self.tracker = tracker
         self.scheduler = StudyScheduler(search, Desk(folder))
         self.num_gangs = num_gangs
-        self.now = 0.0
+        self.now = self.driver_free = 0.0
+        self.trained = 0.0
+        self.of_search: tuple[float, float] | None = None
+        """(seconds in training, seconds of all gangs) when the last search trial was handed out."""
         self.num_handed_out = self.num_ended = 0
         self.seconds: dict[str, float] = dict.fromkeys(("suggest", "observe", "commit", "mlflow"), 0.0)
         self._events: list[tuple[float, int, str, TrialConfig, int]] = []
@@ -102,11 +110,11 @@ class Replay:
             f"{'trials':>7} {'ms/trial':>9} {'CPU ms/trial':>13} {'driver MiB':>11} {'s':>7} {'simulated s':>12}"
         )
         while True:
-            self._fill()
+            self._as_driver(self._fill)
             if not self._events:
                 break
             self.now, _, trial_id, config, step = heapq.heappop(self._events)
-            self._advance(trial_id, config, step)
+            self._as_driver(self._advance, trial_id, config, step)
             if self.num_ended in MARKS and self.num_ended != mark_ended:
                 now, cpu, num = time.perf_counter(), time.process_time(), self.num_ended - mark_ended
                 print(
@@ -120,8 +128,18 @@ class Replay:
         print(f"{self.num_ended} trials in {total:.1f} s for {self.now:.0f} s of simulated time", end="")
         cpu = time.process_time() - cpu_started
         print(f" ({self.now / total:.1f} times faster than real time; {cpu:.0f} s of CPU)")
+        if self.of_search is not None:
+            trained, whole = self.of_search
+            print(f"the search's share in training: {trained / whole:.1%} of {self.num_gangs} gangs' time")
         spent = ", ".join(f"{name} {1000 * s / self.num_ended:.1f}" for name, s in self.seconds.items())
         print(f"ms per trial by part: {spent}")
+
+    def _as_driver(self, call: Any, *args: Any) -> None:
+        """Let the driver do something once it is free; its real time counts as simulated time."""
+        self.now = max(self.now, self.driver_free)
+        started = time.perf_counter()
+        call(*args)
+        self.driver_free = self.now + time.perf_counter() - started
 
     def _fill(self) -> None:
         while len(self._events) < self.num_gangs:
@@ -132,14 +150,26 @@ class Replay:
             assert isinstance(answer, Mapping)
             self.num_handed_out += 1
             assignment = self.search.assignments[trial_id]
-            self._runs[trial_id] = self._timed(
-                "mlflow", self.tracker.start_trial, assignment.label, assignment.config, assignment.number
-            )
-            self._push(trial_id, assignment.config, 1)
+            paused = None
+            if assignment.continues_after:
+                paused = self._timed("mlflow", self.tracker.paused_run, assignment.number)
+            if paused is None:
+                self._runs[trial_id] = self._timed(
+                    "mlflow", self.tracker.start_trial, assignment.label, assignment.config, assignment.number
+                )
+            else:
+                self._timed("mlflow", self.tracker.reopen, paused)
+                self._runs[trial_id] = paused
+            if assignment.number is not None:
+                waited = sum(event[0] - self.now for event in self._events)  # counted, and not trained yet
+                self.of_search = (self.trained - max(0.0, waited), self.now * self.num_gangs)
+            self._push(trial_id, assignment.config, assignment.continues_after + 1, SWITCH_S)
 
-    def _push(self, trial_id: str, config: TrialConfig, step: int) -> None:
-        pace = 0.8 + 0.4 * random.Random(f"{trial_id} {step}").random()
-        heapq.heappush(self._events, (self.now + EPOCH_S * pace, int(trial_id[1:]), trial_id, config, step))
+    def _push(self, trial_id: str, config: TrialConfig, step: int, after: float = 0.0) -> None:
+        seconds = EPOCH_S * (0.8 + 0.4 * random.Random(f"{trial_id} {step}").random())
+        self.trained += seconds
+        end = self.now + after + seconds
+        heapq.heappush(self._events, (end, int(trial_id[1:]), trial_id, config, step))
 
     def _advance(self, trial_id: str, config: TrialConfig, step: int) -> None:
         is_verdict = config.phase == "verdict"
@@ -153,13 +183,14 @@ class Replay:
         decision = self._timed(
             "observe", self.scheduler.on_trial_result, None, trial, result | {"done": False}
         )
-        if decision == "CONTINUE" and step < num_steps:
+        assignment = self.search.assignments[trial_id]
+        is_paused = step == assignment.pause_after
+        if decision == "CONTINUE" and step < num_steps and not is_paused:
             self._push(trial_id, config, step + 1)
             return
         if is_verdict:
             result = {"metrics/test_map_at_r": quality(config), "metrics/test_recall_at_1": quality(config)}
-        self.adapter.on_trial_complete(trial_id, result | {"done": True})
-        assignment = self.search.assignments[trial_id]
+        self.adapter.on_trial_complete(trial_id, result | {"done": True, "paused": is_paused})
         self._timed(
             "mlflow",
             self.tracker.end_trial,
@@ -168,15 +199,31 @@ class Replay:
             assignment.curve,
             assignment.metrics,
             assignment.reason,
+            already=assignment.continues_after,
         )
         self._timed("commit", self.search.commit, trial_id)
         self._timed("mlflow", self.tracker.note_search, self.search.counts(), self.search.best_numbers())
         self.search.best()
+        self.num_ended += not is_paused
+
+    def give_up(self, assignment: Assignment) -> None:
+        """Record that a paused trial is not promoted any more, as the recorder does."""
+        run = self._timed("mlflow", self.tracker.paused_run, assignment.number)
+        self._timed(
+            "mlflow",
+            self.tracker.end_trial,
+            run,
+            assignment.status,
+            assignment.curve,
+            {},
+            assignment.reason,
+            already=assignment.continues_after,
+        )
         self.num_ended += 1
 
-    def _timed(self, part: str, call: Any, *args: Any) -> Any:
+    def _timed(self, part: str, call: Any, *args: Any, **named: Any) -> Any:
         started = time.perf_counter()
-        answer = call(*args)
+        answer = call(*args, **named)
         self.seconds[part] += time.perf_counter() - started
         return answer
 
@@ -192,6 +239,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--gangs", type=int, default=64)
     parser.add_argument("--sampler", default="tpe")
+    parser.add_argument("--scheduler", default="asha")
+    parser.add_argument("--generations", action="store_true")
     parser.add_argument(
         "--store", type=Path, help="where the study is kept; default: a folder that is removed"
     )
@@ -200,10 +249,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(arguments.store or Path(scratch))
         store.prepare()
-        found = study(arguments.trials, arguments.gangs, arguments.sampler)
+        named = {"sampler": arguments.sampler, "scheduler": arguments.scheduler}
+        found = study(arguments.trials, arguments.gangs, named | {"deterministic": arguments.generations})
         tracker = tracking.StudyTracker(store, found.name, {})
         storage = open_storage(store)
-        Replay(StudySearch(found, storage, set()), tracker, arguments.gangs, Path(scratch)).run()
+        search = StudySearch(found, storage, set())
+        replay = Replay(search, tracker, arguments.gangs, Path(scratch))
+        search.record_given_up = replay.give_up
+        replay.run()
         tracker.end_study("finished", {"objective": "map_at_r"})
         started = time.perf_counter()
         again = StudySearch(found, storage, tracker.finished_verdicts())
