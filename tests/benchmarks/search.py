@@ -2,6 +2,7 @@
 
     python tests/benchmarks/search.py                                  # all, 200 searches each: hours
     python tests/benchmarks/search.py --samplers random tpe --schedulers none asha --searches 20
+    python tests/benchmarks/search.py --samplers tpe --trials 3 6 19 40 --searches 20    # at equal numbers of trials
     python tests/benchmarks/search.py --record recorded-omniglot=STORE recorded-tiny-imagenet=STORE
 
 A search has the epochs of 30 whole trials, one trial at a time. A drawn point has the curve of a surrogate of 409
@@ -109,14 +110,19 @@ class Search:
         return found
 
 
-def ours(table: RecordedCurves, sampler: str, scheduler: str, seed: int) -> list[float]:
-    """The platform's own search."""
-    replay, spec = Search(table, seed), _spec(table, sampler.removesuffix("-ungrouped"), scheduler, seed)
+def ours(
+    table: RecordedCurves, sampler: str, scheduler: str, seed: int, num_trials: int | None = None
+) -> list[float]:
+    """The platform's own search; of one of so many trials its regret at its end, and the whole trials it has cost."""
+    replay = Search(table, seed)
+    spec = _spec(table, sampler.removesuffix("-ungrouped"), scheduler, seed, num_trials)
+    if num_trials is not None:
+        replay.limit = 10 * num_trials * table.epochs
     with mock.patch.object(
         samplers, "sampler_for", ungrouped if sampler == "tpe-ungrouped" else samplers.sampler_for
     ):
         own = StudySearch(spec, optuna.storages.InMemoryStorage(), set())
-        for turn in range(10 * WHOLE_TRIALS * table.epochs):
+        for turn in range(10 * (num_trials or WHOLE_TRIALS) * table.epochs):
             trial_id = str(turn)
             config = own.suggest(trial_id)
             if config is None or config.phase != "search" or replay.is_spent:
@@ -125,6 +131,8 @@ def ours(table: RecordedCurves, sampler: str, scheduler: str, seed: int) -> list
             trial = own.study.get_trials(deepcopy=False)[assignment.number or 0]
             _train(own, replay, trial_id, trial.params)
             replay.note()
+    if num_trials is not None:
+        return [table.best - replay.path[-1].quality, replay.spent / table.epochs]
     return replay.regrets()
 
 
@@ -156,9 +164,11 @@ def ungrouped(search: Any, number: int, *_: Any) -> optuna.samplers.BaseSampler:
     )
 
 
-def _spec(table: RecordedCurves, sampler: str, scheduler: str, seed: int) -> StudySpec:
+def _spec(
+    table: RecordedCurves, sampler: str, scheduler: str, seed: int, num_trials: int | None = None
+) -> StudySpec:
     search = {"sampler": sampler, "scheduler": scheduler, "seed": seed, "reduction_factor": ETA}
-    num_trials = WHOLE_TRIALS if scheduler == "none" else ETA * WHOLE_TRIALS
+    num_trials = num_trials or (WHOLE_TRIALS if scheduler == "none" else ETA * WHOLE_TRIALS)
     return study_file.parse(
         {"name": "replayed", "data": {"name": "digits"}, **table.study}
         | {
@@ -250,10 +260,13 @@ def regrets(table: str, method: str, seed: int) -> list[float]:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     library, _, pair = method.rpartition(":")
+    pair, _, num_trials = pair.partition("@")
     sampler, scheduler = pair.split("+")
     curves = TABLES[table]
     if library == "ray":
         return rays(curves, seed)
+    if num_trials:
+        return ours(curves, sampler, scheduler, seed, int(num_trials))
     return (optunas if library == "optuna" else ours)(curves, sampler, scheduler, seed)
 
 
@@ -302,6 +315,23 @@ def show(
         print(f"{name:32}" + "".join(f"{cell:>16}" for cell in cells))
 
 
+def show_by_trials(
+    kept: dict[str, list[float]], tables: Sequence[str], names: Sequence[str], num_searches: int
+) -> None:
+    """The same at the end of searches of equal numbers of trials, with what they have cost."""
+    print(f"{'search':32}{'regret':>16}{'whole trials':>16}")
+    for name in names:
+        found_STV = np.array(
+            [
+                [kept[_key(t, name, seed)] for t in tables]
+                for seed in range(FIRST_SEED, FIRST_SEED + num_searches)
+            ]
+        )
+        regret_S, spent = found_STV[..., 0].mean(axis=1), found_STV[..., 1].mean()
+        half = stats.t.ppf(0.975, num_searches - 1) * stats.sem(regret_S)
+        print(f"{name:32}{f'{100 * regret_S.mean():.2f} ± {100 * half:.2f}':>16}{spent:>16.1f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -309,6 +339,9 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=SAMPLERS)
     parser.add_argument("--schedulers", nargs="+", choices=SCHEDULERS, default=SCHEDULERS)
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument(
+        "--trials", nargs="+", type=int, help="searches of so many trials instead, to their ends"
+    )
     parser.add_argument("--searches", type=int, default=200)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("search_regrets.jsonl"))
@@ -320,6 +353,10 @@ def main() -> None:
         pq.write_table(recorded_curves.record(studies), recorded_curves.FILE, compression="zstd")
         return
     names = methods(options.samplers, options.schedulers)
+    if options.trials:
+        names = [
+            f"{sa}+{sc}@{n}" for n in options.trials for sa in options.samplers for sc in options.schedulers
+        ]
     wanted = [
         (t, name, seed)
         for name in names
@@ -329,7 +366,7 @@ def main() -> None:
     kept = computed(wanted, options.results, options.workers)
     for chosen in [options.tables, *([t] for t in options.tables if options.by_table)]:
         print(f"{', '.join(chosen)}: {options.searches} searches, regret in hundredths")
-        show(kept, chosen, names, options.searches)
+        (show_by_trials if options.trials else show)(kept, chosen, names, options.searches)
 
 
 if __name__ == "__main__":

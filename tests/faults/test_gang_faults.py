@@ -441,9 +441,20 @@ def test_a_trial_that_makes_progress_is_not_failed_however_often_it_is_lost(
     given: list[Any] = []
     for step in range(1, 7):
         given += [*(epoch(each) for each in range(1, step + 1)), lost()]
-    actor = trainable(*given, Reply("finished", {"score": 1.0}))
+    given = [each._replace(energy_wh=0.5) if isinstance(each, Reply) else each for each in given]
+    actor = trainable(*given, Reply("finished", {"score": 1.0}, energy_wh=0.25))
     results = [actor.step() for _ in range(7)]
     assert [result["metrics"].get("step") for result in results] == [1, 2, 3, 4, 5, 6, None]
+    assert [result["energy_wh"] for result in results] == [
+        0.5,
+        1.5,
+        3.0,
+        5.0,
+        7.5,
+        10.5,
+        10.75,
+    ]  # repeats cost
+    del results[-1]["energy_wh"]
     assert results[-1] == {"metrics": {"score": 1.0}, "done": True, "failure": "", "paused": False}
     assert PlayedGang.num_started == 7
 
