@@ -191,16 +191,7 @@ class Replay:
         if is_verdict:
             result = {"metrics/test_map_at_r": quality(config), "metrics/test_recall_at_1": quality(config)}
         self.adapter.on_trial_complete(trial_id, result | {"done": True, "paused": is_paused})
-        self._timed(
-            "mlflow",
-            self.tracker.end_trial,
-            self._runs.pop(trial_id),
-            assignment.status,
-            assignment.curve,
-            assignment.metrics,
-            assignment.reason,
-            already=assignment.continues_after,
-        )
+        self._end_run(self._runs.pop(trial_id), assignment, assignment.metrics)
         self._timed("commit", self.search.commit, trial_id)
         self._timed("mlflow", self.tracker.note_search, self.search.counts(), self.search.best_numbers())
         self.search.best()
@@ -209,17 +200,20 @@ class Replay:
     def give_up(self, assignment: Assignment) -> None:
         """Record that a paused trial is not promoted any more, as the recorder does."""
         run = self._timed("mlflow", self.tracker.paused_run, assignment.number)
+        self._end_run(run, assignment, {})
+        self.num_ended += 1
+
+    def _end_run(self, run: str, assignment: Assignment, metrics: Mapping[str, float]) -> None:
         self._timed(
             "mlflow",
             self.tracker.end_trial,
             run,
             assignment.status,
             assignment.curve,
-            {},
+            metrics,
             assignment.reason,
             already=assignment.continues_after,
         )
-        self.num_ended += 1
 
     def _timed(self, part: str, call: Any, *args: Any, **named: Any) -> Any:
         started = time.perf_counter()

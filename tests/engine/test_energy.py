@@ -37,6 +37,13 @@ class Machine:
         """So many of the machine's ticks have passed in programs; others it was idle, or ran guests' programs."""
         self.stat.write_text(f"cpu  {ticks} 0 0 7000 3000 0 0 0 {ticks} 0\ncpu0 1 2 3\n")
 
+    def work(self, counters: dict[Path, int], ticks: int, own: float) -> None:
+        """Counters stand at so many Wh; the machine was busy for so many ticks, the process for so many seconds."""
+        for file, watt_hours in counters.items():
+            file.write_text(f"{watt_hours * WH}\n")
+        self.busy(ticks)
+        self.own = own
+
     def meter(self) -> EnergyMeter:
         return EnergyMeter(CPU, powercap=self.powercap, stat=self.stat, own_seconds=lambda: self.own)
 
@@ -54,10 +61,8 @@ def test_a_process_has_its_share_of_the_processors_energy(machine: Machine) -> N
     memory = machine.domain("intel-rapl:0:1", "dram")
     core, whole = machine.domain("intel-rapl:0:0", "core"), machine.domain("intel-rapl:2", "psys")
     meter = machine.meter()
-    for file, used in ((package, 5), (other, 3), (memory, 2), (core, 50), (whole, 90)):
-        file.write_text(f"{used * WH}\n")
-    machine.busy(1000)  # ten seconds, of which two and a half are the process's
-    machine.own = 2.5
+    counters = {package: 5, other: 3, memory: 2, core: 50, whole: 90}
+    machine.work(counters, 1000, own=2.5)  # ten seconds, of which two and a half are the process's
     assert meter.take() == pytest.approx((4 + 3 + 2) / 4)
     assert meter.take() == 0
 
@@ -65,21 +70,16 @@ def test_a_process_has_its_share_of_the_processors_energy(machine: Machine) -> N
 def test_shares_follow_the_time_between_samples(machine: Machine) -> None:
     file = machine.domain("intel-rapl:0", "package-0")
     meter = machine.meter()
-    file.write_text(f"{8 * WH}\n")
-    machine.busy(1000)
-    machine.own = 10.0
+    machine.work({file: 8}, 1000, own=10.0)
     meter.sample()
-    file.write_text(f"{16 * WH}\n")
-    machine.busy(2000)  # others had the machine now
+    machine.work({file: 16}, 2000, own=10.0)  # others had the machine now
     assert meter.take() == pytest.approx(8)
 
 
 def test_a_counter_that_has_begun_again(machine: Machine) -> None:
     file = machine.domain("intel-rapl:0", "package-0", 9 * WH, most=10 * WH)
     meter = machine.meter()
-    file.write_text(f"{2 * WH}\n")
-    machine.busy(100)
-    machine.own = 5.0  # more than the machine's: clocks differ by a little, and a share is at most 1
+    machine.work({file: 2}, 100, own=5.0)  # more than the machine's: clocks differ, and a share is at most 1
     assert meter.take() == pytest.approx(3)
 
 
@@ -93,9 +93,7 @@ def test_what_cannot_be_read_is_not_known(machine: Machine, tmp_path: Path) -> N
 def test_what_was_counted_stays_when_a_counter_goes(machine: Machine) -> None:
     file = machine.domain("intel-rapl:0", "package-0")
     meter = machine.meter()
-    file.write_text(f"{WH}\n")
-    machine.busy(100)
-    machine.own = 1.0
+    machine.work({file: 1}, 100, own=1.0)
     meter.sample()
     file.unlink()
     assert meter.take() == pytest.approx(1)

@@ -124,9 +124,8 @@ class EnergyMeter:
             if cpu := _Cpu(powercap, stat, own_seconds):
                 self._counters.append(cpu)
         if device.type == "cuda":
-            with contextlib.suppress(
-                Exception
-            ):  # no driver, no permission, too old a GPU, or a part of one by MIG
+            # No driver, no permission, too old a GPU, or a part of one by MIG: NVML has an error for each.
+            with contextlib.suppress(Exception):
                 self._counters.append(_Gpu(device, gpus))
         self._can_read = bool(self._counters)
 
