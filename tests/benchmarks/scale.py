@@ -216,9 +216,11 @@ class Replay:
         )
 
     def _timed(self, part: str, call: Any, *args: Any, **named: Any) -> Any:
-        started = time.perf_counter()
+        """Count the time of a call, without that of timed calls inside it."""
+        before, started = sum(self.seconds.values()), time.perf_counter()
         answer = call(*args, **named)
-        self.seconds[part] += time.perf_counter() - started
+        inside = sum(self.seconds.values()) - before
+        self.seconds[part] += time.perf_counter() - started - inside
         return answer
 
 

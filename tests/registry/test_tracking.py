@@ -152,6 +152,26 @@ def test_the_end_of_a_trial(
     assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in run.data.metrics)
 
 
+def test_a_paused_run_is_known_where_it_paused_and_found_in_another_session(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = StudyTracker(store, "pausing", {})
+    run_id = first.start_trial("power #3", config(), 3)
+    assert first.paused_run(3) is None
+    first.end_trial(run_id, Status.PAUSED, [{"step": 1.0, "map_at_r": 0.5}], {})
+    second = StudyTracker(store, "pausing", {})
+    assert second.paused_run(3) == run_id
+    with monkeypatch.context() as patched:
+        patched.setattr(tracking.StudyRuns, "every", None)  # the session in which it paused looks for nothing
+        assert first.paused_run(3) == run_id
+    first.reopen(run_id)
+    assert first.paused_run(3) is None
+    first.end_trial(run_id, Status.PAUSED, [], {})
+    first.end_trial(run_id, Status.PRUNED, [], {}, "not among the best")
+    assert first.paused_run(3) is None
+    assert run_of(first, run_id).info.status == "FINISHED"
+
+
 def test_a_trial_that_failed_at_once(tracker: StudyTracker) -> None:
     run_id = tracker.start_trial("power #0", config(), 0)
     tracker.end_trial(run_id, "failed", [], {}, "x" * 20000)

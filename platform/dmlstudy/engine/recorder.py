@@ -182,13 +182,22 @@ class Recorder(tune.Callback):
         self.failure.__cause__ = error
 
     def _run_of(self, assignment: Assignment) -> str:
-        """The run of a trial: that in which it has paused, or a new one."""
-        paused = self._tracker.paused_run(assignment.number) if assignment.continues_after else None
+        """The run of a trial that begins or goes on: that in which it has paused, or a new one."""
+        paused = self._paused_run_of(assignment)
         if paused is None:
-            assignment.continues_after = 0  # its run is to hold all reports
-            return self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
+            return self._new_run_of(assignment)
         self._tracker.reopen(paused)
         return paused
+
+    def _paused_run_of(self, assignment: Assignment) -> str | None:
+        if not assignment.continues_after:
+            return None
+        assert assignment.number is not None
+        return self._tracker.paused_run(assignment.number)
+
+    def _new_run_of(self, assignment: Assignment) -> str:
+        assignment.continues_after = 0  # its run is to hold all reports
+        return self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
 
     def file_given_up(self, assignment: Assignment) -> None:
         """Record that a paused trial is not promoted any more."""
@@ -196,7 +205,7 @@ class Recorder(tune.Callback):
             raise StudyEnds
         try:
             self._tracker.end_trial(
-                self._run_of(assignment),
+                self._paused_run_of(assignment) or self._new_run_of(assignment),
                 assignment.status,
                 assignment.curve,
                 {},

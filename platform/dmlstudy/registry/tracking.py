@@ -297,6 +297,8 @@ class StudyTracker:
         self.client = cast(mlflow.MlflowClient, _PatientClient(client, self.patiently))
         self.study = study
         self._run_ids: dict[int, str] = {}
+        self._paused: set[str] = set()
+        """Runs that have paused in this session, which need not be looked for."""
         self._noted: tuple[Mapping[str, Mapping[str, int]], Mapping[str, int]] | None = None
         self._note_written = -math.inf
         experiment = self.client.get_experiment_by_name(study)
@@ -392,14 +394,22 @@ class StudyTracker:
             is_last = start + BATCH >= len(points)
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
         self.client.set_terminated(run_id, status.in_mlflow)
+        if status == Status.PAUSED:
+            self._paused.add(run_id)
+        else:
+            self._paused.discard(run_id)
 
-    def paused_run(self, number: int | None) -> str | None:
+    def paused_run(self, number: int) -> str | None:
         """The run in which a search trial has paused; None where there is none, as after a kill at that moment."""
+        own = self._run_ids.get(number)
+        if own in self._paused:
+            return own
         runs = self._runs.every(RunKind.SEARCH, status=Status.PAUSED, number=number)
         return next((run.id for run in runs), None)
 
     def reopen(self, run_id: str) -> None:
         """Let the run of a paused trial go on."""
+        self._paused.discard(run_id)
         self.client.set_tag(run_id, "status", Status.RUNNING.value)
         self.client.update_run(run_id, status=Status.RUNNING.in_mlflow)
 

@@ -192,7 +192,7 @@ class Asha(EarlyStopping):
             reached, waiting = self._standings[key], self._paused[group][key]
             num_most = max(1, budget // self.eta ** (key[3] + 1)) + SPARE
             cut = reached[-num_most] if len(reached) >= num_most else (-math.inf, -sys.maxsize)
-            found += [-turn for score, turn in waiting if (score, turn) < cut]
+            found += [-turn for _, turn in waiting[: bisect.bisect_left(waiting, cut)]]
         return sorted(found)
 
     def _rungs(self, group: str) -> list[Key]:
