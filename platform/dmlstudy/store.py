@@ -176,7 +176,7 @@ class Store:
         if state["state"] == "running":
             driver = self.driver(name)
             if driver is None:  # nobody holds the study: its driver was killed
-                state |= {"state": "interrupted", "crashed": True, "updated": self._last_sign(name)}
+                state |= {"state": "interrupted", "crashed": True, "updated": self.last_sign(name)}
             elif driver.pid is not None:
                 state |= driver._asdict()
         state["stopped"] = state["state"] == "interrupted" and (path.parent / STOPPING).exists()
@@ -195,10 +195,11 @@ class Store:
         except json.JSONDecodeError:  # it was taken an instant ago
             return Driver()
 
-    def write_state(self, name: str, state: State, **details: Any) -> None:
+    def write_state(self, name: str, state: State, left_at: float | None = None, **details: Any) -> None:
         """Record what the study is doing and which process does it, atomically.
 
-        A new ``started`` begins a session; the seconds of the sessions before it add up in ``spent``.
+        A new ``started`` begins a session; the seconds of the sessions before it add up in ``spent``. ``left_at`` is
+        when a session before it was last heard of, for the case that it was killed.
         """
         folder = self.study_folder(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +207,9 @@ class Store:
         old = _read_state(path) if path.exists() else {}
         new = old | details
         if "started" in details:
-            end = self._last_sign(name) if old.get("state") == "running" else old.get("updated", 0.0)
+            end = old.get("updated", 0.0)
+            if old.get("state") == "running":
+                end = left_at or self.last_sign(name)
             session = max(0.0, end - old["started"]) if "started" in old else 0.0
             new["spent"] = old.get("spent", 0.0) + session
         new |= {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
@@ -216,11 +219,15 @@ class Store:
         with written_whole(path, folder / f".study.json.{os.getpid()}") as file:
             file.write(json.dumps(new, indent=1).encode())
 
-    def _last_sign(self, name: str) -> float:
-        """The time when a driver last wrote of its study (engines write into their log before a session begins)."""
-        files = ("study.json", "running.json", "progress.log")
+    def last_sign(self, name: str) -> float | None:
+        """The time when a driver last wrote of its study; None of one that was not begun."""
+        files = (
+            "study.json",
+            "running.json",
+            "progress.log",
+        )  # engines write into their log before a session begins
         paths = [self.study_folder(name) / file for file in files]
-        return max(path.stat().st_mtime for path in paths if path.exists())
+        return max((path.stat().st_mtime for path in paths if path.exists()), default=None)
 
 
 def _read_state(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,6 +171,59 @@ def test_a_paused_run_is_known_where_it_paused_and_found_in_another_session(
     first.end_trial(run_id, Status.PRUNED, [], {}, "not among the best")
     assert first.paused_run(3) is None
     assert run_of(first, run_id).info.status == "FINISHED"
+
+
+def test_a_run_is_at_work_between_its_pauses_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    first = StudyTracker(store, "at-work", {})
+
+    def at(seconds: float) -> Run:
+        now[0] = seconds
+        return Run.of(run_of(first, run_id))
+
+    run_id = first.start_trial("power #3", config(), 3)
+    now[0] = 1010
+    first.end_trial(run_id, Status.PAUSED, [], {})
+    assert at(1500).spans == [(1000, 1010)]
+    second = StudyTracker(store, "at-work", {})
+    second.reopen(run_id)
+    assert at(1510).spans == []  # it runs
+    assert at(1510).begun_last == 1500
+    second.end_trial(run_id, Status.PAUSED, [], {})
+    now[0] = 9000
+    second.end_trial(run_id, Status.PRUNED, [], {}, "given up")
+    assert at(9999).spans == [(1000, 1010), (1500, 1510)]
+    assert at(9999).seconds == 20
+    assert at(9999).worker_hours == pytest.approx(20 / 3600)
+
+
+@pytest.mark.parametrize("moment", ["in the run's own record", "in its tags", "at work"])
+def test_a_run_that_goes_on_and_is_killed(moment: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, now = f"going-on-{next(NUMBER)}", [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    first = StudyTracker(store, name, {})
+    run_id = first.start_trial("power #3", config(), 3)
+    now[0] = 1010
+    first.end_trial(run_id, Status.PAUSED, [], {})
+    now[0] = 1500
+    if moment == "at work":
+        first.reopen(run_id)
+    else:
+        failing = "update_run" if moment == "in the run's own record" else "log_batch"
+        with monkeypatch.context() as patched:
+            patched.setattr(mlflow.MlflowClient, failing, lambda *a, **k: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                first.reopen(run_id)
+    now[0] = 9000  # the next morning
+    second = StudyTracker(store, name, {}, left_at=1520)
+    run = Run.of(run_of(second, run_id))
+    if moment == "at work":
+        assert (run.status, run.spans) == (Status.INTERRUPTED, [(1000, 1010), (1500, 1520)])
+        assert second.paused_run(3) is None
+    else:
+        assert (run.status, run.spans) == (Status.PAUSED, [(1000, 1010)])
+        assert second.paused_run(3) == run_id
 
 
 def test_a_trial_that_failed_at_once(tracker: StudyTracker) -> None:

@@ -176,11 +176,14 @@ class ProgressLines:
     def ended(
         self,
         assignment: Assignment,
-        seconds: float,
+        seconds: float | None,
         best: tuple[float, str] | None,
         left: Trials | None = None,
     ) -> None:
-        """One line for a trial that has ended; ``left`` are those still to end, where their number has changed."""
+        """One line for a trial that has ended or paused; ``left`` are those still to end, where that has changed.
+
+        ``seconds`` are those at work.
+        """
         if assignment.status in GOING_ON:
             how = "interrupted" + f", goes on later: {_shortened(assignment.reason)}" * bool(
                 assignment.reason
@@ -204,9 +207,10 @@ class ProgressLines:
         at_most = "≤ " if may_be_fewer and any(self._left) else ""
         count = f"{self._num_done:>{len(str(self._num_total))}}/{at_most.strip()}{self._num_total}"
         champion = f"best {best[0]:.4f} {best[1]}" if best else "no best yet"
+        took = f"{'':7}" if seconds is None else f"{seconds:5.1f} s"
         line = (
             f"{count}  {assignment.label:<{self._width}}  {self._outcome(assignment):<28}"
-            f" {seconds:5.1f} s  {champion:<{self._width + 8}}  left {at_most}{self._time_left()}"
+            f" {took}  {champion:<{self._width + 8}}  left {at_most}{self._time_left()}"
         )
         self._tell(line)
 

@@ -101,7 +101,8 @@ class Recorder(tune.Callback):
         self._is_stopped = is_stopped
         self._watch = watch
         self._num_retrained: Counter[str] = Counter()
-        self._open: dict[str, tuple[str, float]] = {}
+        self._open: dict[str, str] = {}
+        """The runs of the trials that are at work, by trial."""
         self._energy_wh: dict[str, float] = {}
         self._stopped: deque[str] = deque()
         self._removes_again = 0.0
@@ -126,7 +127,7 @@ class Recorder(tune.Callback):
         except Exception as error:
             self._fail(assignment, error)
         else:
-            self._open[trial.trial_id] = (run_id, time.monotonic())
+            self._open[trial.trial_id] = run_id
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: Mapping[str, Any], **info: Any
@@ -204,8 +205,10 @@ class Recorder(tune.Callback):
         if self.failure:
             raise StudyEnds
         try:
+            run_id = self._paused_run_of(assignment) or self._new_run_of(assignment)
+            seconds = self._tracker.seconds_at_work(run_id)
             self._tracker.end_trial(
-                self._paused_run_of(assignment) or self._new_run_of(assignment),
+                run_id,
                 assignment.status,
                 assignment.curve,
                 {},
@@ -216,10 +219,10 @@ class Recorder(tune.Callback):
             self._fail(assignment, error)
             raise StudyEnds from None
         self._remove_state(assignment)
-        self._progress.ended(assignment, 0.0, self._search.best())
+        self._progress.ended(assignment, seconds, self._search.best())
 
     def _file(self, trial_id: str, assignment: Assignment) -> None:
-        run_id, started = self._open[trial_id]
+        run_id = self._open[trial_id]
         assert assignment.status != Status.RUNNING
         is_verdict = assignment.config.phase == "verdict"
         if is_verdict and assignment.status == Status.FINISHED:
@@ -233,6 +236,7 @@ class Recorder(tune.Callback):
                 assignment.unit_scores = self._keep(run_id, files)
         elif self._search.is_best_yet(assignment):
             self._keep_fold_scores(run_id, trial_id)
+        seconds = self._tracker.seconds_at_work(run_id)
         self._tracker.end_trial(
             run_id,
             assignment.status,
@@ -253,7 +257,7 @@ class Recorder(tune.Callback):
         if is_judged and (bound := self._search.verdict_at_most) != self._bound:
             self._bound = bound
             self._note_bound(*bound)
-        self._progress.ended(assignment, time.monotonic() - started, self._search.best(), left)
+        self._progress.ended(assignment, seconds, self._search.best(), left)
         self._tell_notes()
 
     def _tell_notes(self) -> None:

@@ -57,6 +57,11 @@ PLAN_SHA256 = "verdict_plan_sha256"
 """The tag of a study's run with the digest of the plan that was sealed before its first test image was read."""
 THRESHOLDS = "thresholds"
 """The tag of a verdict trial's run whose model has thresholds, by the rate they are set for, as JSON."""
+SPANS = "spans"
+"""The tag of a run that has paused: when it was at work, as JSON pairs of a start and an end in seconds since 1970.
+
+The last end is null where it went on, and is then the run's.
+"""
 COST_PER_HOUR = "cost_per_hour"
 """The tag of what an hour of one of a trial's workers costs, where the study says that."""
 
@@ -111,6 +116,9 @@ class Run(Record):
     def of(cls, raw: Any) -> Run:
         """The record of one of MLflow's runs."""
         tags = raw.data.tags
+        has_ended = (
+            raw.info.end_time and raw.info.status != Status.RUNNING.in_mlflow
+        )  # one that goes on keeps the time
         return cls(
             id=raw.info.run_id,
             name=raw.info.run_name or "",
@@ -121,7 +129,7 @@ class Run(Record):
             status=tags.get("status", Status.RUNNING),
             reason=tags.get("reason", ""),
             started=raw.info.start_time / 1000,
-            ended=raw.info.end_time / 1000 if raw.info.end_time else None,
+            ended=raw.info.end_time / 1000 if has_ended else None,
             workers=int(tags.get("workers", 1)),
             device=tags.get("device", "cpu"),
             params={present_key(name): value for name, value in raw.data.params.items()},
@@ -134,8 +142,29 @@ class Run(Record):
 
     @property
     def worker_hours(self) -> float:
-        """Hours of all its workers together, to its end; 0 while it runs."""
-        return 0.0 if self.ended is None else (self.ended - self.started) * self.workers / 3600
+        """Hours of all its workers together, without those in which it had paused; 0 while it runs."""
+        return self.seconds * self.workers / 3600
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in which it was at work; 0 while it runs."""
+        return sum(end - start for start, end in self.spans)
+
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When it was at work, as starts and ends; without the pauses at rungs. Empty while it runs."""
+        if self.ended is None:
+            return []
+        return [(start, self.ended if end is None else end) for start, end in self._begun]
+
+    @property
+    def begun_last(self) -> float:
+        """When it began, or went on after its last pause."""
+        return self._begun[-1][0]
+
+    @property
+    def _begun(self) -> list[tuple[float, float | None]]:
+        return json.loads(self.tags[SPANS]) if SPANS in self.tags else [(self.started, None)]
 
     @property
     def money(self) -> float | None:

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import mlflow
 import requests
@@ -35,6 +35,7 @@ from dmlstudy.registry.runs import (
     PARENT,
     PLAN_SHA256,
     REPLICATE_OF,
+    SPANS,
     STORE,
     STUDY_RUN,
     THRESHOLDS,
@@ -70,6 +71,8 @@ MADE_BY_MLFLOW = {"alembic_version": "1", "experiments": "name = 'Default'", "wo
 
 LEFT_S = 10.0
 """Nobody makes a database any more to which nothing was written for so long: MLflow's migrations take seconds."""
+
+Spans: TypeAlias = list[tuple[float, float | None]]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -275,7 +278,8 @@ class StudyTracker:
 
     ``description`` are texts kept once with the study's run, ``origin`` its tags: what it is computed from, and so
     the same in every session. ``environment`` is a text kept for each session, ``trial_tags`` are tags of each
-    trial's run. ``patiently`` is for calls of others to the same server; ``tell`` gets a line on what is waited for.
+    trial's run. ``left_at`` is when an earlier session was last heard of, the end of the runs that it left open.
+    ``patiently`` is for calls of others to the same server; ``tell`` gets a line on what is waited for.
 
     Raises StoreError where there is a study of this name that belongs to another store or has another origin.
     """
@@ -290,6 +294,7 @@ class StudyTracker:
         origin: Mapping[str, str] = {},
         environment: str = "{}",
         trial_tags: Mapping[str, str] = {},
+        left_at: float | None = None,
     ) -> None:
         client = connect(store, create=True)
         self.store = store
@@ -297,8 +302,8 @@ class StudyTracker:
         self.client = cast(mlflow.MlflowClient, _PatientClient(client, self.patiently))
         self.study = study
         self._run_ids: dict[int, str] = {}
-        self._paused: set[str] = set()
-        """Runs that have paused in this session, which need not be looked for."""
+        self._spans: dict[str, Spans] = {}
+        """Of the runs of this session that have not ended: when they were at work."""
         self._noted: tuple[Mapping[str, Mapping[str, int]], Mapping[str, int]] | None = None
         self._note_written = -math.inf
         experiment = self.client.get_experiment_by_name(study)
@@ -314,7 +319,7 @@ class StudyTracker:
             _check_same(study, store, known, own)
             self.parent_id = parent.id
             self.client.update_run(self.parent_id, status="RUNNING")
-            self._end_leftovers()
+            self._end_leftovers(left_at)
         else:
             known = {KIND: RunKind.STUDY.value, "study": study, **own}
             self.parent_id = begin(self.client, self.experiment_id, study, known).id
@@ -349,6 +354,7 @@ class StudyTracker:
         if number is not None:
             tags["trial_number"] = str(number)
         run_id = begin(self.client, self.experiment_id, label, tags).id
+        self._spans[run_id] = [(time.time(), None)]
         if number is not None:
             self._run_ids[number] = run_id
         params = [Param(name, str(value)) for name, value in task_of(config).logged_params(config).items()]
@@ -390,28 +396,41 @@ class StudyTracker:
         points = [point for point in points if math.isfinite(point.value)]
         tags = [RunTag("status", status.value)] + ([RunTag("reason", reason[:5000])] if reason else [])
         tags += [RunTag(VALUES, json.dumps(list(values)))] if values else []
+        tags += [RunTag(SPANS, self._paused_spans(run_id))] if status == Status.PAUSED else []
         for start in range(0, max(len(points), 1), BATCH):  # the status last, for then everything is there
             is_last = start + BATCH >= len(points)
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
         self.client.set_terminated(run_id, status.in_mlflow)
-        if status == Status.PAUSED:
-            self._paused.add(run_id)
-        else:
-            self._paused.discard(run_id)
+        if status != Status.PAUSED:
+            self._spans.pop(run_id, None)
+
+    def seconds_at_work(self, run_id: str) -> float | None:
+        """Seconds in which a run has been at work; None of one that has ended, or has paused before this session."""
+        if run_id not in self._spans:
+            return None
+        return sum((time.time() if end is None else end) - start for start, end in self._spans[run_id])
+
+    def _paused_spans(self, run_id: str) -> str:
+        """Note that a run pauses now."""
+        *before, (start, _) = self._spans[run_id]
+        self._spans[run_id] = [*before, (start, time.time())]
+        return json.dumps(self._spans[run_id])
 
     def paused_run(self, number: int) -> str | None:
         """The run in which a search trial has paused; None where there is none, as after a kill at that moment."""
-        own = self._run_ids.get(number)
-        if own in self._paused:
+        own = self._run_ids.get(number, "")
+        if own in self._spans and self._spans[own][-1][1] is not None:
             return own
         runs = self._runs.every(RunKind.SEARCH, status=Status.PAUSED, number=number)
         return next((run.id for run in runs), None)
 
     def reopen(self, run_id: str) -> None:
         """Let the run of a paused trial go on."""
-        self._paused.discard(run_id)
-        self.client.set_tag(run_id, "status", Status.RUNNING.value)
-        self.client.update_run(run_id, status=Status.RUNNING.in_mlflow)
+        before = self._spans.get(run_id) or json.loads(read(self.client, run_id).tags.get(SPANS, "[]"))
+        self._spans[run_id] = [*before, (time.time(), None)]
+        self.client.update_run(run_id, status=Status.RUNNING.in_mlflow)  # killed after it, it pauses again
+        tags = [RunTag(SPANS, json.dumps(self._spans[run_id])), RunTag("status", Status.RUNNING.value)]
+        self.client.log_batch(run_id, tags=tags)
 
     def recorded_ends(self, number: int) -> list[RecordedEnd]:
         """Ends of a search trial's runs, oldest first, without interrupted ones."""
@@ -549,8 +568,11 @@ class StudyTracker:
         """As the function of this name."""
         return fetch_model(self.client, run_id, to)
 
-    def _end_leftovers(self) -> None:
-        """End the trials' runs that are open in MLflow; one that had its scores stays what it was."""
+    def _end_leftovers(self, left_at: float | None = None) -> None:
+        """End the trials' runs that are open in MLflow; one that had its scores stays what it was.
+
+        ``left_at`` is when that was; by default now.
+        """
         for run in list(self._runs.every(parent=self.parent_id, is_open=True)):
             if "status" not in run.tags:  # a row of the leaderboard that was not written yet
                 continue
@@ -559,7 +581,8 @@ class StudyTracker:
                 status = Status.INTERRUPTED
                 self.client.set_tag(run.id, "status", status.value)
             if status in MLFLOW_STATUSES:
-                self.client.set_terminated(run.id, status.in_mlflow)
+                ended = None if left_at is None else int(1000 * max(left_at, run.begun_last))
+                self.client.set_terminated(run.id, status.in_mlflow, ended)
 
     @property
     def _runs(self) -> StudyRuns:

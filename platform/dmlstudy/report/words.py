@@ -334,7 +334,8 @@ def cost(board: Leaderboard, history: History, seconds: float | None) -> list[Ht
         for cells in rows:
             cells.append(_total([run for run in history.runs if run.family == cells[0]], told, in_words))
     trials = table(
-        "Trials, and their time from being begun to being recorded; of those on several workers, each worker's.",
+        "Trials, and their time from being begun to being recorded, without pauses; of those on several workers, each"
+        " worker's.",
         head,
         rows,
         f"l{'n' * (len(head) - 1)}",
@@ -378,9 +379,9 @@ def _priced(runs: Sequence[Run]) -> list[tuple[str, dict[str, float], Callable[[
 
 
 def busy_seconds(runs: Sequence[Run]) -> float:
-    """Seconds in which one trial or more ran."""
+    """Seconds in which one trial or more was at work."""
     total, until = 0.0, 0.0
-    for started, ended in sorted((run.started, run.ended) for run in runs if run.ended is not None):
+    for started, ended in sorted(span for run in runs for span in run.spans):
         total += max(0.0, ended - max(started, until))
         until = max(until, ended)
     return total
@@ -460,7 +461,7 @@ def _commands(board: Leaderboard, environment: Mapping[str, Any], has_spec: bool
 
 
 def _seconds(runs: Sequence[Run]) -> float:
-    return sum(run.ended - run.started for run in runs if run.ended is not None)
+    return sum(run.seconds for run in runs)
 
 
 def _worker_seconds(runs: Sequence[Run]) -> float:

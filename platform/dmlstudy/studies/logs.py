@@ -92,7 +92,7 @@ def _sessions(runs: list[tuple[Run, Any]]) -> list[str]:
     for run, _ in runs:
         line = f"begun {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.started))}"
         if run.ended:
-            line += f", {run.status.words} after {run.ended - run.started:.1f} s"
+            line += f", {run.status.words} after {run.seconds:.1f} s at work"
         lines.append(f"{line} (MLflow run {run.id})")
     return lines
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dmlstudy import data
 from dmlstudy.data import state_file
@@ -81,6 +81,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
     with sole_driver(store, spec.name):
         if _is_finished(spec, store):  # by another process, meanwhile
             return _told_finished(spec, store, tell)
+        left_at = store.last_sign(spec.name)
         _check_data(spec, store, origin)
         checks.check_storage(spec)
         remarks += starts.settle(spec, store, present)
@@ -99,7 +100,16 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
                 said(remark)
             try:
                 return _run_here(
-                    spec, store, said, interruption, origin, origin | digests, description, watch, power
+                    spec,
+                    store,
+                    said,
+                    interruption,
+                    origin,
+                    origin | digests,
+                    description,
+                    watch,
+                    power,
+                    left_at,
                 )
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
@@ -115,6 +125,7 @@ def _run_here(
     description: Mapping[str, str],
     watch: ClusterWatch,
     power: PlanPower,
+    left_at: float | None,
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(
@@ -125,11 +136,13 @@ def _run_here(
         origin=origin,
         environment=provenance.surroundings(spec),
         trial_tags=provenance.trial_tags(spec, origin),
+        left_at=left_at,
     )
     tracker.patiently.gives_up = interruption.is_requested
     store.write_state(
         spec.name,
         "running",
+        left_at,
         fingerprint=spec.fingerprint(),
         origin=dict(origin),
         spec=dict(spec.raw),
@@ -183,7 +196,7 @@ def _record_end(
     store: Store,
     tracker: tracking.StudyTracker,
     state: Literal["interrupted", "failed"],
-    **details: str,
+    **details: Any,
 ) -> None:
     """Note how the study ended, where other shells look first; what does not take it may be why it ended."""
     with suppress(OSError):
