@@ -152,14 +152,14 @@ class Run(Record):
 
     @property
     def spans(self) -> list[tuple[float, float]]:
-        """When it was at work, as starts and ends; without the pauses at rungs. Empty while it runs."""
+        """Starts and ends of its times at work, between which it had paused at rungs. Empty while it runs."""
         if self.ended is None:
             return []
         return [(start, self.ended if end is None else end) for start, end in self._begun]
 
     @property
     def begun_last(self) -> float:
-        """When it began, or went on after its last pause."""
+        """The time when it began, or went on after its last pause."""
         return self._begun[-1][0]
 
     @property

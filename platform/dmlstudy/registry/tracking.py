@@ -278,8 +278,9 @@ class StudyTracker:
 
     ``description`` are texts kept once with the study's run, ``origin`` its tags: what it is computed from, and so
     the same in every session. ``environment`` is a text kept for each session, ``trial_tags`` are tags of each
-    trial's run. ``left_at`` is when an earlier session was last heard of, the end of the runs that it left open.
-    ``patiently`` is for calls of others to the same server; ``tell`` gets a line on what is waited for.
+    trial's run.
+
+    ``left_at`` is when an earlier session was last heard of, the end of the runs that it left open. ``patiently`` is for calls of others to the same server; ``tell`` gets a line on what is waited for.
 
     Raises StoreError where there is a study of this name that belongs to another store or has another origin.
     """
