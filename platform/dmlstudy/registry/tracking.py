@@ -280,8 +280,8 @@ class StudyTracker:
     the same in every session. ``environment`` is a text kept for each session, ``trial_tags`` are tags of each
     trial's run.
 
-    ``left_at`` is when an earlier session was last heard of, the end of the runs that it left open. ``patiently`` is for
-    calls of others to the same server; ``tell`` gets a line on what is waited for.
+    ``left_at`` is when an earlier session was last heard of, the end of the runs that it left open.
+    ``patiently`` is for calls of others to the same server; ``tell`` gets a line on what is waited for.
 
     Raises StoreError where there is a study of this name that belongs to another store or has another origin.
     """
