@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from dmlstudy import store as stores
-from dmlstudy.store import Store, StoreError, sole_driver
+from dmlstudy.store import Driver, Store, StoreError, sole_driver
 
 DRIVER = """
 import sys
@@ -33,10 +34,27 @@ except StoreError as error:
 """
 
 
-def driver(folder: Path) -> tuple[subprocess.Popen[str], str]:
+TAKEN_OVER = """
+import os, sys
+from pathlib import Path
+from dmlstudy.store import Store, sole_driver
+
+def end(other):
+    print(f"lost to {other.pid}", flush=True)
+    os._exit(3)
+
+store = Store(Path(sys.argv[1]))
+with sole_driver(store, "s") as hold, hold.watched(end):
+    store.write_state("s", "running", started=1.0)
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def driver(folder: Path, script: str = DRIVER) -> tuple[subprocess.Popen[str], str]:
     """Another process that drives study ``s`` until it reads a line, and what it said first."""
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
@@ -183,11 +201,49 @@ def test_the_lock_names_its_holder(tmp_path: Path) -> None:
     assert store.driver("s") is None
     with sole_driver(store, "s"):
         store.write_state("s", "running")
-        assert store.driver("s") == (os.getpid(), socket.gethostname())
+        assert store.driver("s") == Driver.own()
+        assert Driver.own()[:2] == (os.getpid(), socket.gethostname())
     assert store.driver("s") is None
     with sole_driver(store, "s"):
         assert store.driver("s") is not None
         assert json.loads((store.study_folder("s") / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_driver_whose_lock_was_lost_ends_before_another_begins(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    process, said = driver(tmp_path, TAKEN_OVER)
+    assert said == "held"
+    lock = store.study_folder("s") / "lock"
+    known = lock.read_text()
+    lock.unlink()  # as a file server does that has lost the connection
+    lock.write_text(known)
+    with sole_driver(store, "s") as hold:
+        assert process.poll() == 3
+        assert hold.lost_to() is None
+    assert process.communicate(timeout=60)[0].strip() == f"lost to {os.getpid()}"
+
+
+@pytest.mark.parametrize(("last_written", "waits"), [(0.0, True), (1000.0, False)])
+def test_a_driver_of_another_machine_is_waited_for_while_it_writes(
+    last_written: float, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "LOST_S", 0.5)
+    store = Store(tmp_path)
+    with sole_driver(store, "s"):
+        store.write_state("s", "running")
+    folder = store.study_folder("s")
+    (folder / "lock").write_text(json.dumps(Driver(1, "elsewhere", 5.0)._asdict()))
+    os.utime(folder / "study.json", (time.time() - last_written,) * 2)
+    began = time.monotonic()
+    with sole_driver(store, "s"):
+        assert (time.monotonic() - began > 0.4) == waits
+
+
+def test_a_later_process_of_the_same_id_is_another() -> None:
+    own = Driver.own()
+    assert not own.has_ended()
+    assert own._replace(began=own.began - 100).has_ended()
+    assert not own._replace(host="elsewhere").has_ended()
 
 
 def test_a_lock_that_was_cleared_away_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlparse
+
+import psutil
 
 from dmlstudy.files import draft_of, put_in_place, written_whole
 from dmlstudy.text import first_line
@@ -52,6 +55,12 @@ TAKES = {
 OPTUNA_URL = "DMLSTUDY_OPTUNA_URL"
 """The variable that names another database for searches, with a login: it stands in no file and no command line."""
 
+LOOK_S = 2.0
+"""A driver looks so often whether the study is still its own."""
+
+LOST_S = 5 * LOOK_S
+"""After so long it has seen that it is not, or has written nothing for so long."""
+
 LOCK_PATIENCE_S = 0.5
 """Someone who only looks at a study holds its lock for an instant; a driver waits for that."""
 
@@ -65,6 +74,62 @@ class Driver(NamedTuple):
 
     pid: int | None = None
     host: str = ""
+    began: float = 0.0
+    """The time when it began, which tells it from a later process of the same id."""
+
+    @classmethod
+    def own(cls) -> Driver:
+        """This process."""
+        return cls(os.getpid(), socket.gethostname(), psutil.Process().create_time())
+
+    @classmethod
+    def noted(cls, lock: Path) -> Driver | None:
+        """The one that a lock file names; None where it names none."""
+        with suppress(OSError, ValueError, TypeError):
+            return cls(**json.loads(lock.read_text(encoding="utf-8")))
+        return None
+
+    def has_ended(self) -> bool:
+        """True if it was a process of this machine that is gone; of another machine's nothing is known here."""
+        if self.pid is None or self.host != socket.gethostname():
+            return False
+        try:
+            return bool(psutil.Process(self.pid).create_time() != self.began)
+        except psutil.NoSuchProcess:
+            return True
+
+
+class Hold(NamedTuple):
+    """A driver's hold on a study.
+
+    Its lock ends with the process, and on a shared file system with the connection too: then another machine may take
+    the study over, and this driver is to end.
+    """
+
+    lock: Path
+    driver: Driver
+
+    def lost_to(self) -> Driver | None:
+        """The driver that has taken the study over; None while that is not known of any."""
+        there = Driver.noted(self.lock)
+        return there if there is not None and there != self.driver else None
+
+    @contextmanager
+    def watched(self, end: Callable[[Driver], None]) -> Iterator[None]:
+        """Call ``end`` from another thread, once, where the hold is lost while the block lasts."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(LOOK_S):
+                if (other := self.lost_to()) is not None:
+                    end(other)
+                    return
+
+        threading.Thread(target=watch, name="study-hold", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
 
 
 @dataclass(frozen=True)
@@ -178,7 +243,7 @@ class Store:
             if driver is None:  # nobody holds the study: its driver was killed
                 state |= {"state": "interrupted", "crashed": True, "updated": self.last_sign(name)}
             elif driver.pid is not None:
-                state |= driver._asdict()
+                state |= {"pid": driver.pid, "host": driver.host}
         state["stopped"] = state["state"] == "interrupted" and (path.parent / STOPPING).exists()
         state["crashed"] = state["crashed"] and not state["stopped"]
         return state
@@ -287,9 +352,10 @@ def knock_at_server(uri: str) -> None:
 
 
 @contextmanager
-def sole_driver(store: Store, name: str) -> Iterator[None]:
+def sole_driver(store: Store, name: str) -> Iterator[Hold]:
     """Hold the study for this process; the lock ends with the process however it ends.
 
+    A driver before it that may still be alive without its lock gets the time to see that it is to end.
     Raises StoreError where another process holds it.
     """
     folder = store.study_folder(name)
@@ -299,13 +365,16 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
             raise StoreError(f"study {name!r} is running already; see `{store.command('status', name)}`")
         time.sleep(0.05)
     with file:
+        hold, before = Hold(folder / LOCK, Driver.own()), Driver.noted(folder / LOCK)
         file.truncate(0)
-        file.write(json.dumps(Driver(os.getpid(), socket.gethostname())._asdict()))
+        file.write(json.dumps(hold.driver._asdict()))
         file.flush()
+        if before is not None and before != hold.driver:
+            _let_end(before, store, name)
         for draft in driver_drafts(folder):
             draft.unlink(missing_ok=True)
         try:
-            yield
+            yield hold
         finally:
             if not (folder / "study.json").exists():  # it never began: leave nothing behind
                 with suppress(OSError):
@@ -313,6 +382,17 @@ def sole_driver(store: Store, name: str) -> Iterator[None]:
                 for empty in (folder, folder.parent, store.root):
                     with suppress(OSError):
                         empty.rmdir()
+
+
+def _let_end(before: Driver, store: Store, name: str) -> None:
+    """Wait, while a driver that has lost its lock may be alive, until it must have seen that."""
+    began = (store.study_folder(name) / LOCK).stat().st_mtime  # by the clock of whoever keeps the files
+    end = time.monotonic() + LOST_S
+    while not before.has_ended() and time.monotonic() < end:
+        sign = store.last_sign(name)
+        if before.host != socket.gethostname() and (sign is None or began - sign > LOST_S):
+            return
+        time.sleep(0.1)
 
 
 def driver_drafts(folder: Path) -> list[Path]:

@@ -339,6 +339,32 @@ def test_a_killed_driver_loses_nothing(
         assert driver.left() == [], "a process outlived its driver"
 
 
+@pytest.mark.long
+def test_a_study_is_taken_over_from_a_driver_that_lost_its_lock(
+    tmp_path: Path, drive: Callable[..., Driver], whole: Path
+) -> None:
+    """As by another machine when the lock of the first one was lost with its connection to the file server."""
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    store = tmp_path / "store"
+    first = drive(tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", store)
+    first.wait_until(first.said("^2/9 "))
+    lock = store / "studies" / "tiny" / "lock"
+    known = lock.read_text()
+    lock.unlink()
+    lock.write_text(known)
+    second = drive(tmp_path / "1", "resume", "tiny", "--store", store)
+    assert first.process.wait(timeout=60) == 2, first.log.read_text()
+    line = first.log.read_text().splitlines()[-1]
+    assert re.fullmatch(
+        rf"error: study 'tiny' is driven by process {second.process.pid} on \S+ now, which took it over when the lock"
+        " of this one was lost; this one ends",
+        line,
+    ), line
+    assert second.process.wait(timeout=400) == 0, second.log.read_text()
+    assert_equal(store, whole)
+    assert [driver.left() for driver in (first, second)] == [[], []]
+
+
 def lines_of_trials(driver: Driver) -> list[str]:
     """Start of each line on a trial, without the best so far."""
     return [line[:30] for line in driver.log.read_text().splitlines() if "/9 " in line]

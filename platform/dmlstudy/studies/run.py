@@ -25,7 +25,7 @@ from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.replicates import replicate
 from dmlstudy.spec.study_file import StudySpec
-from dmlstudy.store import STOPPING, Store, StoreError, sole_driver
+from dmlstudy.store import STOPPING, Driver, Store, StoreError, sole_driver
 from dmlstudy.studies import checks, pilots, provenance, retention, sealing, starts
 from dmlstudy.studies.conclude import conclude
 from dmlstudy.training import dataset_cache
@@ -78,7 +78,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
     del dataset
     dataset_cache.forget()  # trials run in other processes
     store.prepare()
-    with sole_driver(store, spec.name):
+    with sole_driver(store, spec.name) as hold:
         if _is_finished(spec, store):  # by another process, meanwhile
             return _told_finished(spec, store, tell)
         left_at = store.last_sign(spec.name)
@@ -94,6 +94,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
             ClusterWatch(address, lambda reason: _end_at_once(spec, store, said, reason)) as watch,
             connected(address, spec.file.resources),
             Interruption(folder / STOPPING) as interruption,
+            hold.watched(lambda other: _end_for(other, spec, said)),
         ):
             at_the_end.callback(data.remove_unused)  # workers are ended by force
             for remark in remarks:
@@ -203,6 +204,15 @@ def _record_end(
         store.write_state(spec.name, state, **details)
     with suppress(StoreError):
         tracker.end_study(state, {})
+
+
+def _end_for(other: Driver, spec: StudySpec, tell: Tell) -> None:
+    """End this process, which has lost the study to another and must write nothing more of it."""
+    tell(
+        f"error: study {spec.name!r} is driven by process {other.pid} on {other.host} now, which took it over when"
+        " the lock of this one was lost; this one ends"
+    )
+    end_process()
 
 
 def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None:

@@ -34,7 +34,7 @@ def stop(store: Store, study: str | None) -> str:
             f"study {name!r} runs on {driver.host}; stop it there, or its job:"
             f" dmlstudy stop --job {state['job'] or 'JOB'} --address http://HOST:8265"
         )
-    is_ending = state["state"] != "running" and (state["pid"], state["host"]) == driver
+    is_ending = state["state"] != "running" and (state["pid"], state["host"]) == driver[:2]
     if not is_ending:
         try:
             os.kill(driver.pid, signal.SIGINT)
