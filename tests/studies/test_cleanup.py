@@ -192,6 +192,7 @@ def test_what_killed_commands_have_left_is_pruned(
         aged(folder / ".study.json.77"),
         aged(folder / "checkpoints" / "state"),
         aged(scratch / f"dmlstudy-meeting-{gone()}-a" / "port"),
+        aged(scratch / f"dmlstudy-files-{gone()}-a" / "weights"),
         aged(tmp_path / "models" / ".pull-x" / "weights"),
     ]
     kept = [
@@ -200,6 +201,7 @@ def test_what_killed_commands_have_left_is_pruned(
         aged(tmp_path / "models" / "own.parts" / "score.txt"),
         aged(scratch / f"dmlstudy-meeting-{os.getpid()}-a" / "port"),
         aged(scratch / "dmlstudy-meeting-a" / "port"),
+        aged(scratch / f"dmlstudy-files-{os.getpid()}-a" / "weights"),
     ]
     young = tmp_path / "models" / ".pull-y" / "weights"
     young.parent.mkdir()
@@ -228,7 +230,7 @@ def test_what_killed_commands_have_left_is_pruned(
         assert not young.exists()
         said = "\n".join(called("--parts", "--json"))
         assert [each["what"] for each in json.loads(said)] == ["parts of an embed"]
-    assert [path.exists() for path in kept] == [True, False, True, True, True]
+    assert [path.exists() for path in kept] == [True, False, True, True, True, True]
 
 
 @pytest.mark.parametrize("text", ["7", "x", "1w", "-1d", ""])

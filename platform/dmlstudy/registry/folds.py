@@ -88,6 +88,8 @@ def _publish(
         last = max(curve, default=0)
         curve[last] = trial.metrics[metric_names.of_fold(fold, objective)]  # as the trial itself has told it
         known = runs.curve(run, objective)
-        missing = [Metric(objective, value, now, epoch) for epoch, value in curve.items() if epoch not in known]
+        missing = [
+            Metric(objective, value, now, epoch) for epoch, value in curve.items() if epoch not in known
+        ]
         client.log_batch(run.id, metrics=missing)
         client.set_terminated(run.id, Status.FINISHED.in_mlflow)
