@@ -126,6 +126,7 @@ class StudyRound:
             found = [f"{type(error).__name__}: {error}"]
             num_bricked = 1
         finally:
+            self._settle(None)
             lost = self._num_lost()
             orphans = [
                 (process.pid, process.name()) for d in self._drivers for process in left(d.mark, ORPHAN_S)
