@@ -23,7 +23,7 @@ SPARE = 1.1
 """A disk must have room for so many times the size of a file that is made on it."""
 
 TEMPORARY = "dmlstudy-files-"
-"""How the names of temporary folders begin."""
+"""The beginning of temporary folders' names."""
 
 _temporary: set[str] = set()
 
