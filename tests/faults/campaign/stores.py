@@ -26,6 +26,9 @@ COUNTS = {"finished", "pruned", "failed"}
 OF_ONE_RUN = {"images_per_second", "embed_ms_per_image", "energy_wh"}
 """Metrics that are times or rates."""
 
+OF_LEADERS = "/validation_classes.parquet"
+"""Search trials keep it that were the best when they ended, and of several at once any may end first."""
+
 COMPARED_TAGS = {
     "comparison",
     "config_fingerprint",
@@ -44,7 +47,6 @@ COMPARED_TAGS = {
     "thresholds",
     "trial_number",
     "units_sha256",
-    "verdict_plan_sha256",
     "winner",
 }
 
@@ -138,7 +140,11 @@ def _runs(store: Path, names: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {f"twice: {name}": True for name in doubles}
     for run, name in names.items():
         found[name] = {
-            "tags": {key: value for key, value in tags[run].items() if key in COMPARED_TAGS},
+            "tags": {
+                key: value
+                for key, value in tags[run].items()
+                if key in COMPARED_TAGS and (key, tags[run]["dmlstudy_kind"]) != ("units_sha256", "search")
+            },
             "metrics": metrics.get(run, []),
             "params": params.get(run, []),
             "status": status[run],
@@ -182,7 +188,7 @@ def _files(store: Path, files: list[str], names: Mapping[str, str]) -> list[str]
         ids = [part for part in file.split("/") if re.fullmatch(r"(m-)?[0-9a-f]{32}", part)]
         run = models.get(ids[0], ids[0]) if ids else ""
         is_of_kill = run in runs and run not in names
-        if is_of_kill or file.startswith(f"studies/{STUDY}/ray/") or file.endswith(SIDE_FILES):
+        if is_of_kill or file.startswith(f"studies/{STUDY}/ray/") or file.endswith((*SIDE_FILES, OF_LEADERS)):
             continue
         named = file.replace(ids[0], names.get(run, "unknown")) if ids else file
         found.add(re.sub(r"/environment(-\d+)?\.json$", "/environment.json", named))
