@@ -22,6 +22,9 @@ PARQUET, ZIP = b"PAR1", b"PK\x03\x04"
 SPARE = 1.1
 """A disk must have room for so many times the size of a file that is made on it."""
 
+TEMPORARY = "dmlstudy-files-"
+"""The beginning of temporary folders' names."""
+
 _temporary: set[str] = set()
 
 
@@ -68,8 +71,12 @@ def is_private(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A folder that is deleted when the block ends, or by ``remove_temporary_folders``."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    """A folder that is deleted when the block ends, or by ``remove_temporary_folders``.
+
+    Its name has this process's id in it, so that ``dmlstudy prune`` knows those that killed processes have left.
+    """
+    prefix = f"{TEMPORARY}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         _temporary.add(folder)
         try:
             yield folder

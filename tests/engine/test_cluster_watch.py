@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -113,6 +114,23 @@ def test_a_study_that_has_ended_is_not_ended_again(table: Table) -> None:
         until(watch.why_gone)
     time.sleep(0.8)
     assert ended == []
+
+
+def test_a_service_that_ends_while_ray_is_started_is_told(
+    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself waits for it, and ends the process without a word after a minute."""
+    monkeypatch.setattr(cluster_watch.ray, "is_initialized", lambda: False)
+    program = shutil.copy(str(shutil.which("sleep")), tmp_path / "gcs_server")
+    ended: list[str] = []
+    with ClusterWatch(None, ended.append, every_s=0.02):
+        service = subprocess.Popen([program, "60"])
+        time.sleep(0.3)
+        assert ended == []
+        service.kill()
+        until(lambda: ended)
+    service.wait()
+    assert ended == ["Ray on this machine has died: its control service ended as it started"]
 
 
 def test_before_ray_is_started_nothing_is_dead(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,8 @@ from types import SimpleNamespace
 from dmlstudy.store import Store
 from dmlstudy.studies import run as study
 store = Store(Path(sys.argv[1]))
-store.study_folder("s").mkdir(parents=True)
+if sys.argv[2]:
+    store.write_state("s", sys.argv[2])
 try:
     study._end_at_once(SimpleNamespace(name="s"), store, lambda line: print(line, flush=True), "Ray has died")
 finally:
@@ -206,11 +207,19 @@ finally:
 """
 
 
-def test_a_driver_that_waits_for_a_dead_ray_is_ended_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("running", "interrupted"), ("finished", "finished"), ("", "")]
+)
+def test_a_driver_that_waits_for_a_dead_ray_is_ended_with_one_line(
+    tmp_path: Path, before: str, after: str
+) -> None:
     """Nothing of it runs any more, for its main thread may be in a call that never returns."""
-    command = [sys.executable, "-c", STUCK, str(tmp_path)]
+    command = [sys.executable, "-c", STUCK, str(tmp_path), before]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    line = "Ray has died; `dmlstudy resume s` goes on"
+    line = f"Ray has died; {'`dmlstudy resume s` goes on' if before else 'run the same again'}"
     assert (ended.returncode, ended.stdout) == (2, f"error: {line}\n")
+    if not before:  # a state without the study file would keep the name for ever
+        assert not (tmp_path / "studies").exists()
+        return
     state = json.loads((tmp_path / "studies" / "s" / "study.json").read_text())
-    assert (state["state"], state["reason"]) == ("interrupted", line)
+    assert (state["state"], state.get("reason", line)) == (after, line)

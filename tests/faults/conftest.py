@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +97,53 @@ def board_of(store: Path, study: str) -> dict[str, Any]:
     """What ``dmlstudy leaderboard --json`` says of the study."""
     command = [*DMLSTUDY, "leaderboard", study, "--json", "--store", store]
     return dict(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
+
+
+class Driver:
+    """A ``dmlstudy`` that drives a study, in a process group of its own, and all that it starts."""
+
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str | Path,
+        environment: Mapping[str, str] = {},
+        folder: Path | None = None,
+    ) -> None:
+        self.mark = uuid.uuid4().hex
+        self.log = log
+        self._file = open(log, "wb")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [*DMLSTUDY, *map(str, arguments)],
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment | {"DMLSTUDY_TEST": self.mark},
+            start_new_session=True,
+            cwd=folder,
+        )
+
+    def wait_until(self, what: Callable[[], object], timeout: float = 400, every: float = 0.05) -> None:
+        """Wait for something to be true while the driver lives."""
+        end = time.monotonic() + timeout
+        while not what():
+            assert self.process.poll() is None, f"it ended early: {self.log.read_text()}"
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(every)
+
+    def said(self, pattern: str) -> Callable[[], object]:
+        return lambda: re.search(pattern, self.log.read_text(), re.MULTILINE)
+
+    def kill(self) -> None:
+        """SIGKILL for the driver and its process group; Ray's processes are left to themselves."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def left(self, within: float = 30) -> list[psutil.Process]:
+        """What still runs after so many seconds of all that inherited the driver's mark; Ray's last ones take some."""
+        return left(self.mark, within)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for process in marked(self.mark):
+            process.kill()
+        self.process.wait()
+        self._file.close()

@@ -4,15 +4,12 @@ another shell."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,12 +17,11 @@ from typing import Any
 
 import mlflow
 import numpy as np
-import psutil
 import pytest
 import safetensors
 from PIL import Image
 
-from .conftest import DMLSTUDY, Record, board_of, left, marked, seconds_until_training, trials_of
+from .conftest import DMLSTUDY, Driver, Record, board_of, marked, seconds_until_training, trials_of
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -53,49 +49,6 @@ ENDLESS = (
 def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Another shell's ``dmlstudy``."""
     return subprocess.run([*DMLSTUDY, *map(str, arguments)], capture_output=True, text=True, timeout=120)
-
-
-class Driver:
-    """A ``dmlstudy`` that drives a study, in a process group of its own, and all that it starts."""
-
-    def __init__(self, log: Path, *arguments: str | Path) -> None:
-        self.mark = uuid.uuid4().hex
-        self.log = log
-        self._file = open(log, "wb")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [*DMLSTUDY, *map(str, arguments)],
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"DMLSTUDY_TEST": self.mark},
-            start_new_session=True,
-        )
-
-    def wait_until(self, what: Callable[[], object], timeout: float = 400, every: float = 0.05) -> None:
-        """Wait for something to be true while the driver lives."""
-        end = time.monotonic() + timeout
-        while not what():
-            assert self.process.poll() is None, f"it ended early: {self.log.read_text()}"
-            assert time.monotonic() < end, self.log.read_text()
-            time.sleep(every)
-
-    def said(self, pattern: str) -> Callable[[], object]:
-        return lambda: re.search(pattern, self.log.read_text(), re.MULTILINE)
-
-    def kill(self) -> None:
-        """SIGKILL for the driver and its process group; Ray's processes are left to themselves."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def left(self, within: float = 30) -> list[psutil.Process]:
-        """What still runs after so many seconds of all that inherited the driver's mark; Ray's last ones take some."""
-        return left(self.mark, within)
-
-    def end(self) -> None:
-        """Leave nothing behind."""
-        for process in marked(self.mark):
-            process.kill()
-        self.process.wait()
-        self._file.close()
 
 
 @pytest.fixture

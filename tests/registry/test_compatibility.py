@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,12 @@ def test_maps_are_saved_together(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(new.test_ND), maps.new_to_old(new.test_ND))
     with pytest.raises(ValueError, match="holds maps already; name a new folder"):
         maps.save(tmp_path / "my maps")
+    shutil.rmtree(tmp_path / "my maps" / "old-to-new")  # as where the call was killed before it
+    assert [each.digest for each in maps.save(tmp_path / "my maps")] == [each.digest for each in kept]
+    shutil.rmtree(tmp_path / "my maps" / "new-to-old")
+    with pytest.raises(ValueError, match="old-to-new: is another map; name a new folder"):
+        compatibility.Maps(maps.old_to_new, maps.new_to_old).save(tmp_path / "my maps")
+    assert (tmp_path / "my maps" / "old-to-new").exists()
 
 
 def test_other_data_have_no_common_score() -> None:

@@ -84,5 +84,6 @@ def test_the_best_trial_of_each_family_has_a_run_for_each_fold(store: Store) -> 
         assert (run.info.status, run.info.run_name) == ("FINISHED", f"good #0 fold {fold}")
         points = tracker.client.get_metric_history(run.info.run_id, "map_at_r")
         known = {point.step: point.value for point in points}
+        assert len(points) == len(known), "an epoch was written twice"
         assert known == pytest.approx(dict(enumerate(SCORE_FE[fold], 1)), abs=1e-14)
     assert leaderboard(store, "folds") == read

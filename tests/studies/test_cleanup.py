@@ -104,6 +104,7 @@ def test_a_study_goes_with_the_searches_that_were_done_again(store: Store) -> No
 
 
 POINTS = [
+    (mlflow.MlflowClient, "delete_registered_model"),
     (mlflow.MlflowClient, "delete_experiment"),
     (deletion, "_database"),
     (cleanup, "_delete_search"),
@@ -116,7 +117,7 @@ POINTS = [
 def test_a_deletion_killed_in_between_is_done_again(
     where: Any, call: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran(store, "broken")
+    ran(store, "broken", "champion")
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -124,10 +125,11 @@ def test_a_deletion_killed_in_between_is_done_again(
     with monkeypatch.context() as kill:
         kill.setattr(where, call, killed)
         with pytest.raises(KeyboardInterrupt):
-            cleanup.delete(store, "broken")
+            cleanup.delete(store, "broken", with_models=True)
     assert store.study_folder("broken").exists(), "its folder goes last"
-    cleanup.delete(store, "broken")
+    cleanup.delete(store, "broken", with_models=True)
     assert not is_there(store, "broken")
+    assert not tracking.connect(store).search_registered_models("name = 'broken-embedder'")
     experiments = tracking.connect(store).search_experiments(view_type=mlflow.entities.ViewType.ALL)
     assert not [each.name for each in experiments if each.name.startswith("broken")]
 
@@ -190,6 +192,7 @@ def test_what_killed_commands_have_left_is_pruned(
         aged(folder / ".study.json.77"),
         aged(folder / "checkpoints" / "state"),
         aged(scratch / f"dmlstudy-meeting-{gone()}-a" / "port"),
+        aged(scratch / f"dmlstudy-files-{gone()}-a" / "weights"),
         aged(tmp_path / "models" / ".pull-x" / "weights"),
     ]
     kept = [
@@ -198,6 +201,7 @@ def test_what_killed_commands_have_left_is_pruned(
         aged(tmp_path / "models" / "own.parts" / "score.txt"),
         aged(scratch / f"dmlstudy-meeting-{os.getpid()}-a" / "port"),
         aged(scratch / "dmlstudy-meeting-a" / "port"),
+        aged(scratch / f"dmlstudy-files-{os.getpid()}-a" / "weights"),
     ]
     young = tmp_path / "models" / ".pull-y" / "weights"
     young.parent.mkdir()
@@ -226,7 +230,7 @@ def test_what_killed_commands_have_left_is_pruned(
         assert not young.exists()
         said = "\n".join(called("--parts", "--json"))
         assert [each["what"] for each in json.loads(said)] == ["parts of an embed"]
-    assert [path.exists() for path in kept] == [True, False, True, True, True]
+    assert [path.exists() for path in kept] == [True, False, True, True, True, True]
 
 
 @pytest.mark.parametrize("text", ["7", "x", "1w", "-1d", ""])

@@ -128,9 +128,9 @@ def promote(
         beside = compatibility_of(place, *rivals, map, save_maps, items, is_left_out=without_compatibility)
     elif save_maps is not None:
         raise ValueError("--save-maps: there is no champion whose gallery a map would lead to; leave it out")
-    decision = promotion.promote(place, model, anyway)
-    if beside is not None and beside.found is not None:
+    if beside is not None and beside.found is not None:  # before: called again, a champion has no rival
         promotion.note_compatibility(place, model, beside.found)
+    decision = promotion.promote(place, model, anyway)
     _show_decision(decision, model.partition("@")[0].partition("/")[0], json, beside)
     if not decision.is_promoted:
         raise typer.Exit(1)

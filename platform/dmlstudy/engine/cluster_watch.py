@@ -14,7 +14,7 @@ from types import TracebackType
 import ray
 
 from dmlstudy.engine.cluster import ClusterError
-from dmlstudy.engine.ray_private import kill_started_ray, raylet_connection
+from dmlstudy.engine.ray_private import ended_services, kill_started_ray, raylet_connection
 from dmlstudy.files import remove_temporary_folders
 
 EVERY_S = 2.0
@@ -131,10 +131,15 @@ class ClusterWatch:
         self._over.set()
 
     def _ask(self) -> None:
+        began, has_connected = time.time(), False
         while not self._over.wait(self._every_s):
             if not ray.is_initialized():  # not yet, or no longer
                 self._alive(time.monotonic())
+                if not has_connected and (ended := ended_services(began)):
+                    self._at_last(f"{self._where} has died: {' and '.join(ended)} ended as it started")
+                    return
                 continue
+            has_connected = True
             asked = time.monotonic()
             if self._unanswered is None:
                 self._unanswered = asked

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from dmlstudy import bundled
 from dmlstudy.engine.cluster import ClusterError, check_room, present_token, unreachable, variables
+from dmlstudy.files import temporary_folder
 from dmlstudy.records import Record
 from dmlstudy.registry import environment
 from dmlstudy.spec import yaml_file
@@ -66,7 +66,7 @@ def submit(
         raise ClusterError(f"{address} is another machine: give --store with an absolute path on the cluster")
     _check_capacity(study, address)
     job = f"{study.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         staged = Path(scratch)
         ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
         shutil.copytree(bundled.PACKAGE, staged / "platform" / "dmlstudy", ignore=ignore)

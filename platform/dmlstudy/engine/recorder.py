@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from dmlstudy.engine.cluster_watch import ClusterWatch
 from dmlstudy.engine.gang import checkpoint_name
 from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, PAIR_COUNTS, UNIT_SCORES
 from dmlstudy.engine.progress import ProgressLines
+from dmlstudy.files import temporary_folder
 from dmlstudy.records import UnitScores
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
@@ -274,7 +274,7 @@ class Recorder(tune.Callback):
 
         Gives back these scores, if there are any.
         """
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             (Path(folder) / EMBEDDER).mkdir()
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
@@ -289,7 +289,7 @@ class Recorder(tune.Callback):
         content = self._from_vault(trial_id).get(FOLD_SCORES)
         if content is None:
             return
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             file = Path(folder) / FOLD_SCORES
             file.write_bytes(content)
             self._tracker.log_fold_scores(run_id, file)

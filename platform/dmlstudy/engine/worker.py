@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import resource
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from dmlstudy.engine.mailbox import EMBEDDER, FOLD_SCORES, PAIR_COUNTS, UNIT_SCORES, Command, Reply
+from dmlstudy.files import temporary_folder
 from dmlstudy.records import TrialConfig, TrialReport
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _serve_one(
 
     free_gpu_memory(device)
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             target = Path(folder) / EMBEDDER
             result = run_trial(
                 config,

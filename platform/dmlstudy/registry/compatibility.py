@@ -9,6 +9,7 @@ Shapes: N items, D embedding size.
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -136,8 +137,22 @@ class Maps(NamedTuple):
     old_to_new: SpaceMap
 
     def save(self, folder: Path) -> Maps:
-        """The same below a new folder, each whole or not at all."""
+        """The same below a new folder, each whole or not at all.
+
+        One of them alone is what a killed call has left, and is made again. Raises ValueError where it is another.
+        """
         check_place(folder)
+        for name, own in ((NEW_TO_OLD, self.new_to_old), (OLD_TO_NEW, self.old_to_new)):
+            if not (folder / name).exists():
+                continue
+            there = SpaceMap.open(folder / name)
+            if (there.source, there.target, there.described.kind) != (
+                own.source,
+                own.target,
+                own.described.kind,
+            ):
+                raise ValueError(f"{folder / name}: is another map; name a new folder")
+            shutil.rmtree(folder / name)
         return Maps(self.new_to_old.save(folder / NEW_TO_OLD), self.old_to_new.save(folder / OLD_TO_NEW))
 
 
@@ -145,7 +160,7 @@ def check_place(folder: Path) -> None:
     """Raise ValueError where maps cannot be saved."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: is no folder; name another")
-    if any((folder / name).exists() for name in (NEW_TO_OLD, OLD_TO_NEW)):
+    if all((folder / name).exists() for name in (NEW_TO_OLD, OLD_TO_NEW)):
         raise ValueError(f"{folder}: holds maps already; name a new folder")
 
 

@@ -65,11 +65,15 @@ def _check_own(store: Store, study: str, stores: list[str | None]) -> None:
 def delete(store: Store, study: str, found: Held) -> None:
     """Delete it; killed in between, the same again deletes the rest."""
     client = tracking.connect(store)
-    for version in found.versions:
-        client.delete_model_version(version.name, str(version.version))
     for name in {version.name for version in found.versions}:
-        if not client.search_model_versions(f"name='{name}'"):
-            client.delete_registered_model(name)
+        own = {str(version.version) for version in found.versions if version.name == name}
+        if own.issuperset(str(each.version) for each in client.search_model_versions(f"name='{name}'")):
+            client.delete_registered_model(
+                name
+            )  # in one step, for without versions nobody would know whose it was
+            continue
+        for number in own:
+            client.delete_model_version(name, number)
     for experiment_id in found.experiment_ids:
         experiment = client.get_experiment(experiment_id)
         if experiment.lifecycle_stage == "active":

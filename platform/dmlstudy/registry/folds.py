@@ -68,7 +68,7 @@ def _publish(
     num_folds = metric_names.num_folds(trial.metrics, objective)
     if num_folds < 2:
         return
-    there = {run.tags["fold"]: run.id for run in runs.every(RunKind.FOLD, parent=trial.id)}
+    there = {run.tags["fold"]: run for run in runs.every(RunKind.FOLD, parent=trial.id)}
     means = {step: value for step, value in runs.curve(trial, objective).items() if step}
     curves = fold_curves(means, num_folds)
     of_trial = {name: trial.tags[name] for name in TAKEN_OVER if name in trial.tags}
@@ -80,14 +80,16 @@ def _publish(
         "status": Status.FINISHED.value,
     }
     for fold, curve in enumerate(curves):
-        run_id = there.get(str(fold))
-        if run_id is None:
+        run = there.get(str(fold))
+        if run is None:
             name = f"{trial.name} fold {fold}"
-            run_id = begin(client, runs.experiment_id, name, {**about, "fold": str(fold)}).id
+            run = begin(client, runs.experiment_id, name, {**about, "fold": str(fold)})
         now = int(time.time() * 1000)
         last = max(curve, default=0)
         curve[last] = trial.metrics[metric_names.of_fold(fold, objective)]  # as the trial itself has told it
-        client.log_batch(
-            run_id, metrics=[Metric(objective, value, now, epoch) for epoch, value in curve.items()]
-        )
-        client.set_terminated(run_id, Status.FINISHED.in_mlflow)
+        known = runs.curve(run, objective)
+        missing = [
+            Metric(objective, value, now, epoch) for epoch, value in curve.items() if epoch not in known
+        ]
+        client.log_batch(run.id, metrics=missing)
+        client.set_terminated(run.id, Status.FINISHED.in_mlflow)

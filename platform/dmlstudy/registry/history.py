@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from mlflow.exceptions import MlflowException
 
+from dmlstudy.files import temporary_folder
 from dmlstudy.records import Record
 from dmlstudy.registry import tracking
 from dmlstudy.registry.runs import TRIALS, Run, StudyRuns
@@ -44,7 +44,7 @@ def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]
     own = [run for run in runs.judged(family) if run.seed == seed]
     if not own:
         raise StoreError(f"{family} was not judged with seed {seed} yet")
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         try:
             folder = tracking.fetch_model(client, own[-1].id, Path(scratch))
         except (MlflowException, OSError, ValueError) as error:
@@ -68,7 +68,7 @@ def _texts(client: Any, run_id: str) -> dict[str, str]:
     """The study's own texts; what is lost of them is left out."""
     try:
         names = [file.path for file in client.list_artifacts(run_id)]
-        with tempfile.TemporaryDirectory() as scratch:
+        with temporary_folder() as scratch:
             return {
                 name: Path(client.download_artifacts(run_id, name, scratch)).read_text(encoding="utf-8")
                 for name in names

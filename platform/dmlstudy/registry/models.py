@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +94,7 @@ def register(
     """
     client = tracking.connect(store)
     model = _logged(client, run_id)
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         fetched = functools.cache(lambda: fetch(Path(scratch)))
         if model is None or model.status != LoggedModelStatus.READY or "sha256" not in model.tags:
             model = _log(client, model, run_id, fetched(), name, card, threshold)
@@ -156,7 +155,7 @@ def _log(
         begun = client.create_logged_model(experiment_id, LOGGED, run_id, {"sha256": digest})
     else:
         client.set_logged_model_tags(begun.model_id, {"sha256": digest})
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         path = Path(scratch) / LOGGED
         _save(
             path,

@@ -7,7 +7,6 @@ search and of the verdict, and, once it has ended, runs of folds and of the lead
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
@@ -18,6 +17,7 @@ import mlflow
 from mlflow.entities import ViewType
 
 from dmlstudy import data, metric_names
+from dmlstudy.files import temporary_folder
 from dmlstudy.records import PairCounts, Record, UnitScores, present_key
 from dmlstudy.training.tasks import task_of_params
 from dmlstudy.trials import Status, best_ranked
@@ -403,7 +403,7 @@ class StudyRuns:
 
     def _read(self, run_id: str, name: str, reader: Callable[[Path], T]) -> T:
         """The content of a run's artifact."""
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             return reader(Path(self._client.download_artifacts(run_id, name, folder)))
 
     def pair_counts(self, run: Run) -> PairCounts | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from dmlstudy.files import temporary_folder
 
 SOURCE = Path(__file__).with_name("standalone.py")
 
@@ -17,5 +18,5 @@ NAME = "dmlstudy_model_1.py"
 @contextmanager
 def copied() -> Iterator[Path]:
     """A copy under the name that models import it by, for the time being."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         yield Path(shutil.copyfile(SOURCE, Path(scratch) / NAME))

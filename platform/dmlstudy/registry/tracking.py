@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, model_folder
+from dmlstudy.files import temporary_folder
 from dmlstudy.metric_names import ENERGY_WH
 from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
 from dmlstudy.registry import row_counts
@@ -544,7 +544,7 @@ class StudyTracker:
         found = {(run.family, run.seed): own for run in judged if (own := runs.unit_scores(run)) is not None}
         if not found:
             return
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             file = Path(folder) / VERDICT_SCORES
             file.write_bytes(data.verdict_scores_as_bytes(found))
             self.client.log_artifact(self.parent_id, str(file))

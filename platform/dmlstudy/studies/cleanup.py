@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dmlstudy.files import draft_of
+from dmlstudy.files import TEMPORARY, draft_of
 from dmlstudy.records import Record
 from dmlstudy.store import (
     LOCK,
@@ -173,7 +173,7 @@ def prune(
 
     Drafts of the store and of studies without a driver, states of trials of finished studies, runs that were
     deleted in MLflow; in the folders ``also`` drafts of ``pull``, and ``with_parts`` the parts of an interrupted
-    ``embed``, which could resume from them; where temporary files lie, meeting places of workers.
+    ``embed``, which could resume from them; temporary files, and meeting places of workers.
     """
     found = [
         *_old(_of_store(store), older_than_s),
@@ -197,8 +197,9 @@ def _of_store(store: Store) -> Iterator[tuple[str, Path]]:
 
 
 def _elsewhere(also: Iterable[Path], with_parts: bool) -> Iterator[tuple[str, Path]]:
-    meetings = sorted(Path(tempfile.gettempdir()).glob("dmlstudy-meeting-*-*"))
-    yield from (("meeting place of workers", path) for path in meetings if _is_forsaken(path))
+    temporary = Path(tempfile.gettempdir())
+    for what, begins in (("meeting place of workers", "dmlstudy-meeting-"), ("temporary files", TEMPORARY)):
+        yield from ((what, path) for path in sorted(temporary.glob(f"{begins}*-*")) if _is_forsaken(path))
     for folder in also:
         yield from (("draft of a pull", path) for path in sorted(folder.glob(".pull-*")))
         if with_parts:
@@ -206,10 +207,10 @@ def _elsewhere(also: Iterable[Path], with_parts: bool) -> Iterator[tuple[str, Pa
             yield from (("parts of an embed", path) for path in parts)
 
 
-def _is_forsaken(meeting: Path) -> bool:
-    """True if the process that made it, whose id is in its name, is gone; workers meet there while it lives."""
-    pid = meeting.name.split("-")[2]
-    if not pid.isdigit() or meeting.stat().st_uid != os.getuid():
+def _is_forsaken(folder: Path) -> bool:
+    """True if the process that made it, whose id is in its name, is gone; it is in use while that lives."""
+    pid = folder.name.split("-")[2]
+    if not pid.isdigit() or folder.stat().st_uid != os.getuid():
         return False
     try:
         os.kill(int(pid), 0)

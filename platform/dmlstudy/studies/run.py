@@ -216,10 +216,16 @@ def _end_for(other: Driver, spec: StudySpec, tell: Tell) -> None:
 
 
 def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None:
-    """End this process, whose main thread waits for a Ray that has died; the study is to be resumed."""
-    line = f"{reason}; `{store.command('resume', spec.name)}` goes on"
-    with suppress(OSError):
-        store.write_state(spec.name, "interrupted", reason=line)
+    """End this process, whose main thread waits for a Ray that has died; the study is to be resumed.
+
+    One that has finished, and only takes leave of its Ray, stays so. Of one that has not begun nothing is written.
+    """
+    line = f"{reason}; run the same again"
+    with suppress(OSError, StoreError):
+        state = store.read_state(spec.name)["state"]
+        line = f"{reason}; `{store.command('resume', spec.name)}` goes on"
+        if state != "finished":
+            store.write_state(spec.name, "interrupted", reason=line)
     tell(f"error: {line}")
     end_process()
 

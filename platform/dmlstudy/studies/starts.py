@@ -8,7 +8,6 @@ aliases point by then; weights that have changed since are refused.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from dmlstudy.data import ZeroShotData, known_classes
 from dmlstudy.embedders import starting, weights
 from dmlstudy.embedders.backbones import TIMM, build_backbone
 from dmlstudy.embedders.hub import DEFAULT, entry_of
+from dmlstudy.files import temporary_folder
 from dmlstudy.model_folder import read_extra, verify
 from dmlstudy.records import REGISTERED, Ancestor, EmbedderConfig, StartConfig
 from dmlstudy.registry import models
@@ -70,7 +70,7 @@ def settle(spec: StudySpec, store: Store, found: Present | None) -> list[str]:
 @contextmanager
 def looked_at(spec: StudySpec, store: Store, found: Present | None) -> Iterator[list[str]]:
     """The same for a study that is only validated: copies are gone after the block, and no hub is asked."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         yield [] if found is None else _settle(spec, store, found, Path(scratch), {}, is_fetched=False)
         spec.starts.clear()
 

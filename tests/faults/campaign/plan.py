@@ -1,0 +1,65 @@
+"""The plan of a round: which study it runs and what is killed when, a function of the seed and the round alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+STUDY_KINDS = ("driver", "group", "machine", "worker", "actor", "raylet", "gcs")
+"""What is killed of a study: its driver, the driver's process group, everything at once, or a process of Ray's."""
+
+COMMAND = "command"
+KINDS = (*STUDY_KINDS, COMMAND)
+
+MOST_KILLS = 10
+"""The most kills of one round's study, and of the commands that use its store."""
+
+SPEC = """
+name: tiny
+data: {{name: digits}}
+embedder: {{dim: 8, width: 4}}
+batch: {{classes: all, images_per_class: 4, per_epoch: 10}}
+training: {{epochs: 6, head_lr_mult: 1, lr: {{float: [1.0e-4, 1.0e-2], log: true, default: 1.0e-3}}}}
+families:
+  red: {{space: multi_similarity}}
+  blue: {{space: triplet_weighting}}
+search: {{trials_per_family: 4, generation_size: 2, scheduler: {scheduler}}}
+protocol: {{num_folds: {num_folds}, verdict_seeds: 2, fold_models: {fold_models}}}
+resources: {{workers: {workers}, retries: 100}}
+"""
+
+VARIATIONS = {
+    "asha": SPEC.format(scheduler="asha", num_folds=1, fold_models="false", workers=2),
+    "halving": SPEC.format(scheduler="halving", num_folds=2, fold_models="true", workers=1),
+    "asha-folds": SPEC.format(scheduler="asha", num_folds=2, fold_models="true", workers=1),
+    "halving-one": SPEC.format(scheduler="halving", num_folds=1, fold_models="false", workers=2),
+}
+"""The study files. A trial may lose any number of workers, for that is no fault of its own."""
+
+
+class Kill(NamedTuple):
+    """One kill: at which share of the life that is then left, and which of several processes."""
+
+    kind: str
+    share: float
+    which: float
+
+
+class Round(NamedTuple):
+    """A study's variation, the kills while it runs, and those of commands that use its store afterwards."""
+
+    variation: str
+    kills: tuple[Kill, ...]
+    commands: tuple[Kill, ...]
+
+
+def planned(seed: int, number: int, kinds: Sequence[str] = KINDS) -> Round:
+    """The round of this number."""
+    draw = random.Random(f"{seed}/{number}")
+    of_study = [kind for kind in STUDY_KINDS if kind in kinds]
+    variation = draw.choice(sorted(VARIATIONS))
+    num_kills, num_commands = draw.randint(4, MOST_KILLS), draw.randint(3, MOST_KILLS)
+    kills = [Kill(draw.choice(of_study), draw.random(), draw.random()) for _ in range(num_kills) if of_study]
+    commands = [Kill(COMMAND, draw.random(), draw.random()) for _ in range(num_commands) if COMMAND in kinds]
+    return Round(variation, tuple(kills), tuple(commands))
