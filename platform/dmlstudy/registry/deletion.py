@@ -68,9 +68,8 @@ def delete(store: Store, study: str, found: Held) -> None:
     for name in {version.name for version in found.versions}:
         own = {str(version.version) for version in found.versions if version.name == name}
         if own.issuperset(str(each.version) for each in client.search_model_versions(f"name='{name}'")):
-            client.delete_registered_model(
-                name
-            )  # in one step, for without versions nobody would know whose it was
+            # In one step, for without versions nobody would know whose it was.
+            client.delete_registered_model(name)
             continue
         for number in own:
             client.delete_model_version(name, number)
