@@ -171,7 +171,7 @@ def test_a_server_that_is_away_is_not_waited_for_once_the_study_is_to_end(tmp_pa
 
     started = time.monotonic()
     with Interruption() as interruption, interruption.looked_at():
-        patiently.gives_up = interruption.is_requested
+        patiently.server.gives_up = interruption.is_requested
         threading.Timer(0.5, send, [signal.SIGINT]).start()
         with pytest.raises(StoreError, match=r"no MLflow server at .* run the study again"):
             patiently(away)

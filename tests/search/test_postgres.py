@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
+import sqlalchemy
 from support.ports import free_port
-from support.postgres import running_postgres
+from support.postgres import Postgres, running_postgres, stoppable_postgres
 from support.tune_simulator import Tune, by_number, hill, in_memory, study
 
-from dmlstudy.search.storage import claim, open_storage, study_id_of, trials_of
+from dmlstudy.records import TrialConfig
+from dmlstudy.search import storage as storages
+from dmlstudy.search.storage import SharedStorage, claim, open_storage, study_id_of, trials_of
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import OPTUNA_URL, Store, StoreError
@@ -156,3 +162,82 @@ def test_the_variable_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert Store(tmp_path).optuna_url == "postgresql://a:b@c/d"
     monkeypatch.delenv(OPTUNA_URL)
     assert Store(tmp_path).optuna_url.startswith("sqlite:///")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Postgres]:
+    monkeypatch.setattr(storages, "PAUSE_S", 0.05)
+    with stoppable_postgres() as found:
+        yield found
+
+
+def test_a_server_that_goes_away_again_and_again_changes_nothing(server: Postgres, tmp_path: Path) -> None:
+    spec = study(name="a", search={"trials_per_family": 6, "seed": 3})
+    store = store_at(tmp_path / "own", f"postgresql+psycopg://{server.address}")
+    told: list[str] = []
+    OPENED.append(storage := open_storage(store, told.append))
+    moments, back = random.Random(1), [threading.Timer(0, print, [""])]
+    num_outages = 0
+
+    def hill_and_outages(config: TrialConfig, step: int) -> float:
+        nonlocal num_outages
+        if moments.random() < 0.15 and back[0].finished.is_set():
+            num_outages += 1
+            server.stop()
+            back[0] = threading.Timer(0.3, server.start)
+            back[0].start()
+        return hill(config, step)
+
+    back[0].start()
+    search = Tune(StudySearch(spec, storage, set()), hill_and_outages, at_once=2).run().search
+    back[0].join()
+    assert by_number(search) == by_number(Tune(in_memory(spec), hill, at_once=2).run().search)
+    assert num_outages > 2
+    assert len(trials_of(store, "a")) == 12
+    assert any(line.startswith("the PostgreSQL is back after") for line in told)
+
+
+@pytest.mark.parametrize("method", ["create_new_trial", "set_trial_state_values"])
+def test_what_was_stored_when_the_connection_broke_is_not_stored_again(
+    method: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storages, "PAUSE_S", 0.0)
+    spec = study(name=f"broken-{method}", search={"trials_per_family": 4, "seed": 3})
+    store = store_at(tmp_path / "own", url)
+    OPENED.append(storage := open_storage(store, print))
+    whole, num_calls = getattr(optuna.storages.RDBStorage, method), 0
+
+    def breaks(*given: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        answer = whole(*given)
+        if num_calls % 2:
+            raise sqlalchemy.exc.OperationalError("COMMIT", {}, OSError("the connection was closed"))
+        return answer
+
+    monkeypatch.setattr(optuna.storages.RDBStorage, method, breaks)
+    found = by_number(Tune(StudySearch(spec, storage, set()), hill).run().search)
+    assert found == by_number(Tune(in_memory(spec), hill).run().search)
+    assert num_calls >= 8
+
+
+def test_a_server_that_stays_away_ends_the_study_in_one_line(server: Postgres, tmp_path: Path) -> None:
+    store = replace(store_at(tmp_path / "own", f"postgresql+psycopg://{server.address}"), patience_s=1.5)
+    told: list[str] = []
+    OPENED.append(storage := open_storage(store, told.append))
+    assert isinstance(storage, SharedStorage)
+    assert storage.patience is not None
+    search = StudySearch(study(name="a"), storage, set())
+    server.stop()
+    place = server.address.partition("@")[2]
+    lost = (
+        rf"^no PostgreSQL at {place} for \d s; when it is back, run the study again, it goes on from there$"
+    )
+    with pytest.raises(RuntimeError, match="Tune's own"), storage.patience.speaks_first():
+        raise RuntimeError("Tune's own")
+    with pytest.raises(StoreError, match=lost):
+        search.suggest("t0")
+    with pytest.raises(StoreError, match=lost), storage.patience.speaks_first():
+        raise RuntimeError("what Tune makes of it")
+    assert told == [f"the PostgreSQL at {place} does not answer; the study waits up to 2 s for it"]
+    server.start()

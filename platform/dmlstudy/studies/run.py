@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from dmlstudy.engine.tune_run import checkpoints_folder, engine_settings, run_tr
 from dmlstudy.registry import search_luck, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.search.ledger import commit_recorded
-from dmlstudy.search.storage import claim, open_storage
+from dmlstudy.search.storage import SharedStorage, claim, open_storage
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.replicates import replicate
@@ -139,7 +139,7 @@ def _run_here(
         trial_tags=provenance.trial_tags(spec, origin),
         left_at=left_at,
     )
-    tracker.patiently.gives_up = interruption.is_requested
+    tracker.patiently.server.gives_up = interruption.is_requested
     store.write_state(
         spec.name,
         "running",
@@ -161,7 +161,10 @@ def _run_here(
         reason="",
     )
     try:
-        storage = open_storage(store)
+        storage = open_storage(store, tell)
+        database = storage.patience if isinstance(storage, SharedStorage) else None
+        if database is not None:
+            database.gives_up = interruption.is_requested
         claim(storage, store, spec.name)
         commit_recorded(storage, spec.name, tracker)
         is_in_steps = Plan.of(spec.file.protocol).is_in_steps
@@ -173,7 +176,8 @@ def _run_here(
         )
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
-            run_trials(spec, store, tell, tracker, search, interruption, watch, known)
+            with nullcontext() if database is None else database.speaks_first():
+                run_trials(spec, store, tell, tracker, search, interruption, watch, known)
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(checkpoints_folder(spec, store), tell)
