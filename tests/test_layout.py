@@ -35,7 +35,7 @@ FLOORS = (  # top to bottom
     ("data",),
     ("distributed",),
     ("losses",),
-    ("store",),
+    ("store", "patience"),
     ("records", "description"),
     ("model_folder",),
     ("text", "heartbeat", "html", "files", "trials", "metric_names", "transfers"),

@@ -17,9 +17,13 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import optuna
 import pytest
 import safetensors
 from PIL import Image
+from support.postgres import stoppable_postgres
+
+from dmlstudy.store import OPTUNA_URL
 
 from .conftest import DMLSTUDY, Driver, Record, board_of, marked, seconds_until_training, trials_of
 
@@ -315,6 +319,53 @@ def test_a_study_is_taken_over_from_a_driver_that_lost_its_lock(
     ), line
     assert second.process.wait(timeout=400) == 0, second.log.read_text()
     assert_equal(store, whole)
+    assert [driver.left() for driver in (first, second)] == [[], []]
+
+
+@pytest.mark.long
+def test_searches_on_a_postgresql_that_is_away_are_those_of_a_file(
+    tmp_path: Path,
+    drive: Callable[..., Driver],
+    record_fault: Record,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Away for a while, which the study waits for, and then for longer than it waits, after which it is resumed."""
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    store = tmp_path / "store"
+    with stoppable_postgres() as server:
+        url = f"postgresql+psycopg://{server.address}"
+        monkeypatch.setenv(OPTUNA_URL, url)
+        first = drive(
+            tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", store, "--tracking-timeout", "20"
+        )
+        first.wait_until(first.said(r"red #0 .* paused"))
+        server.stop()
+        first.wait_until(
+            first.said(r"^the PostgreSQL at \S+ does not answer; the study waits up to 20 s for it$")
+        )
+        server.start()
+        returned = time.monotonic()
+        first.wait_until(first.said(r"^the PostgreSQL is back after \d+ s$"))
+        record_fault("PostgreSQL of the searches away for a while", 0, time.monotonic() - returned)
+        first.wait_until(first.said(r"blue #1 .* paused"))
+        server.stop()
+        assert first.process.wait(timeout=90) == 2, first.log.read_text()
+        assert re.fullmatch(
+            r"error: no PostgreSQL at \S+ for \d+ s; when it is back, run the study again, it goes on from there",
+            first.log.read_text().splitlines()[-1],
+        )
+        server.start()
+        second = drive(tmp_path / "1", "resume", "tiny", "--store", store)
+        assert second.process.wait(timeout=400) == 0, second.log.read_text()
+        assert board_of(store, "tiny") == board_of(whole, "tiny")
+        storage = optuna.storages.RDBStorage(url)
+        trials = optuna.load_study(study_name="tiny", storage=storage).trials
+        storage.remove_session()
+        storage.engine.dispose()
+        for kept, expected in zip(trials, trials_of(whole, "tiny"), strict=True):
+            for what in ("number", "state", "params", "value", "intermediate_values"):
+                assert getattr(kept, what) == getattr(expected, what), (kept.number, what)
     assert [driver.left() for driver in (first, second)] == [[], []]
 
 

@@ -68,7 +68,8 @@ PatienceOption = Annotated[
         envvar="DMLSTUDY_TRACKING_TIMEOUT",
         show_envvar=False,  # it would be cut in 80 columns
         min=0,
-        help="Seconds a running study waits for an MLflow server that is away; then it stops, to be resumed."
+        help="Seconds a running study waits for an MLflow server, or its PostgreSQL, that is away; then it stops, to be"
+        " resumed."
         " Default: 600. Also DMLSTUDY_TRACKING_TIMEOUT.",
     ),
 ]
