@@ -49,6 +49,11 @@ def test_the_sentence_of_one_family() -> None:
     )
 
 
+def test_a_table_in_which_nothing_is_known_is_left_out() -> None:
+    assert len(sensitivities.parts([searched(num=6, lr=FEW)], "map_at_r")) == 2
+    assert len(sensitivities.parts([searched(num=6, lr=FEW), searched("g", lr=WIDE)], "map_at_r")) == 4
+
+
 def test_too_few_trials_are_said_to_be_too_few() -> None:
     assert sensitivities.sentence([], "map_at_r") == ""
     assert sensitivities.sentence([searched()], "map_at_r") == ""

@@ -151,11 +151,16 @@ def _listed(said: Sequence[str]) -> str:
 
 
 def parts(families: Sequence[Searched], objective: str) -> list[str | Plot]:
-    """The part of the page: the sentence, and a table of parameters by families; empty where nothing was searched."""
+    """The part of the page: the sentence, and a table of parameters by families; empty where nothing was searched.
+
+    Where nothing is known of any parameter there is no table.
+    """
     said = sentence(families, objective)
     if not said:
         return []
     own = [family for family in families if family.parameters]
+    if all(each.sensitivity.untold and each.importance is None for family in own for each in _told(family)):
+        return [element("h3", "What matters"), paragraph(said)]
     cells = {(each.family.family, each.name): _cell(each) for family in own for each in _told(family)}
     names = {each.name: 0.0 for family in own for each in family.parameters}
     for family in own:
