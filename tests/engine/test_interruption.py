@@ -22,6 +22,7 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
+from dmlstudy.patience import ServerPatience
 from dmlstudy.registry.tracking import Patience
 from dmlstudy.spec import study_file
 from dmlstudy.store import Store, StoreError
@@ -84,6 +85,7 @@ class Tracker:
     def __init__(self, *_: object, **__: object) -> None:
         Tracker.ended = []
         self.patiently = Patience.__new__(Patience)
+        self.patiently.server = ServerPatience("MLflow server", "", 0.0, lambda: True, print)
 
     def note_search(self, *_: object) -> None:
         pass

@@ -298,13 +298,13 @@ def test_a_killed_driver_loses_nothing(
 
 @pytest.mark.long
 def test_a_study_is_taken_over_from_a_driver_that_lost_its_lock(
-    tmp_path: Path, drive: Callable[..., Driver], whole: Path
+    tmp_path: Path, drive: Callable[..., Driver], whole_slow: Path
 ) -> None:
     """As by another machine when the lock of the first one was lost with its connection to the file server."""
-    (tmp_path / "tiny.yaml").write_text(SPEC)
+    (tmp_path / "tiny.yaml").write_text(SLOW)
     store = tmp_path / "store"
     first = drive(tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", store)
-    first.wait_until(first.said("^2/9 "))
+    first.wait_until(first.said("red #0 .* paused"))
     lock = store / "studies" / "tiny" / "lock"
     known = lock.read_text()
     lock.unlink()
@@ -318,7 +318,7 @@ def test_a_study_is_taken_over_from_a_driver_that_lost_its_lock(
         line,
     ), line
     assert second.process.wait(timeout=400) == 0, second.log.read_text()
-    assert_equal(store, whole)
+    assert_equal(store, whole_slow)
     assert [driver.left() for driver in (first, second)] == [[], []]
 
 

@@ -266,7 +266,9 @@ def test_a_store_that_takes_no_artifacts_ends_the_study_and_loses_nothing(
         finally:
             end_tree(run.process)
         assert re.search(rf"^error: the MLflow store .* {message}", run.shown(), re.MULTILINE)
-        assert run.states() == ["COMPLETE"] * 3
+        first, *others = run.states()
+        assert first == "COMPLETE"
+        assert set(others) <= {"COMPLETE", "RUNNING"}, "one whose scores could not be kept is to be run again"
 
         remount("rw")
         filler.unlink(missing_ok=True)

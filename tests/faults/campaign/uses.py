@@ -243,6 +243,7 @@ def _expected(use: Use, name: str, given: Path, home: Path, scratch: str) -> tup
                 use, Place(home / "store", given, free_port()), folder / "made", folder / "shown", scratch
             )
             call.finish((0,))
+            (folder / "made" / WATCHED).unlink(missing_ok=True)
         told.write_text(str(time.monotonic() - began if not use.changes else 4.0))
     return float(told.read_text()), folder / "made"
 
