@@ -62,7 +62,8 @@ def unbroken(folder: Path, variation: str) -> Whole:
                 environment=at(scratch),
             )
             try:
-                driver.wait_until(driver.said("the first epoch has ended"), every=0.2)
+                study = folder / "store" / "studies" / STUDY
+                driver.wait_until(lambda: any(trial["step"] for trial in shown(study)), every=0.02)
                 start_s = time.monotonic() - began
                 assert driver.process.wait(timeout=END_S) == 0, driver.log.read_text()
                 seconds = time.monotonic() - began
@@ -261,12 +262,11 @@ class StudyRound:
 
     def _state(self, driver: Driver) -> str:
         """How far the study is."""
-        said = driver.log.read_text(errors="replace")
         num = len(ended(self.store))
         if num == self._whole.num_ended:
             registered = len(asked(self.store, "SELECT 1 FROM model_versions"))
             return f"conclusion, {registered} registered"
-        if "the first epoch has ended" not in said:
+        if not driver.said(r"^the first epoch has ended|^ *\d+/|paused, ")():
             return f"start, {num} ended"
         return f"trials, {num} ended"
 
