@@ -132,6 +132,7 @@ USES = {
         lambda place: ["compare", f"{MODEL}/2", f"{MODEL}/1", "--save-maps", "maps", *_at(place)],
         "maps",
         False,
+        again=(0, 2),
     ),
     "promote": Use(
         lambda place: ["promote", f"{MODEL}/2", "--anyway", "to see it", *_at(place)],
