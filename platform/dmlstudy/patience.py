@@ -5,8 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from dmlstudy.store import StoreError
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+"""Calls that may fail while the server answers other questions."""
+
+PAUSE_S = 1.0
+"""Seconds between a call that failed and the next attempt."""
 
 
 class ServerPatience:
@@ -47,6 +56,27 @@ class ServerPatience:
     def is_over(self) -> bool:
         """True if nothing is waited for any more."""
         return not self._left_s
+
+    def call(
+        self,
+        call: Callable[[], T],
+        is_outage: Callable[[Exception], bool],
+        again: Callable[[], T] | None = None,
+    ) -> T:
+        """The result of ``call``, or after an outage of ``again``, by default the same.
+
+        Raises what is no outage, and StoreError after too long a one.
+        """
+        left = ATTEMPTS
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                if not left or self.is_over or not is_outage(error):
+                    raise
+                left, call = left - 1, again or call
+                time.sleep(PAUSE_S)
+                self.wait(error)
 
     def wait(self, error: Exception) -> None:
         """Return when the server answers again; raise StoreError, because of ``error``, after too long."""

@@ -16,8 +16,8 @@ from support.ports import free_port
 from support.postgres import Postgres, running_postgres, stoppable_postgres
 from support.tune_simulator import Tune, by_number, hill, in_memory, study
 
+from dmlstudy import patience
 from dmlstudy.records import TrialConfig
-from dmlstudy.search import storage as storages
 from dmlstudy.search.storage import SharedStorage, claim, open_storage, study_id_of, trials_of
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec
@@ -166,7 +166,7 @@ def test_the_variable_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Postgres]:
-    monkeypatch.setattr(storages, "PAUSE_S", 0.05)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.05)
     with stoppable_postgres() as found:
         yield found
 
@@ -201,7 +201,7 @@ def test_a_server_that_goes_away_again_and_again_changes_nothing(server: Postgre
 def test_what_was_stored_when_the_connection_broke_is_not_stored_again(
     method: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storages, "PAUSE_S", 0.0)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.0)
     spec = study(name=f"broken-{method}", search={"trials_per_family": 4, "seed": 3})
     store = store_at(tmp_path / "own", url)
     OPENED.append(storage := open_storage(store, print))

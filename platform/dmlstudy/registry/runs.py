@@ -116,9 +116,8 @@ class Run(Record):
     def of(cls, raw: Any) -> Run:
         """The record of one of MLflow's runs."""
         tags = raw.data.tags
-        has_ended = (
-            raw.info.end_time and raw.info.status != Status.RUNNING.in_mlflow
-        )  # one that goes on keeps the time
+        # One that goes on keeps the time at which it had paused.
+        has_ended = raw.info.end_time and raw.info.status != Status.RUNNING.in_mlflow
         return cls(
             id=raw.info.run_id,
             name=raw.info.run_name or "",

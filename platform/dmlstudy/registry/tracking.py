@@ -202,22 +202,13 @@ class Patience:
 
     def __call__(self, call: Callable[[], T]) -> T:
         """The result of ``call``; raises StoreError where the store cannot take it."""
-        attempts = 5  # while the server answers other questions
-        while True:
-            try:
-                return call()
-            except (MlflowException, StoreError, OSError) as error:
-                if not self.server.is_over and _is_outage(error) and attempts:
-                    attempts -= 1
-                    time.sleep(1)
-                    self.server.wait(error)
-                    continue
-                if isinstance(error, StoreError):
-                    raise
-                raise StoreError(
-                    f"the MLflow store {self._store.tracking_uri} did not take a record:"
-                    f" {first_line(error)}; mend it and run the study again, it goes on from there"
-                ) from error
+        try:
+            return self.server.call(call, _is_outage)
+        except (MlflowException, OSError) as error:
+            raise StoreError(
+                f"the MLflow store {self._store.tracking_uri} did not take a record:"
+                f" {first_line(error)}; mend it and run the study again, it goes on from there"
+            ) from error
 
     def _answers(self) -> bool:
         assert self._store.server is not None
@@ -403,7 +394,7 @@ class StudyTracker:
 
     def reopen(self, run_id: str) -> None:
         """Let the run of a paused trial go on."""
-        before = self._spans.get(run_id) or json.loads(read(self.client, run_id).tags.get(SPANS, "[]"))
+        before = self._spans.get(run_id) or read(self.client, run_id).spans
         self._spans[run_id] = [*before, (time.time(), None)]
         self.client.update_run(run_id, status=Status.RUNNING.in_mlflow)  # killed after it, it pauses again
         tags = [RunTag(SPANS, json.dumps(self._spans[run_id])), RunTag("status", Status.RUNNING.value)]

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,9 +23,6 @@ from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole
 from dmlstudy.text import first_line
 
 T = TypeVar("T")
-
-PAUSE_S = 1.0
-"""Seconds between a call that failed and the next attempt."""
 
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
 """File systems of one machine alone."""
@@ -124,9 +120,6 @@ ASKED = (
 )
 """Of Optuna's storage what a driver calls and may call again, whether or not the first call has been done."""
 
-ATTEMPTS = 5
-"""Calls that fail while the server answers others."""
-
 
 class SharedStorage(optuna.storages.RDBStorage):
     """Optuna's storage in a database that stores share: it signs the studies it makes, and lists its store's alone.
@@ -183,17 +176,9 @@ class SharedStorage(optuna.storages.RDBStorage):
         """The result of ``call``, or of ``again`` after an outage; raises StoreError after too long a one."""
         if self.patience is None or self._is_inside:
             return call()
-        left, self._is_inside = ATTEMPTS, True
+        self._is_inside = True
         try:
-            while True:
-                try:
-                    return call()
-                except (sqlalchemy.exc.DBAPIError, optuna.exceptions.StorageInternalError) as error:
-                    if not left or self.patience.is_over or not _is_outage(error):
-                        raise
-                    left, call = left - 1, again
-                    time.sleep(PAUSE_S)
-                    self.patience.wait(error)
+            return self.patience.call(call, _is_outage, again)
         finally:
             self._is_inside = False
 

@@ -13,7 +13,7 @@ from dmlstudy import data
 from dmlstudy.data import state_file
 from dmlstudy.engine import preflight
 from dmlstudy.engine.cluster import ClusterError, connected, variables
-from dmlstudy.engine.cluster_watch import ClusterWatch, end_process
+from dmlstudy.engine.cluster_watch import ClusterWatch, end_process, told_at_last
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
 from dmlstudy.engine.progress import Tell, engine_noise_to
 from dmlstudy.engine.tune_run import checkpoints_folder, engine_settings, run_trials
@@ -212,11 +212,10 @@ def _record_end(
 
 def _end_for(other: Driver, spec: StudySpec, tell: Tell) -> None:
     """End this process, which has lost the study to another and must write nothing more of it."""
-    tell(
-        f"error: study {spec.name!r} is driven by process {other.pid} on {other.host} now, which took it over when"
-        " the lock of this one was lost; this one ends"
+    told_at_last(tell, "this one ends")(
+        f"study {spec.name!r} is driven by process {other.pid} on {other.host} now, which took it over when"
+        " the lock of this one was lost"
     )
-    end_process()
 
 
 def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None:
