@@ -24,7 +24,9 @@ import torch
 from fresh import FORK, Found, cost_in_fresh_process
 
 from dmlstudy import embedders
+from dmlstudy.distributed import GlobalLabels
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.interface import Labels
 from dmlstudy.training.gradients import gradients_of
 from dmlstudy.training.step import Step
 
@@ -47,11 +49,12 @@ def training_step(backbone: str, side: int, size: int, chunk: int | None) -> Cal
     gradients = gradients_of(step, chunk)
     optimizer = torch.optim.Adam(step.parameters(), lr=1e-5)
     images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8, generator=generator)
-    y_N, id_N = torch.arange(size) // PER_CLASS, torch.arange(size)
+    labels = Labels(torch.arange(size) // PER_CLASS, torch.arange(size))
+    known = GlobalLabels(labels, [size], torch.device("cpu"))
 
     def call() -> None:
         optimizer.zero_grad(set_to_none=True)
-        gradients(images, y_N, id_N)
+        gradients(images, known)
         optimizer.step()
 
     return call
