@@ -70,6 +70,7 @@ def test_metrics_are_those_of_plain_loops(
     roles: str, cameras: bool, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "_SMALL_GALLERY", small)
+    monkeypatch.setattr(neighbours, "_FEWEST_SAMPLED", small // 2)
     query, gallery = ROLES[roles]
     expected = {name: sum(values) / len(values) for name, values in plain(query, gallery, cameras).items()}
     asked: dict[str, Any] = {"query": query, "gallery": gallery, "camera_N": CAMERA_N if cameras else None}

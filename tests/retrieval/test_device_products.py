@@ -46,6 +46,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch, share: float) -> list[tuple[int
     monkeypatch.setattr(NEIGHBOURS, "DeviceProduct", Perturbed)
     monkeypatch.setattr(NEIGHBOURS, "_TILE", 32)
     monkeypatch.setattr(NEIGHBOURS, "_SMALL_GALLERY", 200)
+    monkeypatch.setattr(NEIGHBOURS, "_FEWEST_SAMPLED", 100)
     monkeypatch.setattr(NEIGHBOURS, "_HITS_AT_ONCE", 4000)
     monkeypatch.setattr(sys.modules["dmlstudy.retrieval.device_products"], "_CELLS", 32 * 100)
     return asked
@@ -151,6 +152,7 @@ def test_the_stand_in_is_within_the_bound_and_near_it(monkeypatch: pytest.Monkey
 def test_a_gpu_changes_no_digit(monkeypatch: pytest.MonkeyPatch, hard: str) -> None:
     z_ND = made(hard)
     monkeypatch.setattr(NEIGHBOURS, "_SMALL_GALLERY", 200)
+    monkeypatch.setattr(NEIGHBOURS, "_FEWEST_SAMPLED", 100)
     on_cpu = retrieval.retrieve(z_ND, z_ND, 5, np.arange(437))
     for found, wanted in zip(
         retrieval.retrieve(z_ND, z_ND, 5, np.arange(437), device=GPU), on_cpu, strict=True

@@ -60,6 +60,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     module = sys.modules["dmlstudy.retrieval.neighbours"]
     monkeypatch.setattr(module, "_TILE", 32)
     monkeypatch.setattr(module, "_SMALL_GALLERY", 200)
+    monkeypatch.setattr(module, "_FEWEST_SAMPLED", 100)
     monkeypatch.setattr(module, "_HITS_AT_ONCE", 4000)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

@@ -34,6 +34,16 @@ def test_results_come_in_order_from_that_many_threads(count: int) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("retrieval")]
 
 
+@pytest.mark.parametrize("parts", [0, 1, 2, 9])
+def test_there_are_no_more_threads_than_parts(count: int, parts: int) -> None:
+    begun = threading.active_count()
+    with as_many_as_torch_has(parts) as threads:
+        assert threads.count == max(1, min(count, parts))
+        assert threading.active_count() - begun == (threads.count if threads.count > 1 else 0)
+        assert list(threads.map(lambda n: n + 1, range(parts))) == list(range(1, parts + 1))
+    assert torch.get_num_threads() == count
+
+
 def test_each_thread_computes_alone_and_others_as_before(count: int) -> None:
     of_faiss = faiss.omp_get_max_threads()
     with as_many_as_torch_has() as threads:

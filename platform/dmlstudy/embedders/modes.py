@@ -13,13 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 @contextlib.contextmanager
 def in_eval_mode(network: nn.Module) -> Iterator[None]:
     """A block in which all of a network is in eval mode; afterwards each part is in its own again."""
-    modes = [(part, part.training) for part in network.modules()]
-    network.eval()
+    in_training = [part for part in network.modules() if part.training]
+    for part in in_training:
+        part.training = False
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for part in in_training:
+            part.training = True
 
 
 @contextlib.contextmanager

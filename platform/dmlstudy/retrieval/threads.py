@@ -47,9 +47,10 @@ class Threads:
 
 
 @contextmanager
-def as_many_as_torch_has() -> Iterator[Threads]:
-    """``torch.get_num_threads()`` threads; where that is one, the caller's own."""
-    count = torch.get_num_threads()
+def as_many_as_torch_has(parts: int | None = None) -> Iterator[Threads]:
+    """``torch.get_num_threads()`` threads, or as few as there are ``parts``; for one the caller's own, as it is."""
+    torch_has = torch.get_num_threads()
+    count = torch_has if parts is None else max(1, min(torch_has, parts))
     if count == 1:
         yield Threads(1, None)
         return
@@ -70,5 +71,5 @@ def as_many_as_torch_has() -> Iterator[Threads]:
             all_compute_alone.abort()
             raise
         finally:
-            torch.set_num_threads(count)
+            torch.set_num_threads(torch_has)
         yield Threads(count, pool)

@@ -12,6 +12,7 @@ Shapes: N images, B images of one batch, F features, D embedding size, E columns
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
@@ -310,6 +311,7 @@ def _of_view(config: TrialConfig, view: int) -> Mapping[str, JSON]:
     return {**config.augmentation.model_dump(mode="json"), "seed": VIEWS_SEED, "number": view}
 
 
+@functools.cache
 def _versions() -> dict[str, JSON]:
     found: dict[str, JSON] = {}
     for name in LIBRARIES:
