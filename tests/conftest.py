@@ -49,7 +49,12 @@ def may_mount() -> bool:
     return mounted.returncode == 0
 
 
-HAS = {"gpu": has_gpu, "mount": may_mount, "data": lambda: "DMLSTUDY_TEST_DATA" in os.environ}
+HAS = {
+    "gpu": has_gpu,
+    "mount": may_mount,
+    "data": lambda: "DMLSTUDY_TEST_DATA" in os.environ,
+    "wrk": lambda: shutil.which("wrk") is not None,
+}
 """Of what tests may need, whether this machine has it."""
 
 

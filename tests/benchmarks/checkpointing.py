@@ -24,14 +24,8 @@ from typing import NamedTuple
 
 import torch
 from fresh import FORK, cost_in_fresh_process
+from training_step import PER_CLASS, training_step
 
-from dmlstudy import embedders
-from dmlstudy.embedders.recomputation import recompute_blocks
-from dmlstudy.losses import catalogue
-from dmlstudy.training.gradients import gradients_of
-from dmlstudy.training.step import Step
-
-DIM, PER_CLASS = 128, 4
 PLAIN, RECOMPUTED = False, True
 
 
@@ -55,29 +49,8 @@ CASES = (
 def prepare(case: Case, is_recomputed: bool) -> Callable[[], None]:
     """A training step; what libraries allocate at their first call is behind."""
     torch.set_num_threads(1)
-    training_step(case._replace(batch=8), is_recomputed)()
-    return training_step(case, is_recomputed)
-
-
-def training_step(case: Case, is_recomputed: bool) -> Callable[[], None]:
-    network, side, size = case
-    embedder = embedders.build(network, DIM, in_channels=3, image_size=side, seed=0)
-    embedder.train()
-    if is_recomputed:
-        recompute_blocks(embedder.backbone)
-    step = Step(embedder, catalogue.build("contrastive", {}, num_classes=size // PER_CLASS, dim=DIM), None)
-    gradients = gradients_of(step, None)
-    optimizer = torch.optim.Adam(step.parameters(), lr=1e-5)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8, generator=generator)
-    y_N, id_N = torch.arange(size) // PER_CLASS, torch.arange(size)
-
-    def call() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        gradients(images, y_N, id_N)
-        optimizer.step()
-
-    return call
+    training_step(case.network, case.image_size, 8, is_recomputed=is_recomputed)()
+    return training_step(*case, is_recomputed=is_recomputed)
 
 
 def take_turns(pipe: Connection, case: Case, turns: int) -> None:

@@ -22,42 +22,16 @@ from multiprocessing.connection import Connection
 
 import torch
 from fresh import FORK, Found, cost_in_fresh_process
+from training_step import DIM, training_step
 
-from dmlstudy import embedders
-from dmlstudy.distributed import GlobalLabels
-from dmlstudy.losses import catalogue
-from dmlstudy.losses.interface import Labels
-from dmlstudy.training.gradients import gradients_of
-from dmlstudy.training.step import Step
-
-DIM, PER_CLASS = 128, 4
 FLOAT32_BYTES, MIB = 4, 2**20
 
 
 def prepare(backbone: str, side: int, size: int, chunk: int | None, threads: int) -> Callable[[], None]:
     """A training step; what libraries allocate at their first call is behind."""
     torch.set_num_threads(threads)
-    training_step(backbone, side, 8, chunk and 4)()
-    return training_step(backbone, side, size, chunk)
-
-
-def training_step(backbone: str, side: int, size: int, chunk: int | None) -> Callable[[], None]:
-    generator = torch.Generator().manual_seed(0)
-    embedder = embedders.build(backbone, DIM, in_channels=3, image_size=side, seed=0)
-    loss = catalogue.build("contrastive", {}, num_classes=size // PER_CLASS, dim=DIM)
-    step = Step(embedder, loss, None)
-    gradients = gradients_of(step, chunk)
-    optimizer = torch.optim.Adam(step.parameters(), lr=1e-5)
-    images = torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8, generator=generator)
-    labels = Labels(torch.arange(size) // PER_CLASS, torch.arange(size))
-    known = GlobalLabels(labels, [size], torch.device("cpu"))
-
-    def call() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        gradients(images, known)
-        optimizer.step()
-
-    return call
+    training_step(backbone, side, 8, chunk=chunk and 4)()
+    return training_step(backbone, side, size, chunk=chunk)
 
 
 def serve(pipe: Connection, prepare_step: Callable[[], Callable[[], None]]) -> None:

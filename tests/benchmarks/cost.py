@@ -68,7 +68,7 @@ def images_per_second(config: TrialConfig, folder: Path, batches: int) -> float:
             "num_folds": 1,
         }
     )
-    return first_reports(few)[-1][1].metrics["images_per_second"]
+    return first_reports(few, torch.device("cpu"))[-1][1].metrics["images_per_second"]
 
 
 def main() -> None:

@@ -163,9 +163,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--triplets", type=int, default=1000)
+    parser.add_argument("--triplets", type=int, default=1000, help=f"at least {TURN}")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    if options.triplets < TURN:
+        parser.error(f"--triplets {options.triplets}: a turn has {TURN}")
     torch.set_num_threads(1)
     x_T3D = triplets(options.triplets)
     head = ["eta", "one step apart, at most", "all steps apart", "the loop from itself"]

@@ -39,7 +39,7 @@ _TILE = 1024  # rows and columns of one tile of the matrix product: 4 MiB
 _CELLS_PER_CHUNK = 1 << 22  # pairs measured at once where all are: 4 M x (8 + 8 + 4) bytes
 _HITS_AT_ONCE = 1 << 26  # places for hits of the rows that are open at once: 64 M x 8 bytes
 _SMALL_GALLERY = 256  # up to it every pair is measured
-_FEWEST_SAMPLED = 512  # columns, of which a floor is found
+_FEWEST_SAMPLED = 512  # columns, of which a floor is found; twice as many from 8,192 items on
 _MANY_COPIES = 512  # of one vector: from here on vectors are told apart before they are searched
 _LAST = np.uint64(0x7F800000_FFFFFFFF)  # the key of no item: behind all others, unpacked to -1 at infinity
 
@@ -158,7 +158,8 @@ def _neighbours(
     device: torch.device | None,
 ) -> Iterator[Neighbours]:
     num_queries, num_items = len(query_QD), len(gallery_MD)
-    num_sampled = min(num_items, max(_FEWEST_SAMPLED, num_items // 32))
+    fewest = min(max(_FEWEST_SAMPLED, num_items // 8), 2 * _FEWEST_SAMPLED)
+    num_sampled = min(num_items, max(fewest, num_items // 32))
     expected = k * num_sampled / num_items
     rank = math.ceil(expected + 3 * math.sqrt(expected) + 3)  # of 10^5 queries, a few have less than k hits
     every_pair = _EveryPair(query_QD, gallery_MD, k, self_Q)
