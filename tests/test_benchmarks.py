@@ -74,7 +74,8 @@ def test_every_benchmark_has_its_smallest_size() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.needs("wrk")) if name == "serving" else name for name in SMALLEST]
+    "name",
+    [pytest.param(name, marks=pytest.mark.needs("wrk")) if name == "serving" else name for name in SMALLEST],
 )
 def test_a_benchmark_prints_its_numbers(name: str, tmp_path: Path) -> None:
     assert re.search(r"\d\.\d", printed(name, *shlex.split(SMALLEST[name].format(scratch=tmp_path))))

@@ -35,12 +35,12 @@ from mlflow.models import infer_signature
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.ports import free_port  # noqa: E402
+from support.ports import free_port
 
-from dmlstudy import embedders  # noqa: E402
-from dmlstudy.saved import Model  # noqa: E402
-from dmlstudy.serving.embed import EmbedJob, embed_into  # noqa: E402
-from dmlstudy.serving.gallery import build  # noqa: E402
+from dmlstudy import embedders
+from dmlstudy.saved import Model
+from dmlstudy.serving.embed import EmbedJob, embed_into
+from dmlstudy.serving.gallery import build
 
 SIDE = 28
 NUM_ITEMS = 2000

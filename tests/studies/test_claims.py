@@ -231,13 +231,34 @@ def board(rows: list[Row], comparisons: list[Comparison], status: str = "finishe
 
 ROWS = [row(name, map_at_r=0.3 + 0.1 * at) for at, name in enumerate("abcd")]
 
+FAMILIES = study_file.given(
+    {
+        "name": "four",
+        "data": {"name": "digits"},
+        "families": {
+            "a": {"space": "contrastive"},
+            "b": {
+                "space": "contrastive",
+                "like": "a",
+                "override": {"loss.positive_margin": {"float": [0, 0.2]}},
+            },
+            "c": {"space": "contrastive", "like": "a", "override": {"embedder.dim": 32}},
+            "d": {"space": "triplet"},
+        },
+    }
+).families
+
+
+def found_of(claims: list[Claim], of_study: Leaderboard) -> list[ClaimFinding]:
+    return findings(claims, of_study, FAMILIES)
+
 
 def outcomes(found: list[ClaimFinding]) -> dict[str, tuple[str, str]]:
     return {finding.id: (finding.these, finding.like_these) for finding in found}
 
 
 def test_every_outcome_for_both_populations() -> None:
-    found = findings(
+    found = found_of(
         [claim("a-b"), claim("c-a"), claim("a-d"), claim("b-a", "worse"), claim("d-c", "worse")],
         board(
             ROWS,
@@ -283,11 +304,11 @@ def test_p_values_are_holms_among_the_claims_pairs_alone() -> None:
     several = compare(scores, pairs=pairs, resolution=1e-4)
     check = {"metric": "omega_deviation", "at_least": 0.01}
     rows = [row("a", map_at_r=0.4), row("b", map_at_r=0.4, omega_deviation=0.0005), ROWS[2]]
-    idle, other = findings([claim("b-a", check=check), claim("a-c")], board(rows, several))
+    idle, other = found_of([claim("b-a", check=check), claim("a-c")], board(rows, several))
     assert idle.p is None
     assert other.p == holm([each.p_value for each in several])[1]
     assert other.p == 2 * several[1].p_value  # the smaller one of two
-    (alone,) = findings([claim("a-c")], board(rows, compare(scores, pairs=pairs[1:], resolution=1e-4)))
+    (alone,) = found_of([claim("a-c")], board(rows, compare(scores, pairs=pairs[1:], resolution=1e-4)))
     assert alone.p == several[1].p_value
 
 
@@ -299,7 +320,7 @@ def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
         compared("b", "c", 0.1, 0.001),
     ]
     luck = SearchLuck(num_searches=3, num_seeds=2, procedures=[], comparisons=again)
-    of_a, of_c = findings(
+    of_a, of_c = found_of(
         [claim("a-b"), claim("c-a")], board(ROWS, by_seed).model_copy(update={"luck": luck})
     )
     assert outcomes([of_a, of_c]) == {
@@ -312,8 +333,22 @@ def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
     assert (of_a.by_search.these, of_a.by_search.like_these) == ("reproduced", "not distinguishable")
     assert (of_c.by_search.effect, of_c.by_search.p, of_c.by_search.like_p) == (0.1, 0.9, None)
     assert (of_c.by_search.these, of_c.by_search.like_these) == ("not distinguishable", "not tested")
-    (once,) = findings([claim("a-b")], board(ROWS, by_seed))
+    (once,) = found_of([claim("a-b")], board(ROWS, by_seed))
     assert (once.num_searches, once.by_search) == (0, None)
+
+
+def test_a_claim_tells_what_else_its_families_were_judged_at() -> None:
+    shared = {"training.lr": "0.001", "loss.negative_margin": "0.8", "batch.classes": "8"}
+    chosen = {
+        "a": {**shared, "loss.positive_margin": "0.0"},
+        "b": {**shared, "loss.positive_margin": "0.1"},  # searched by it alone
+        "c": {**shared, "training.lr": "0.002", "embedder.dim": "32"},  # the switch
+        "d": {**shared, "loss.margin": "0.2"},
+    }
+    rows = [each.model_copy(update={"params": chosen[each.family]}) for each in ROWS]
+    pairs = [compared("a", second, 0.1, 0.01, 0.01) for second in "bcd"]
+    of_b, of_c, of_d = found_of([claim("a-b"), claim("a-c"), claim("d-a")], board(rows, pairs))
+    assert (of_b.apart, of_c.apart, of_d.apart) == ([], ["training.lr"], [])
 
 
 def test_searches_are_done_again_for_each_family() -> None:
@@ -327,16 +362,16 @@ def test_searches_are_done_again_for_each_family() -> None:
 
 def test_a_claim_that_could_not_be_tested_says_why() -> None:
     failed = row("b", num_judged=0)
-    (found,) = findings([claim("a-b")], board([ROWS[0], failed], []))
+    (found,) = found_of([claim("a-b")], board([ROWS[0], failed], []))
     assert outcomes([found]) == {"a-b": ("not tested", "not tested")}
     assert found.why == "b was not judged, 3 of its 3 trials failed"
-    (found,) = findings([claim("a-b")], board([ROWS[0]], []))
+    (found,) = found_of([claim("a-b")], board([ROWS[0]], []))
     assert found.why == "b was not judged"
-    (found,) = findings([claim("a-b")], board(ROWS, [compared("a", "b", 1, 0.001, 0.001)], "interrupted"))
+    (found,) = found_of([claim("a-b")], board(ROWS, [compared("a", "b", 1, 0.001, 0.001)], "interrupted"))
     assert (found.these, found.why) == ("not tested", "study claims-gpw is interrupted")
-    (found,) = findings([claim("a-b")], board(ROWS, []))
+    (found,) = found_of([claim("a-b")], board(ROWS, []))
     assert found.why == "its families were not compared"
-    (found,) = findings(
+    (found,) = found_of(
         [claim("a-b")], board(ROWS, [compared("a", "b", 1, 0.001, None, "fewer than 5 classes")])
     )
     assert outcomes([found]) == {"a-b": ("reproduced", "not tested")}
@@ -352,7 +387,7 @@ def test_a_switch_that_did_nothing_is_not_a_test(deviation: float | None, is_tes
     own = row("a", map_at_r=0.4) if deviation is None else row("a", map_at_r=0.4, omega_deviation=deviation)
     rows = [own, ROWS[1], ROWS[2]]
     comparisons = [compared("a", "b", 0.1, 0.02, 0.02), compared("a", "c", 0.1, 0.03, 0.03)]
-    first, other = findings([claim("a-b", check=check), claim("a-c")], board(rows, comparisons))
+    first, other = found_of([claim("a-b", check=check), claim("a-c")], board(rows, comparisons))
     assert (first.these != "not tested") is is_tested
     assert is_tested or first.why == "the switch did nothing: omega_deviation of a is 0.0005, below 0.01"
     assert other.p == 0.03

@@ -190,7 +190,7 @@ def _tested(
     except (SpecError, StudyFailed) as error:
         failures[name] = " ".join(str(error).split())
         return [of_studies.untested(claim, failures[name]) for claim in study.claims]
-    return of_studies.findings(study.claims, leaderboard(place, written.spec.name))
+    return of_studies.findings(study.claims, leaderboard(place, written.spec.name), written.spec.families)
 
 
 def _is_finished(place: Store, written: CheckedClaims) -> bool:
@@ -270,6 +270,7 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
             ],
         )
         say("")
+        _show_points(tested)
     by_search = {each.id: each.by_search for each in tested if each.by_search}
     if by_search:
         _show_by_search(by_search, min(each.num_searches for each in tested if each.by_search))
@@ -291,6 +292,19 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
             "these are small data and a small budget: what is not distinguishable here may be so with --data, --trials"
             " and --seeds"
         )
+
+
+def _show_points(tested: Sequence[ClaimFinding]) -> None:
+    """Lines on the points that the two families of each claim were judged at."""
+    at_one = [each.id for each in tested if not each.apart]
+    if at_one:
+        say(f"of the same values, but for the switch: {', '.join(at_one)}")
+    for each in tested:
+        if each.apart:
+            luck = "" if each.by_search else "; --searches 3 or more tells how much that is"
+            names = ", ".join(each.apart)
+            say(f"{each.id}: each at its own best, of another {names}: the search is in the difference{luck}")
+    say("")
 
 
 def _show_by_search(found: Mapping[str, PairOutcome], num_searches: int) -> None:

@@ -101,6 +101,11 @@ def _check_entry(
         )
 
 
+def searched_by_both(one: Family, other: Family) -> list[str]:
+    """The parameters that both families search, by their names in a trial's parameters."""
+    return list(dict.fromkeys(_short(drawn).partition("@")[0] for drawn in _shared(one, other)))
+
+
 def describe(name: str, likeness: Likeness, families: Mapping[str, Family]) -> list[str]:
     """Lines for people: what a follower takes, what is its own, and in what else the two families differ."""
     leader = likeness.leader

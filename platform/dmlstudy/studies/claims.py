@@ -20,7 +20,8 @@ from dmlstudy.records import Record
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.spec import study_file, yaml_file
 from dmlstudy.spec.claims import Claim, ClaimsOf
-from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.spec.likeness import searched_by_both
+from dmlstudy.spec.study_file import Family, StudySpec
 from dmlstudy.studies.estimate import of_searches, roughly
 from dmlstudy.training.interface import TrialData
 from dmlstudy.verdict.comparison import ALPHA, Comparison, Pair
@@ -57,6 +58,9 @@ class ClaimFinding(PairOutcome):
 
     ``why`` says why a claim is not tested, or not for other classes. ``by_search`` is the outcome of ``num_searches``
     searches, each with its own best: the luck of the search is in it. It is None where the searches were done once.
+
+    ``apart`` names the parameters that both families search, of which the judged configurations have other values.
+    Where it is empty they differ in the claim's switch alone, and in what only one of them searches.
     """
 
     id: str
@@ -72,6 +76,7 @@ class ClaimFinding(PairOutcome):
     second_score: float | None = None
     num_seeds: int = 0
     why: str = ""
+    apart: list[str] = []
     num_searches: int = 0
     by_search: PairOutcome | None = None
 
@@ -117,7 +122,9 @@ def untested(claim: Claim, why: str, study: str | None = None) -> ClaimFinding:
     )
 
 
-def findings(claims: Sequence[Claim], board: Leaderboard) -> list[ClaimFinding]:
+def findings(
+    claims: Sequence[Claim], board: Leaderboard, families: Mapping[str, Family]
+) -> list[ClaimFinding]:
     """The outcomes of a study's claims by its leaderboard, in their order.
 
     The study compares the claims' pairs alone. Each of them counts in Holm's correction, also of a claim whose switch
@@ -140,6 +147,7 @@ def findings(claims: Sequence[Claim], board: Leaderboard) -> list[ClaimFinding]:
             "first_score": _score(rows[claim.pair[0]], metric),
             "second_score": _score(rows[claim.pair[1]], metric),
             "num_seeds": each.num_seeds,
+            "apart": _apart(rows[claim.pair[0]], rows[claim.pair[1]], families),
             **dict(_of(claim, each)),
         }
         if again := by_search.get(claim.pair):
@@ -198,6 +206,12 @@ def _why_not(claim: Claim, board: Leaderboard, rows: Mapping[str, Row]) -> str:
                 f" {claim.check.at_least:g}"
             )
     return ""
+
+
+def _apart(first: Row, second: Row, families: Mapping[str, Family]) -> list[str]:
+    """Parameters that both families search, and have different values of."""
+    both = searched_by_both(families[first.family], families[second.family])
+    return [name for name in both if first.params.get(name) != second.params.get(name)]
 
 
 def _score(row: Row, metric: str) -> float | None:
