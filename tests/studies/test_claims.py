@@ -337,6 +337,23 @@ def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
     assert (once.num_searches, once.by_search) == (0, None)
 
 
+def test_values_of_a_study_are_replaced_as_in_its_file() -> None:
+    chosen = spec.chosen(FILE, ["gpw-pk", "cgml-triplet"])
+    frozen = [
+        "embedder={backbone: resnet18, dim: 48}",
+        "training.lr.default=2.0e-3",
+        "training.freeze_backbone_epochs=2",
+    ]
+    found = spec.studies_of(FILE, chosen, OWN, {"training.epochs": 2}, frozen)
+    for study in found.values():
+        assert study.raw["embedder"] == {"backbone": "resnet18", "dim": 48}
+        assert study.raw["training"]["lr"]["default"] == 2e-3
+        assert (study.raw["training"]["epochs"], study.raw["training"]["freeze_backbone_epochs"]) == (2, 2)
+        assert spec_of(study).spec.name != spec_of(STUDIES[study.claims[0].study or ""]).spec.name
+    with pytest.raises(SpecError, match="--set bogus: unknown key"):
+        spec.studies_of(FILE, chosen, OWN, {}, ["bogus=1"])
+
+
 def test_a_claim_tells_what_else_its_families_were_judged_at() -> None:
     shared = {"training.lr": "0.001", "loss.negative_margin": "0.8", "batch.classes": "8"}
     chosen = {

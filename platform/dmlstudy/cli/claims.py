@@ -16,6 +16,7 @@ from dmlstudy.cli.app import (
     JsonOption,
     PatienceOption,
     ServerOption,
+    SetOption,
     StoreOption,
     app,
     store_at,
@@ -35,6 +36,8 @@ OUTCOMES = ("difference", "these classes", "p", "classes like these", "p")
     epilog="Examples: `dmlstudy claims --list` · `dmlstudy claims --only gpw-pk` ·"
     " `dmlstudy claims --only cgml --data omniglot=/data/omniglot --trials 10 --seeds 3-10` ·"
     " `dmlstudy claims --data cifar10=/data/cifar10 --only nasa-codes oahu --searches 3` ·"
+    " `dmlstudy claims --data /data/birds --only gpw"
+    " --set 'embedder={backbone: resnet18, weights: default, dim: 96}'` ·"
     " `dmlstudy claims --write claims/`",
 )
 def claims(
@@ -75,6 +78,7 @@ def claims(
         ),
     ] = None,
     epochs: Annotated[Optional[int], typer.Option("--epochs", min=1, help="Epochs of each trial.")] = None,
+    assignments: SetOption = None,
     write: Annotated[
         Optional[Path], typer.Option("--write", help="Only write the study files into this folder.")
     ] = None,
@@ -108,7 +112,7 @@ def claims(
     file = spec.read()
     chosen = spec.chosen(file, [*(only or ()), *(others or ())])
     given = {key: value for key, value in settings.items() if value is not None}
-    studies = spec.studies_of(file, chosen, spec.data_at(data or ()), given)
+    studies = spec.studies_of(file, chosen, spec.data_at(data or ()), given, assignments or ())
     if write is not None:
         _write(studies, write, json)
         return

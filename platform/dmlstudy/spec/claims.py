@@ -16,7 +16,8 @@ from dmlstudy import bundled
 from dmlstudy.data import DATASETS, has_parquet
 from dmlstudy.records import Record
 from dmlstudy.spec import yaml_file
-from dmlstudy.spec.study_file import CLAIMS, Name, SpecError
+from dmlstudy.spec.assignments import assigned
+from dmlstudy.spec.study_file import CLAIMS, Name, SpecError, StudyFile
 from dmlstudy.text import nearest
 
 Kind = Literal["unseen", "closed"]
@@ -198,12 +199,16 @@ def _kind_of(folder: Path) -> str:
 
 
 def studies_of(
-    file: ClaimsFile, claims: Iterable[Claim], data: Mapping[Kind, Data], settings: Mapping[str, Any]
+    file: ClaimsFile,
+    claims: Iterable[Claim],
+    data: Mapping[Kind, Data],
+    settings: Mapping[str, Any],
+    assignments: Sequence[str] = (),
 ) -> dict[str, ClaimsOf]:
-    """Study files of these claims, by study; ``settings`` (``section.key``) replace some of their values.
+    """Study files of these claims, by study; ``assignments`` (``key=value``) and ``settings`` replace some values.
 
     A study holds the families of its claims and those that these are like, and compares the claims' pairs alone. With
-    ``protocol.searches`` the search of each of its families is done again.
+    ``protocol.searches`` the search of each of its families is done again. Raises SpecError for what is no assignment.
     """
     found: dict[str, ClaimsOf] = {}
     for name, study in file.studies.items():
@@ -222,15 +227,21 @@ def studies_of(
             **(study.small if its_data.is_bundled else study.large),
             "families": {family: entry for family, entry in study.families.items() if family in wanted},
         }
-        for key, value in settings.items():
-            section, _, leaf = key.partition(".")
-            raw[section] = {**raw.get(section, {}), leaf: value}
+        raw = _changed(raw, assignments)
+        raw = _changed(raw, settings)
         protocol = {**raw.get("protocol", {}), "compare": _pairs(own)}
         if protocol.get("searches", 1) != 1:
             protocol["search_leaders"] = len(raw["families"])
         raw["protocol"] = protocol
         found[name] = ClaimsOf(raw, own, its_data)
     return found
+
+
+def _changed(raw: Mapping[str, Any], assignments: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return assigned(raw, assignments, StudyFile.model_fields)
+    except ValueError as error:
+        raise SpecError(error) from None
 
 
 def _pairs(claims: Iterable[Claim]) -> list[list[str]]:
