@@ -133,6 +133,25 @@ def test_a_service_that_ends_while_ray_is_started_is_told(
     assert ended == ["Ray on this machine has died: its control service ended as it started"]
 
 
+def test_a_service_of_its_own_ray_that_ends_is_told_at_once_unless_ray_is_shut_down(
+    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Ray's own calls some would not return for a minute, and then end the process without a word."""
+    program = shutil.copy(str(shutil.which("sleep")), tmp_path / "gcs_server")
+    monkeypatch.setattr(cluster_watch, "LAST_S", 1e9)
+    for is_up, wanted in ((True, ["Ray on this machine has died: its control service ended"]), (False, [])):
+        ended: list[str] = []
+        monkeypatch.setattr(cluster_watch.ray, "is_initialized", lambda: True)
+        with ClusterWatch(None, ended.append, every_s=0.02), subprocess.Popen([program, "60"]) as service:
+            time.sleep(0.3)
+            monkeypatch.setattr(cluster_watch.ray, "is_initialized", lambda is_up=is_up: is_up)
+            service.kill()
+            if is_up:
+                until(lambda ended=ended: ended)
+            time.sleep(0.3)
+        assert ended == wanted
+
+
 def test_before_ray_is_started_nothing_is_dead(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_watch.ray, "is_initialized", lambda: False)
     table.nodes = list

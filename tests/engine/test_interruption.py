@@ -203,7 +203,9 @@ store = Store(Path(sys.argv[1]))
 if sys.argv[2]:
     store.write_state("s", sys.argv[2])
 try:
-    study._end_at_once(SimpleNamespace(name="s"), store, lambda line: print(line, flush=True), "Ray has died")
+    asked = SimpleNamespace(is_requested=lambda: sys.argv[3] == "asked")
+    tell = lambda line: print(line, flush=True)
+    study._end_at_once(SimpleNamespace(name="s"), store, tell, asked, "Ray has died")
 finally:
     print("the process goes on")
 """
@@ -212,16 +214,21 @@ finally:
 @pytest.mark.parametrize(
     ("before", "after"), [("running", "interrupted"), ("finished", "finished"), ("", "")]
 )
+@pytest.mark.parametrize("why", ["asked", "died"])
 def test_a_driver_that_waits_for_a_dead_ray_is_ended_with_one_line(
-    tmp_path: Path, before: str, after: str
+    tmp_path: Path, before: str, after: str, why: str
 ) -> None:
     """Nothing of it runs any more, for its main thread may be in a call that never returns."""
-    command = [sys.executable, "-c", STUCK, str(tmp_path), before]
+    command = [sys.executable, "-c", STUCK, str(tmp_path), before, why]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    line = f"Ray has died; {'`dmlstudy resume s` goes on' if before else 'run the same again'}"
-    assert (ended.returncode, ended.stdout) == (2, f"error: {line}\n")
+    again = "`dmlstudy resume s` goes on" if before else "run the same again"
+    if why == "asked":
+        wanted = 130, f"interrupted; what was finished is kept, {again}\n", ""
+    else:
+        wanted = 2, f"error: Ray has died; {again}\n", f"Ray has died; {again}"
+    assert (ended.returncode, ended.stdout) == wanted[:2]
     if not before:  # a state without the study file would keep the name for ever
         assert not (tmp_path / "studies").exists()
         return
     state = json.loads((tmp_path / "studies" / "s" / "study.json").read_text())
-    assert (state["state"], state.get("reason", line)) == (after, line)
+    assert (state["state"], state.get("reason", wanted[2])) == (after, wanted[2])

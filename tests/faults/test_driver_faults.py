@@ -4,8 +4,10 @@ another shell."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -190,6 +192,30 @@ def test_a_ray_that_dies_ends_the_study_in_one_line_and_it_can_be_resumed(
     resumed = drive(tmp_path / "1", "resume", "tiny", "--store", store)
     assert resumed.process.wait(timeout=400) == 0, resumed.log.read_text()
     assert_equal(store, whole_slow)
+
+
+@pytest.mark.long
+def test_a_whole_group_that_is_told_to_end_interrupts_the_study(
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, whole: Path
+) -> None:
+    """As of `timeout` and batch systems: Ray's own processes hear it too."""
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    store = tmp_path / "store"
+    driver = drive(tmp_path / "0", "run", tmp_path / "tiny.yaml", "--store", store)
+    driver.wait_until(driver.said("^1/9 "))
+    os.killpg(driver.process.pid, signal.SIGTERM)
+    told = time.monotonic()
+    assert driver.process.wait(timeout=100) == 130, driver.log.read_text()
+    record_fault("SIGTERM for the group, until the study has ended", 0, time.monotonic() - told)
+    line = driver.log.read_text().splitlines()[-1]
+    again = f"`dmlstudy resume tiny --store {store}` goes on"
+    assert line.removesuffix(" from there") == f"interrupted; what was finished is kept, {again}"
+    gone = json.loads(called("status", "tiny", "--json", "--store", store).stdout)
+    assert (gone["state"], gone["reason"]) == ("interrupted", "")
+    assert driver.left() == [], "a process outlived its driver"
+    resumed = drive(tmp_path / "1", "resume", "tiny", "--store", store)
+    assert resumed.process.wait(timeout=400) == 0, resumed.log.read_text()
+    assert_equal(store, whole)
 
 
 @pytest.mark.long

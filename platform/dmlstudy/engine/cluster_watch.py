@@ -35,7 +35,8 @@ class ClusterWatch:
     """Asks Ray's table of nodes every few seconds, in a thread of its own, while the block lasts.
 
     ``why_gone`` says what has died. Where the block has not ended long after that, ``at_last`` is called with it, in
-    another thread: the main one may be stuck in a call of Ray's that never returns.
+    another thread: the main one may be stuck in a call of Ray's that never returns. Of a Ray that this process has
+    started, as its parent, the death of a service is certain at once.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ClusterWatch:
         self._at_last = at_last
         self._every_s = every_s
         self._over = threading.Event()
+        self._has_connected = False
         self._unanswered: float | None = None
         """Since when questions are asked and not answered."""
         self._last_sign = time.monotonic()
@@ -80,6 +82,7 @@ class ClusterWatch:
         a word as soon as it uses its object store, which died with the raylet: at the latest when Ray's table has it
         that the node is dead, some 14 s later.
         """
+        self._has_connected = True
         try:
             with self._raylet_heard():
                 yield
@@ -131,15 +134,11 @@ class ClusterWatch:
         self._over.set()
 
     def _ask(self) -> None:
-        began, has_connected = time.time(), False
         while not self._over.wait(self._every_s):
             if not ray.is_initialized():  # not yet, or no longer
                 self._alive(time.monotonic())
-                if not has_connected and (ended := ended_services(began)):
-                    self._at_last(f"{self._where} has died: {' and '.join(ended)} ended as it started")
-                    return
                 continue
-            has_connected = True
+            self._has_connected = True
             asked = time.monotonic()
             if self._unanswered is None:
                 self._unanswered = asked
@@ -158,11 +157,25 @@ class ClusterWatch:
         self._last_sign = when
 
     def _judge(self) -> None:
+        began = time.time()
         while not self._over.wait(self._every_s):
-            reason = self.why_gone()
-            if reason and time.monotonic() - self._last_sign > LAST_S:
+            reason = self._ended(began)
+            if not reason and time.monotonic() - self._last_sign > LAST_S:
+                reason = self.why_gone()
+            if reason:
                 self._at_last(reason)
                 return
+
+    def _ended(self, began: float) -> str:
+        """One line on what has ended of a Ray that was started in this block; empty while it is shut down."""
+        is_up = ray.is_initialized()
+        if self._has_connected and not is_up:
+            return ""
+        ended = ended_services(began)
+        if not ended or ray.is_initialized() != is_up:
+            return ""
+        when = "" if self._has_connected else " as it started"
+        return f"{self._where} has died: {' and '.join(ended)} ended{when}"
 
 
 def _place(address: str | None) -> str:
@@ -201,11 +214,11 @@ def told_at_last(tell: Callable[[str], None], then: str) -> Callable[[str], None
     return end
 
 
-def end_process() -> None:
+def end_process(code: int = 2) -> None:
     """End this process, whose main thread waits for a Ray that has died, after what it has started of that Ray.
 
     Ray itself would end it soon, without a word. Its temporary folders are deleted.
     """
     remove_temporary_folders()
     kill_started_ray()
-    os._exit(2)
+    os._exit(code)

@@ -86,14 +86,15 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
         checks.check_storage(spec)
         remarks += starts.settle(spec, store, present)
         folder = store.study_folder(spec.name)
+        interruption = Interruption(folder / STOPPING)
         with (
             ExitStack() as at_the_end,
             variables(engine_settings(spec.file.resources)),
             engine_noise_to(folder / "engine.log"),
             _kept(folder / "progress.log", tell) as said,
-            ClusterWatch(address, lambda reason: _end_at_once(spec, store, said, reason)) as watch,
+            ClusterWatch(address, lambda why: _end_at_once(spec, store, said, interruption, why)) as watch,
             connected(address, spec.file.resources),
-            Interruption(folder / STOPPING) as interruption,
+            interruption,
             hold.watched(lambda other: _end_for(other, spec, said)),
         ):
             at_the_end.callback(data.remove_unused)  # workers are ended by force
@@ -186,6 +187,9 @@ def _run_here(
         _record_end(spec, store, tracker, "interrupted")
         raise StudyInterrupted from None
     except ClusterError as error:
+        if interruption.is_requested():  # what asked for it may have ended Ray's processes as well
+            _record_end(spec, store, tracker, "interrupted")
+            raise StudyInterrupted from None
         _record_end(spec, store, tracker, "interrupted", reason=str(error)[:2000])
         raise
     except BaseException as error:
@@ -218,19 +222,23 @@ def _end_for(other: Driver, spec: StudySpec, tell: Tell) -> None:
     )
 
 
-def _end_at_once(spec: StudySpec, store: Store, tell: Tell, reason: str) -> None:
+def _end_at_once(spec: StudySpec, store: Store, tell: Tell, interruption: Interruption, reason: str) -> None:
     """End this process, whose main thread waits for a Ray that has died; the study is to be resumed.
 
     One that has finished, and only takes leave of its Ray, stays so. Of one that has not begun nothing is written.
+
+    SIGTERM for a whole process group, as of ``timeout`` and batch systems, ends Ray too: that is an interruption.
     """
-    line = f"{reason}; run the same again"
+    is_asked_for = interruption.is_requested()
+    what = "interrupted; what was finished is kept, " if is_asked_for else f"{reason}; "
+    line = f"{what}run the same again"
     with suppress(OSError, StoreError):
         state = store.read_state(spec.name)["state"]
-        line = f"{reason}; `{store.command('resume', spec.name)}` goes on"
+        line = f"{what}`{store.command('resume', spec.name)}` goes on"
         if state != "finished":
-            store.write_state(spec.name, "interrupted", reason=line)
-    tell(f"error: {line}")
-    end_process()
+            store.write_state(spec.name, "interrupted", reason="" if is_asked_for else line)
+    tell(line if is_asked_for else f"error: {line}")
+    end_process(130 if is_asked_for else 2)
 
 
 def _as_begun(spec: StudySpec, store: Store, tell: Tell) -> StudySpec:
