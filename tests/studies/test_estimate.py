@@ -76,7 +76,20 @@ def test_a_precision_that_the_processor_only_emulates_is_told(
     ]
     assert len(said) == is_emulated
     path.write_text(file)
-    assert checks.emulation(study_file.load(path)) == []  # trials have GPUs
+    assert checks.slowness(study_file.load(path)) == []  # trials have GPUs
+
+
+def test_a_frozen_backbone_that_runs_in_each_epoch_is_told_where_the_study_runs_too(tmp_path: Path) -> None:
+    """Head-only trials are fifty times as fast with kept features, and only `validate` said so."""
+    path = tmp_path / "small.yaml"
+    file = STUDY.replace("epochs: 2", "epochs: 2, freeze_backbone_epochs: 2")
+    path.write_text(file)
+    (line,) = checks.slowness(study_file.load(path))
+    assert line.startswith(
+        "the backbone is frozen in all epochs, and yet runs in each; training.feature_cache: auto "
+    )
+    path.write_text(file.replace("epochs: 2, f", "epochs: 2, feature_cache: auto, f"))
+    assert checks.slowness(study_file.load(path)) == []
 
 
 def test_a_study_for_cpus_says_nothing_of_gpus(tmp_path: Path) -> None:

@@ -41,18 +41,22 @@ def check_parts(spec: StudySpec) -> TrialData:
     return dataset
 
 
-def emulation(spec: StudySpec) -> list[str]:
-    """A line on a precision that this machine's processor only emulates; none where trials have GPUs."""
+def slowness(spec: StudySpec) -> list[str]:
+    """Lines on what makes trials needlessly slow: an emulated precision, a frozen backbone that runs in each epoch."""
     from dmlstudy.embedders.precision import is_emulated
+    from dmlstudy.training import feature_cache
 
-    if spec.file.resources.gpus_per_worker or "embedder" not in spec.task.sections:
+    if "embedder" not in spec.task.sections:
         return []
     configs = [spec.trial_config(family, default_values(family)) for family in spec.families.values()]
-    found = dict.fromkeys(config.training.precision for config in configs)
-    return [
+    found = list(dict.fromkeys(filter(None, map(feature_cache.note, configs))))
+    if spec.file.resources.gpus_per_worker:
+        return found
+    precisions = dict.fromkeys(config.training.precision for config in configs)
+    return found + [
         f"training.precision: this machine's processor only emulates {each}, about ten times slower than float32; set"
         " float32, unless other machines train"
-        for each in found
+        for each in precisions
         if is_emulated(each)
     ]
 

@@ -67,7 +67,7 @@ def describe(
         *_of_data(spec, dataset),
         *data.remarks(dataset, spec.data.path),
         *retention.lines(spec, dataset),
-        *checks.emulation(spec),
+        *checks.slowness(spec),
         *power(spec, dataset, pilot).told(),
         f"a trial: {resources.workers} worker{'s' * (resources.workers > 1)} x {resources.cpus_per_worker:g} CPU"
         f" x {resources.gpus_per_worker:g} GPU",
@@ -184,7 +184,7 @@ def facts(
         "notes": [
             *data.remarks(dataset, spec.data.path),
             *retention.lines(spec, dataset),
-            *checks.emulation(spec),
+            *checks.slowness(spec),
             *_notes(spec, dataset),
             *noted,
         ],
@@ -218,10 +218,6 @@ def _notes(spec: StudySpec, dataset: TrialData) -> list[str]:
         notes.append(
             "training.epochs is 0: nothing is trained, each family scores what its untrained model does"
         )
-    if "embedder" in spec.task.sections:
-        from dmlstudy.training import feature_cache
-
-        notes += dict.fromkeys(filter(None, map(feature_cache.note, configs)))
     shape = dataset.development.image_shape if "embedder" in spec.task.sections else ()
     if max(shape, default=0) > SMALL and any(each.embedder.backbone == "small_conv" for each in configs):
         notes.append(

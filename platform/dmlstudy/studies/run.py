@@ -70,7 +70,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
     power = pilots.power(spec, dataset, pilots.best_pilot(store, spec, dataset))
     remarks = data.remarks(dataset, spec.data.path)
     present = starts.present(spec, dataset)
-    remarks += [*retention.lines(spec, dataset), *checks.emulation(spec)]
+    remarks += [*retention.lines(spec, dataset), *checks.slowness(spec)]
     digests = {
         preflight.FILES: data.files_digest(dataset, spec.data.path),
         preflight.RETENTION_FILES: retention.files_digest(spec),
