@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,11 @@ def begun(store: Store, spec: StudySpec) -> StudySearch:
     return StudySearch(spec, storage, set())
 
 
+def drive(store: Store, spec: StudySpec) -> list[object]:
+    """What a driver finds that takes a study to its end."""
+    return by_number(Tune(begun(store, spec), hill, at_once=2).run().search)
+
+
 def test_two_drivers_of_two_studies_find_what_a_file_gives(url: str, tmp_path: Path) -> None:
     """Both go on at once, one of them after a death without a word."""
     specs = [
@@ -68,19 +75,11 @@ def test_two_drivers_of_two_studies_find_what_a_file_gives(url: str, tmp_path: P
     ]
     stores = [store_at(tmp_path / spec.name, url) for spec in specs]
     Tune(begun(stores[0], specs[0]), hill).run(20)
-    found: dict[str, list[object]] = {}
-
-    def drive(store: Store, spec: StudySpec) -> None:
-        found[spec.name] = by_number(Tune(begun(store, spec), hill, at_once=2).run().search)
-
-    drivers = [threading.Thread(target=drive, args=both) for both in zip(stores, specs, strict=True)]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join()
-    for store, spec in zip(stores, specs, strict=True):
-        assert found[spec.name] == by_number(Tune(in_memory(spec), hill).run().search)
-        assert len(trials_of(store, spec.name)) == 12
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as drivers:
+        found = drivers.map(drive, stores, specs)
+        for store, spec, of_driver in zip(stores, specs, found, strict=True):
+            assert of_driver == by_number(Tune(in_memory(spec), hill).run().search)
+            assert len(trials_of(store, spec.name)) == 12
     assert trials_of(stores[0], "b") == [], "of another store"
 
 

@@ -72,6 +72,7 @@ def _serve(pipe: Connection) -> None:
             dist.init_process_group(
                 "gloo", init_method=meeting, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
             )
+            dist.barrier()  # a function without a collective could end before another rank has met all
             answer = (True, function(*args))
         except Exception:
             answer = (False, traceback.format_exc())
