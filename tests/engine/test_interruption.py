@@ -223,7 +223,8 @@ def test_a_driver_that_waits_for_a_dead_ray_is_ended_with_one_line(
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     again = "`dmlstudy resume s` goes on" if before else "run the same again"
     if why == "asked":
-        wanted = 130, f"interrupted; what was finished is kept, {again}\n", ""
+        goes_on = "`dmlstudy resume s`" if before else "the same command"
+        wanted = 130, f"interrupted; what was finished is kept, {goes_on} goes on from there\n", ""
     else:
         wanted = 2, f"error: Ray has died; {again}\n", f"Ray has died; {again}"
     assert (ended.returncode, ended.stdout) == wanted[:2]

@@ -166,6 +166,20 @@ def assert_equal(broken: Path, whole: Path) -> None:
     assert statuses_in_mlflow(broken) <= {"FINISHED", "KILLED"}
 
 
+def interrupted(store: Path) -> str:
+    """The reason that an interrupted study's state gives."""
+    gone = json.loads(called("status", "tiny", "--json", "--store", store).stdout)
+    assert gone["state"] == "interrupted"
+    return str(gone["reason"])
+
+
+def assert_resumed_is(whole: Path, store: Path, drive: Callable[..., Driver]) -> None:
+    """Resumed, the study ends as the unbroken one."""
+    resumed = drive(store.with_name("resumed"), "resume", "tiny", "--store", store)
+    assert resumed.process.wait(timeout=400) == 0, resumed.log.read_text()
+    assert_equal(store, whole)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("victim", ["raylet/raylet", "gcs_server"])
 def test_a_ray_that_dies_ends_the_study_in_one_line_and_it_can_be_resumed(
@@ -185,13 +199,9 @@ def test_a_ray_that_dies_ends_the_study_in_one_line_and_it_can_be_resumed(
     again = re.escape(f"`dmlstudy resume tiny --store {store}` goes on")
     assert re.fullmatch(rf"error: Ray on this machine has died: .*; {again}", line), line
     record_fault(f"{Path(victim).name} killed, until the study has ended", 0, seconds)
-    gone = json.loads(called("status", "tiny", "--json", "--store", store).stdout)
-    assert gone["state"] == "interrupted"
-    assert gone["reason"] == line.removeprefix("error: ")
+    assert interrupted(store) == line.removeprefix("error: ")
     assert driver.left() == [], "a process outlived its driver"
-    resumed = drive(tmp_path / "1", "resume", "tiny", "--store", store)
-    assert resumed.process.wait(timeout=400) == 0, resumed.log.read_text()
-    assert_equal(store, whole_slow)
+    assert_resumed_is(whole_slow, store, drive)
 
 
 @pytest.mark.long
@@ -208,14 +218,11 @@ def test_a_whole_group_that_is_told_to_end_interrupts_the_study(
     assert driver.process.wait(timeout=100) == 130, driver.log.read_text()
     record_fault("SIGTERM for the group, until the study has ended", 0, time.monotonic() - told)
     line = driver.log.read_text().splitlines()[-1]
-    again = f"`dmlstudy resume tiny --store {store}` goes on"
-    assert line.removesuffix(" from there") == f"interrupted; what was finished is kept, {again}"
-    gone = json.loads(called("status", "tiny", "--json", "--store", store).stdout)
-    assert (gone["state"], gone["reason"]) == ("interrupted", "")
+    again = f"`dmlstudy resume tiny --store {store}`"
+    assert line == f"interrupted; what was finished is kept, {again} goes on from there"
+    assert interrupted(store) == ""
     assert driver.left() == [], "a process outlived its driver"
-    resumed = drive(tmp_path / "1", "resume", "tiny", "--store", store)
-    assert resumed.process.wait(timeout=400) == 0, resumed.log.read_text()
-    assert_equal(store, whole)
+    assert_resumed_is(whole, store, drive)
 
 
 @pytest.mark.long

@@ -119,6 +119,20 @@ def test_every_family_can_be_validated(name: str) -> None:
     checked(study(families={"x": {"space": name}}))
 
 
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("characters", "map_at_r"), ("cifar10_hashing", "map"), ("cifar10_online", "accuracy")],
+)
+def test_the_objective_is_that_of_the_task_where_none_is_named(name: str, objective: str) -> None:
+    raw = yaml.safe_load(DIGITS.with_stem(name).read_text())
+    named, unnamed = (
+        study_file.parse({**raw, "protocol": {**raw.get("protocol", {}), "objective": given}})
+        for given in (objective, "default")
+    )
+    assert unnamed.file.protocol.objective == objective
+    assert unnamed.fingerprint() == named.fingerprint()
+
+
 def test_each_catalogue_entry_has_a_family() -> None:
     assert {name for family in FAMILIES for name in names_of(family)} == set(catalogue.CATALOGUE)
     for name in catalogue.CATALOGUE:

@@ -170,7 +170,7 @@ def _tested(
     failures: dict[str, str],
 ) -> list[ClaimFinding]:
     """Run or resume the study of some claims; what cannot be run is a reason for which they are not tested."""
-    from dmlstudy.engine.interruption import StudyInterrupted
+    from dmlstudy.engine.interruption import StudyInterrupted, interrupted
     from dmlstudy.engine.progress import as_long_as_heard, terminal
     from dmlstudy.registry.leaderboard import leaderboard
     from dmlstudy.spec.study_file import SpecError
@@ -189,7 +189,7 @@ def _tested(
                 written.spec, place, address=address, tell=_unheard if quiet else as_long_as_heard(tell)
             )
     except StudyInterrupted:
-        print("interrupted; what was finished is kept, the same command goes on from there", file=sys.stderr)
+        print(interrupted("the same command"), file=sys.stderr)
         raise typer.Exit(130) from None
     except (SpecError, StudyFailed) as error:
         failures[name] = " ".join(str(error).split())

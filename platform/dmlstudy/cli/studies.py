@@ -635,7 +635,7 @@ def prune(
 
 def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = False) -> None:
     """Run a study, or what is left of it, with its progress on the terminal."""
-    from dmlstudy.engine.interruption import StudyInterrupted
+    from dmlstudy.engine.interruption import StudyInterrupted, interrupted
     from dmlstudy.engine.progress import as_long_as_heard, terminal
     from dmlstudy.studies.conclude import StudyFailed
     from dmlstudy.studies.run import run_study
@@ -651,7 +651,7 @@ def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = Fals
                 study, place, address=address, tell=_written_off if quiet else as_long_as_heard(tell)
             )
     except StudyInterrupted:
-        print(f"interrupted; what was finished is kept, `{again}` goes on from there", file=sys.stderr)
+        print(interrupted(f"`{again}`"), file=sys.stderr)
         raise typer.Exit(130) from None
     except StudyFailed as error:
         print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)

@@ -14,6 +14,11 @@ class StudyInterrupted(Exception):
     """The study was stopped before its end; what was finished is kept, and running it again resumes it."""
 
 
+def interrupted(again: str) -> str:
+    """The line of a command that was interrupted; ``again`` names the one that goes on."""
+    return f"interrupted; what was finished is kept, {again} goes on from there"
+
+
 class Interruption:
     """Requests to end the study that arrive in its block: Ctrl-C, `dmlstudy stop`, or SIGTERM as of `ray job stop`.
 

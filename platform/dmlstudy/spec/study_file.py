@@ -335,7 +335,13 @@ class ProtocolConfig(MetricsConfig, Grown):
     fold_models: Annotated[
         bool, Field(description="judge a model per fold as well: separately, and concatenated")
     ] = True
-    objective: Annotated[str, Field(description="the metric that is searched for and decides")] = "map_at_r"
+    objective: Annotated[
+        str,
+        Field(
+            description="the metric that is searched for and decides; default is map_at_r, of codes map, of streams"
+            " accuracy"
+        ),
+    ] = "default"
     retention: Annotated[
         RetentionConfig | None,
         Field(
@@ -504,6 +510,7 @@ class StudySpec:
             name: _family(name, self._with_space(name, entry), file, f"families.{name}", self._renaming)
             for name, entry in file.families.items()
         }
+        self.file = file = _with_objective(file, self.task)
         num_points = sum(len(family.corners()) for family in self.families.values())
         if num_points > MAX_POINTS:
             raise SpecError(
@@ -959,6 +966,14 @@ def _check_task(file: StudyFile, families: Mapping[str, Family]) -> None:
         raise SpecError(
             f"resources.gpus_per_worker: {task.noun} computes on a CPU, and would keep its GPU idle; leave it out"
         )
+
+
+def _with_objective(file: StudyFile, task: Task) -> StudyFile:
+    """The file with its task's objective where it names none."""
+    if file.protocol.objective != "default":
+        return file
+    protocol = file.protocol.model_copy(update={"objective": task.objective})
+    return file.model_copy(update={"protocol": protocol})
 
 
 def _check_storage_path(path: str | None) -> None:

@@ -6,15 +6,16 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dmlstudy import data
 from dmlstudy.data import state_file
 from dmlstudy.engine import preflight
 from dmlstudy.engine.cluster import ClusterError, connected, variables
 from dmlstudy.engine.cluster_watch import ClusterWatch, end_process, told_at_last
-from dmlstudy.engine.interruption import Interruption, StudyInterrupted
+from dmlstudy.engine.interruption import Interruption, StudyInterrupted, interrupted
 from dmlstudy.engine.progress import Tell, engine_noise_to
 from dmlstudy.engine.tune_run import checkpoints_folder, engine_settings, run_trials
 from dmlstudy.registry import search_luck, tracking
@@ -61,20 +62,37 @@ def run_study(spec: StudySpec, store: Store, *, address: str | None, tell: Tell)
     return leaderboard(store, spec.name)
 
 
+@dataclass(frozen=True)
+class _Findings:
+    """Facts of a study's data, found before it runs.
+
+    ``origin`` and ``description`` are of the data's identity (``provenance``), ``digests`` of its files, and ``power``
+    is what the plan can see.
+    """
+
+    origin: Mapping[str, str]
+    digests: Mapping[str, str]
+    description: Mapping[str, str]
+    power: PlanPower
+
+
 def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) -> Leaderboard:
     """Run one study, or the rest of it."""
     if _is_finished(spec, store):  # for good, so nobody need hold it
         return _told_finished(spec, store, tell)
     dataset = checks.check_parts(spec)
-    origin, description = provenance.origin(spec, dataset), provenance.description(spec, dataset)
-    power = pilots.power(spec, dataset, pilots.best_pilot(store, spec, dataset))
+    found = _Findings(
+        origin=provenance.origin(spec, dataset),
+        digests={
+            preflight.FILES: data.files_digest(dataset, spec.data.path),
+            preflight.RETENTION_FILES: retention.files_digest(spec),
+        },
+        description=provenance.description(spec, dataset),
+        power=pilots.power(spec, dataset, pilots.best_pilot(store, spec, dataset)),
+    )
     remarks = data.remarks(dataset, spec.data.path)
     present = starts.present(spec, dataset)
     remarks += [*retention.lines(spec, dataset), *checks.slowness(spec)]
-    digests = {
-        preflight.FILES: data.files_digest(dataset, spec.data.path),
-        preflight.RETENTION_FILES: retention.files_digest(spec),
-    }
     del dataset
     dataset_cache.forget()  # trials run in other processes
     store.prepare()
@@ -82,7 +100,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
         if _is_finished(spec, store):  # by another process, meanwhile
             return _told_finished(spec, store, tell)
         left_at = store.last_sign(spec.name)
-        _check_data(spec, store, origin)
+        _check_data(spec, store, found.origin)
         checks.check_storage(spec)
         remarks += starts.settle(spec, store, present)
         folder = store.study_folder(spec.name)
@@ -101,18 +119,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
             for remark in remarks:
                 said(remark)
             try:
-                return _run_here(
-                    spec,
-                    store,
-                    said,
-                    interruption,
-                    origin,
-                    origin | digests,
-                    description,
-                    watch,
-                    power,
-                    left_at,
-                )
+                return _run_here(spec, store, said, interruption, watch, found, left_at)
             except KeyboardInterrupt:
                 raise StudyInterrupted from None
 
@@ -122,22 +129,19 @@ def _run_here(
     store: Store,
     tell: Tell,
     interruption: Interruption,
-    origin: Mapping[str, str],
-    known: Mapping[str, str],
-    description: Mapping[str, str],
     watch: ClusterWatch,
-    power: PlanPower,
+    found: _Findings,
     left_at: float | None,
 ) -> Leaderboard:
     """Run the study on the connected cluster, and record how it ends."""
     tracker = tracking.StudyTracker(
         store,
         spec.name,
-        description,
+        found.description,
         tell,
-        origin=origin,
+        origin=found.origin,
         environment=provenance.surroundings(spec),
-        trial_tags=provenance.trial_tags(spec, origin),
+        trial_tags=provenance.trial_tags(spec, found.origin),
         left_at=left_at,
     )
     tracker.patiently.server.gives_up = interruption.is_requested
@@ -146,7 +150,7 @@ def _run_here(
         "running",
         left_at,
         fingerprint=spec.fingerprint(),
-        origin=dict(origin),
+        origin=dict(found.origin),
         spec=dict(spec.raw),
         folders=list(spec.places.folders),
         num_search_trials=spec.num_search_trials,
@@ -173,27 +177,35 @@ def _run_here(
             spec, storage, tracker.finished_verdicts(), tracker.judged() if is_in_steps else None
         )
         search.before_verdict = lambda: sealing.seal(
-            spec, store, tracker, search, origin, description.get("folds.json", ""), power, tell
+            spec,
+            store,
+            tracker,
+            search,
+            found.origin,
+            found.description.get("folds.json", ""),
+            found.power,
+            tell,
         )
         tracker.note_search(search.counts(), search.best_numbers())
         if search.num_left:
             with nullcontext() if database is None else database.speaks_first():
+                known = {**found.origin, **found.digests}
                 run_trials(spec, store, tell, tracker, search, interruption, watch, known)
         if not search.is_over:
             raise StudyInterrupted
         _remove_checkpoints(checkpoints_folder(spec, store), tell)
         board = tracker.patiently(lambda: conclude(spec, store, tracker, search))
-    except (StudyInterrupted, KeyboardInterrupt):
-        _record_end(spec, store, tracker, "interrupted")
-        raise StudyInterrupted from None
-    except ClusterError as error:
-        if interruption.is_requested():  # what asked for it may have ended Ray's processes as well
+    except BaseException as error:
+        is_asked_for = isinstance(error, StudyInterrupted | KeyboardInterrupt) or (
+            isinstance(error, ClusterError) and interruption.is_requested()
+        )  # what asks for it may end Ray's processes as well
+        if is_asked_for:
             _record_end(spec, store, tracker, "interrupted")
             raise StudyInterrupted from None
-        _record_end(spec, store, tracker, "interrupted", reason=str(error)[:2000])
-        raise
-    except BaseException as error:
-        _record_end(spec, store, tracker, "failed", reason=f"{type(error).__name__}: {error}"[:2000])
+        if isinstance(error, ClusterError):
+            _record_end(spec, store, tracker, "interrupted", str(error))
+        else:
+            _record_end(spec, store, tracker, "failed", f"{type(error).__name__}: {error}")
         raise
     starts.remove_copies(spec, store)
     store.write_state(spec.name, "finished")
@@ -205,11 +217,11 @@ def _record_end(
     store: Store,
     tracker: tracking.StudyTracker,
     state: Literal["interrupted", "failed"],
-    **details: Any,
+    reason: str = "",
 ) -> None:
     """Note how the study ended, where other shells look first; what does not take it may be why it ended."""
     with suppress(OSError):
-        store.write_state(spec.name, state, **details)
+        store.write_state(spec.name, state, reason=reason[:2000])
     with suppress(StoreError):
         tracker.end_study(state, {})
 
@@ -230,14 +242,14 @@ def _end_at_once(spec: StudySpec, store: Store, tell: Tell, interruption: Interr
     SIGTERM for a whole process group, as of ``timeout`` and batch systems, ends Ray too: that is an interruption.
     """
     is_asked_for = interruption.is_requested()
-    what = "interrupted; what was finished is kept, " if is_asked_for else f"{reason}; "
-    line = f"{what}run the same again"
+    again, line = "the same command", f"{reason}; run the same again"
     with suppress(OSError, StoreError):
         state = store.read_state(spec.name)["state"]
-        line = f"{what}`{store.command('resume', spec.name)}` goes on"
+        again = f"`{store.command('resume', spec.name)}`"
+        line = f"{reason}; {again} goes on"
         if state != "finished":
             store.write_state(spec.name, "interrupted", reason="" if is_asked_for else line)
-    tell(line if is_asked_for else f"error: {line}")
+    tell(interrupted(again) if is_asked_for else f"error: {line}")
     end_process(130 if is_asked_for else 2)
 
 

@@ -124,6 +124,8 @@ class Task(Protocol):
     """Sections that mean something to it, beside ``loss`` and ``regularizer``."""
     unmeasured: ClassVar[tuple[str, ...]] = ()
     """Keys of ``protocol`` that ask for what is not measured of it."""
+    objective: ClassVar[str]
+    """The metric that its studies search for where they name none."""
     second_objectives: ClassVar[Mapping[str, str]]
     """Second objectives that it has, in words."""
     size_param: ClassVar[str | None]

@@ -31,6 +31,7 @@ class Embedding(Task):
     )
     section = None
     sections = ("embedder", "batch", "training", "augmentation", "retrieval")
+    objective = "map_at_r"
     second_objectives = MappingProxyType({"embedding_dim": "embedding_dim", "latency_ms": "latency_ms"})
     size_param = "embedder.dim"
     is_distributed = True

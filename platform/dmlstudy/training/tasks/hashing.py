@@ -32,6 +32,7 @@ class Hashing(Task):
     section = "hashing"
     sections = ("hashing", "training")
     unmeasured = ("macro", "reid", "clusters", "retention", "verification", "short_vectors")
+    objective = "map"
     second_objectives = MappingProxyType({"embedding_dim": "embedding_dim, their bits"})
     size_param = "hashing.num_bits"
     # Untrained weights of bits would only shuffle what codes find.

@@ -42,6 +42,7 @@ class Online(Task):
         "verification",
         "short_vectors",
     )
+    objective = "accuracy"
     second_objectives = MappingProxyType[str, str]({})
     size_param = None
     baselines = ("slda", "nearest_class_mean", "whitening")
