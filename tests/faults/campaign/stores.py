@@ -60,19 +60,27 @@ def asked(store: Path, query: str) -> list[tuple[Any, ...]]:
         return database.execute(query).fetchall()
 
 
+def rows_of_runs(store: Path, query: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Rows of the store's MLflow by their first column, a run, without it."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for run, *row in asked(store, query):
+        found.setdefault(run, []).append(tuple(row))
+    return found
+
+
+POINTS = "SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY 1, 2, 3, 4"
+
+
 def tags_of(store: Path) -> dict[str, dict[str, str]]:
     """The tags of each run."""
-    found: dict[str, dict[str, str]] = {}
-    for run, key, value in asked(store, "SELECT run_uuid, key, value FROM tags"):
-        found.setdefault(run, {})[key] = value
-    return found
+    return {
+        run: dict(tags) for run, tags in rows_of_runs(store, "SELECT run_uuid, key, value FROM tags").items()
+    }
 
 
 def ended(store: Path) -> dict[str, tuple[str, tuple[tuple[Any, ...], ...]]]:
     """Status and metrics of each run of a trial that has ended for good."""
-    metrics: dict[str, list[tuple[Any, ...]]] = {}
-    for run, *point in asked(store, "SELECT run_uuid, key, step, value FROM metrics ORDER BY 1, 2, 3, 4"):
-        metrics.setdefault(run, []).append(tuple(point))
+    metrics = rows_of_runs(store, POINTS)
     return {
         run: (tags["status"], tuple(metrics.get(run, [])))
         for run, tags in tags_of(store).items()
@@ -126,15 +134,8 @@ def _named(store: Path) -> Iterator[tuple[str, str]]:
 def _runs(store: Path, names: Mapping[str, str]) -> dict[str, Any]:
     """By name, what the runs that count hold."""
     tags = tags_of(store)
-    metrics: dict[str, list[tuple[Any, ...]]] = {}
-    for run, *point in asked(
-        store, "SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY 1, 2, 3, 4"
-    ):
-        if point[0] not in OF_ONE_RUN:
-            metrics.setdefault(run, []).append(tuple(point))
-    params: dict[str, list[tuple[Any, ...]]] = {}
-    for run, *param in asked(store, "SELECT run_uuid, key, value FROM params ORDER BY 1, 2"):
-        params.setdefault(run, []).append(tuple(param))
+    metrics = rows_of_runs(store, POINTS)
+    params = rows_of_runs(store, "SELECT run_uuid, key, value FROM params ORDER BY 1, 2")
     status = dict(asked(store, "SELECT run_uuid, status FROM runs"))
     doubles = [name for name, count in Counter(names.values()).items() if count > 1]
     found: dict[str, Any] = {f"twice: {name}": True for name in doubles}
@@ -145,7 +146,7 @@ def _runs(store: Path, names: Mapping[str, str]) -> dict[str, Any]:
                 for key, value in tags[run].items()
                 if key in COMPARED_TAGS and (key, tags[run]["dmlstudy_kind"]) != ("units_sha256", "search")
             },
-            "metrics": metrics.get(run, []),
+            "metrics": [point for point in metrics.get(run, []) if point[0] not in OF_ONE_RUN],
             "params": params.get(run, []),
             "status": status[run],
         }
