@@ -41,6 +41,7 @@ EPOCH_S = 3.0
 SWITCH_S = 0.17
 """Seconds beyond training of a trial on a gang that is there, as ``overhead.py`` measures them."""
 
+PARTS = ("suggest", "observe", "commit", "mlflow")
 MARKS = (100, 500, 1000, 2000, 5000, 10_000)
 
 
@@ -98,7 +99,8 @@ class Replay:
         self.of_search: tuple[float, float] | None = None
         """(seconds in training, seconds of all gangs) when the last search trial was handed out."""
         self.num_handed_out = self.num_ended = 0
-        self.seconds: dict[str, float] = dict.fromkeys(("suggest", "observe", "commit", "mlflow"), 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self.of_processor: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._events: list[tuple[float, int, str, TrialConfig, int]] = []
         self._runs: dict[str, str] = {}
 
@@ -131,8 +133,9 @@ class Replay:
         if self.of_search is not None:
             trained, whole = self.of_search
             print(f"the search's share in training: {trained / whole:.1%} of {self.num_gangs} gangs' time")
-        spent = ", ".join(f"{name} {1000 * s / self.num_ended:.1f}" for name, s in self.seconds.items())
-        print(f"ms per trial by part: {spent}")
+        for what, seconds in (("ms", self.seconds), ("CPU ms", self.of_processor)):
+            spent = ", ".join(f"{name} {1000 * s / self.num_ended:.1f}" for name, s in seconds.items())
+            print(f"{what} per trial by part: {spent}")
 
     def _as_driver(self, call: Any, *args: Any) -> None:
         """Let the driver do something once it is free; its real time counts as simulated time."""
@@ -217,10 +220,11 @@ class Replay:
 
     def _timed(self, part: str, call: Any, *args: Any, **named: Any) -> Any:
         """Count the time of a call, without that of timed calls inside it."""
-        before, started = sum(self.seconds.values()), time.perf_counter()
+        clocks = (self.seconds, time.perf_counter), (self.of_processor, time.process_time)
+        before = [sum(spent.values()) - clock() for spent, clock in clocks]
         answer = call(*args, **named)
-        inside = sum(self.seconds.values()) - before
-        self.seconds[part] += time.perf_counter() - started - inside
+        for (spent, clock), at_first in zip(clocks, before, strict=True):
+            spent[part] += clock() - sum(spent.values()) + at_first
         return answer
 
 

@@ -210,7 +210,7 @@ def test_a_run_that_goes_on_and_is_killed(moment: str, store: Store, monkeypatch
     if moment == "at work":
         first.reopen(run_id)
     else:
-        failing = "update_run" if moment == "in the run's own record" else "log_batch"
+        failing = "set_terminated" if moment == "in the run's own record" else "log_batch"
         with monkeypatch.context() as patched:
             patched.setattr(mlflow.MlflowClient, failing, lambda *a, **k: 1 / 0)
             with pytest.raises(ZeroDivisionError):

@@ -12,8 +12,9 @@ import optuna
 import pytest
 import sqlalchemy
 
+from dmlstudy import journal as journals
 from dmlstudy.search import storage as storages
-from dmlstudy.search.storage import is_local, open_storage, read_storage, to_disk
+from dmlstudy.search.storage import open_storage, read_storage, to_disk
 from dmlstudy.store import Store, StoreError
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -24,7 +25,7 @@ def mounted(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = folder.parent / "mounts"
     point = str(folder.resolve()).replace(" ", r"\040")
     table.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {point} {kind} rw 0 0\nproc /proc proc rw 0 0\n")
-    monkeypatch.setattr(storages, "MOUNTS", table)
+    monkeypatch.setattr(journals, "MOUNTS", table)
 
 
 def journal(folder: Path) -> str:
@@ -52,9 +53,9 @@ def test_the_log_is_not_written_ahead_where_others_may_write(
     for folder in (shared, local):
         folder.mkdir()
     mounted(shared, kind, monkeypatch)
-    assert not is_local(shared)
-    assert not is_local(shared / "deeper")
-    assert is_local(local)
+    assert not journals.is_local(shared)
+    assert not journals.is_local(shared / "deeper")
+    assert journals.is_local(local)
     if kind == "nfs":
         used(shared)
         used(local)
@@ -71,11 +72,6 @@ def test_a_storage_that_was_moved_to_a_share_leaves_its_log(
     mounted(folder, "nfs4", monkeypatch)
     used(folder)
     assert journal(folder) == "delete"
-
-
-def test_where_mounts_are_not_known_nothing_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storages, "MOUNTS", tmp_path / "none")
-    assert not is_local(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["ext4", "nfs"])

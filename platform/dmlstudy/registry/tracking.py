@@ -24,7 +24,7 @@ import requests
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from dmlstudy import data, model_folder
+from dmlstudy import data, journal, model_folder
 from dmlstudy.files import temporary_folder
 from dmlstudy.metric_names import ENERGY_WH
 from dmlstudy.patience import ServerPatience
@@ -114,6 +114,15 @@ def _count_rows(store: Store) -> None:
     """Keep queries of the store's own database fast, however many runs there are."""
     if store.server is None:
         row_counts.refresh(store.mlflow_file)
+
+
+def _disconnect(store: Store) -> None:
+    """Close this process's connections to the store's own database; later calls make new ones."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    engine = SqlAlchemyStore._engine_map.get(store.tracking_uri)
+    if engine is not None:
+        engine.dispose()
 
 
 def _make_database(store: Store, draft: Path) -> None:
@@ -265,6 +274,8 @@ class StudyTracker:
         left_at: float | None = None,
     ) -> None:
         client = connect(store, create=True)
+        if store.server is None:
+            journal.of_writer(store.mlflow_file)
         self.store = store
         self.patiently = Patience(store, client, tell)
         self.client = cast(mlflow.MlflowClient, _PatientClient(client, self.patiently))
@@ -368,9 +379,13 @@ class StudyTracker:
         for start in range(0, max(len(points), 1), BATCH):  # the status last, for then everything is there
             is_last = start + BATCH >= len(points)
             self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
-        self.client.set_terminated(run_id, status.in_mlflow)
+        self._set_status(run_id, status)
         if status != Status.PAUSED:
             self._spans.pop(run_id, None)
+
+    def _set_status(self, run_id: str, status: Status) -> None:
+        """Give a run MLflow's own status, by the one call that writes it without reading the run before and after."""
+        self.client.set_terminated(run_id, status.in_mlflow)
 
     def seconds_at_work(self, run_id: str) -> float | None:
         """Seconds in which a run has been at work; None of one that has ended, or has paused before this session."""
@@ -396,7 +411,7 @@ class StudyTracker:
         """Let the run of a paused trial go on."""
         before = self._spans.get(run_id) or read(self.client, run_id).spans
         self._spans[run_id] = [*before, (time.time(), None)]
-        self.client.update_run(run_id, status=Status.RUNNING.in_mlflow)  # killed after it, it pauses again
+        self._set_status(run_id, Status.RUNNING)  # killed after it, it pauses again
         tags = [RunTag(SPANS, json.dumps(self._spans[run_id])), RunTag("status", Status.RUNNING.value)]
         self.client.log_batch(run_id, tags=tags)
 
@@ -456,6 +471,9 @@ class StudyTracker:
         self.client.log_batch(self.parent_id, metrics=metrics, tags=[*tags, RunTag("status", status)])
         self.client.set_terminated(self.parent_id, Status(status).in_mlflow)
         _count_rows(self.store)
+        if self.store.server is None:
+            _disconnect(self.store)
+            journal.at_rest(self.store.mlflow_file)
 
     def finished_verdicts(self) -> set[tuple[str, int]]:
         """(family, seed) of the verdict runs that are done."""

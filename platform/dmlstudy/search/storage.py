@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -18,16 +17,12 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
+from dmlstudy import journal
 from dmlstudy.patience import ServerPatience
 from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole
 from dmlstudy.text import first_line
 
 T = TypeVar("T")
-
-LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
-"""File systems of one machine alone."""
-
-MOUNTS = Path("/proc/mounts")
 
 
 def open_storage(
@@ -39,8 +34,7 @@ def open_storage(
     committed outlives the death of any process; a loss of power may take reports since the last checkpoint, and
     never the file's order. The beginning and the end of a trial are made durable (``to_disk``), as in MLflow.
 
-    Such a log is shared through memory, so it is for a local file system only, and on one that may be another
-    machine's SQLite keeps its rollback journal: it would not refuse, and lose what two machines write.
+    On a file system that may be another machine's SQLite keeps its rollback journal (``journal``).
 
     A PostgreSQL (``Store.search_database``) is opened as Optuna does it; the store keeps its place, not its login. Who
     looks at it only keeps no connection. A driver waits ``store.patience_s`` for it, and ``tell`` gets a line on that.
@@ -64,7 +58,7 @@ def open_storage(
             storage = optuna.storages.RDBStorage(store.optuna_url)
     if storage.engine.dialect.name == "sqlite":
         sqlalchemy.event.listen(
-            storage.engine, "connect", _write_ahead if is_local(store.root) else _roll_back
+            storage.engine, "connect", _logs_ahead if journal.is_local(store.root) else _rolls_back
         )
         storage.engine.dispose()  # connections made before do not know
     return storage
@@ -353,26 +347,10 @@ def attrs_in(storage: optuna.storages.BaseStorage, name: str) -> dict[str, Any]:
         return {}
 
 
-def is_local(folder: Path) -> bool:
-    """True if the folder lies on a file system of this machine alone; False where that is unknown."""
-    try:
-        mounts = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    kinds: list[tuple[int, int, str]] = []
-    for number, line in enumerate(mounts):
-        _, point, kind, *_ = line.split()
-        place = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
-        if folder.resolve().is_relative_to(place):
-            kinds.append((len(place.parts), number, kind))
-    return bool(kinds) and max(kinds)[-1] in LOCAL
-
-
-def _write_ahead(connection: Any, _: object) -> None:
-    if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] == "wal":
+def _logs_ahead(connection: Any, _: object) -> None:
+    if journal.write_ahead(connection):
         connection.execute("PRAGMA synchronous=NORMAL")
 
 
-def _roll_back(connection: Any, _: object) -> None:
-    with suppress(sqlite3.OperationalError):  # others read it
-        connection.execute("PRAGMA journal_mode=DELETE")
+def _rolls_back(connection: Any, _: object) -> None:
+    journal.roll_back(connection)
