@@ -3,6 +3,8 @@
     python tests/benchmarks/search.py                                  # all, 200 searches each: hours
     python tests/benchmarks/search.py --samplers random tpe --schedulers none asha --searches 20
     python tests/benchmarks/search.py --samplers tpe --trials 3 6 19 40 --searches 20    # at equal numbers of trials
+    python tests/benchmarks/search.py --samplers tpe qmc --trials 19 --generations 1 10 19    # drawn so many at a time
+    python tests/benchmarks/search.py --samplers tpe --trials 60 --gains 0 0.002 0.005    # ended early by stop_when
     python tests/benchmarks/search.py --record recorded-omniglot=STORE recorded-tiny-imagenet=STORE
 
 A search has the epochs of 30 whole trials, one trial at a time. A drawn point has the curve of a surrogate of 409
@@ -54,6 +56,9 @@ SAMPLERS = ("random", "qmc", "tpe", "tpe-ungrouped", "cma", "gp")
 SCHEDULERS = ("none", "median", "halving", "asha", "hyperband")
 PRUNERS = ("none", "median", "halving", "hyperband")
 ETA = 3
+STOP_PROBABILITY = 0.05
+"""Of ``stop_when``."""
+
 FIRST_SEED = 1000
 """The recorded points were drawn with seed 0, which would meet them again."""
 
@@ -111,11 +116,19 @@ class Search:
 
 
 def ours(
-    table: RecordedCurves, sampler: str, scheduler: str, seed: int, num_trials: int | None = None
+    table: RecordedCurves,
+    sampler: str,
+    scheduler: str,
+    seed: int,
+    num_trials: int | None = None,
+    generation_size: int = 1,
+    gain: float = 0.0,
 ) -> list[float]:
     """The platform's own search; of one of so many trials its regret at its end, and the whole trials it has cost."""
     replay = Search(table, seed)
-    spec = _spec(table, sampler.removesuffix("-ungrouped"), scheduler, seed, num_trials)
+    spec = _spec(
+        table, sampler.removesuffix("-ungrouped"), scheduler, seed, num_trials, generation_size, gain
+    )
     if num_trials is not None:
         replay.limit = 10 * num_trials * table.epochs
     with mock.patch.object(
@@ -165,9 +178,22 @@ def ungrouped(search: Any, number: int, *_: Any) -> optuna.samplers.BaseSampler:
 
 
 def _spec(
-    table: RecordedCurves, sampler: str, scheduler: str, seed: int, num_trials: int | None = None
+    table: RecordedCurves,
+    sampler: str,
+    scheduler: str,
+    seed: int,
+    num_trials: int | None = None,
+    generation_size: int = 1,
+    gain: float = 0.0,
 ) -> StudySpec:
-    search = {"sampler": sampler, "scheduler": scheduler, "seed": seed, "reduction_factor": ETA}
+    search: dict[str, Any] = {
+        "sampler": sampler,
+        "scheduler": scheduler,
+        "seed": seed,
+        "reduction_factor": ETA,
+        "generation_size": generation_size,
+        **({"stop_when": {"gain": gain, "probability": STOP_PROBABILITY}} if gain else {}),
+    }
     num_trials = num_trials or (WHOLE_TRIALS if scheduler == "none" else ETA * WHOLE_TRIALS)
     return study_file.parse(
         {"name": "replayed", "data": {"name": "digits"}, **table.study}
@@ -260,13 +286,16 @@ def regrets(table: str, method: str, seed: int) -> list[float]:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     library, _, pair = method.rpartition(":")
-    pair, _, num_trials = pair.partition("@")
+    pair, _, trials = pair.partition("@")
     sampler, scheduler = pair.split("+")
     curves = TABLES[table]
     if library == "ray":
         return rays(curves, seed)
-    if num_trials:
-        return ours(curves, sampler, scheduler, seed, int(num_trials))
+    if trials:
+        num_trials, generation_size, *gain = trials.split("/")
+        return ours(
+            curves, sampler, scheduler, seed, int(num_trials), int(generation_size), *map(float, gain)
+        )
     return (optunas if library == "optuna" else ours)(curves, sampler, scheduler, seed)
 
 
@@ -318,18 +347,30 @@ def show(
 def show_by_trials(
     kept: dict[str, list[float]], tables: Sequence[str], names: Sequence[str], num_searches: int
 ) -> None:
-    """The same at the end of searches of equal numbers of trials, with what they have cost."""
-    print(f"{'search':32}{'regret':>16}{'whole trials':>16}")
+    """The same at the end of searches of equal numbers of trials, with what they have cost.
+
+    **Less the first** is the difference from the first sampler's without ``stop_when``, all else equal, paired.
+    **Wrongly** is the share of searches that the same one without ``stop_when`` beats by more than its gain.
+    """
+    seeds = range(FIRST_SEED, FIRST_SEED + num_searches)
+    heads = f"{'regret':>16}{'whole trials':>16}{'less the first':>20}{'wrongly':>10}"
+    print(f"{'search @ trials/generation/gain':34}{heads}")
+    first: dict[str, np.ndarray] = {}
     for name in names:
-        found_STV = np.array(
-            [
-                [kept[_key(t, name, seed)] for t in tables]
-                for seed in range(FIRST_SEED, FIRST_SEED + num_searches)
-            ]
-        )
-        regret_S, spent = found_STV[..., 0].mean(axis=1), found_STV[..., 1].mean()
-        half = stats.t.ppf(0.975, num_searches - 1) * stats.sem(regret_S)
-        print(f"{name:32}{f'{100 * regret_S.mean():.2f} ± {100 * half:.2f}':>16}{spent:>16.1f}")
+        regret_ST, spent_ST = np.moveaxis([[kept[_key(t, name, s)] for t in tables] for s in seeds], -1, 0)
+        whole, *gain = name.rsplit("/", 1) if name.count("/") == 2 else [name]
+        less_S = regret_ST.mean(axis=1) - first.setdefault(whole.partition("+")[2], regret_ST.mean(axis=1))
+        cells = [_interval(regret_ST.mean(axis=1)), f"{spent_ST.mean():.1f}"]
+        cells.append(_interval(less_S, sign="+") if less_S.any() else "")
+        whole_ST = np.array([[kept[_key(t, whole, s)][0] for t in tables] for s in seeds])
+        cells.append(f"{np.mean(regret_ST - whole_ST > float(gain[0])):.1%}" if gain else "")
+        print(f"{name:34}{cells[0]:>16}{cells[1]:>16}{cells[2]:>20}{cells[3]:>10}")
+
+
+def _interval(value_S: np.ndarray, sign: str = "") -> str:
+    """Hundredths: the mean over searches, with its interval."""
+    half = stats.t.ppf(0.975, len(value_S) - 1) * stats.sem(value_S)
+    return f"{100 * value_S.mean():{sign}.2f} ± {100 * half:.2f}"
 
 
 def main() -> None:
@@ -341,6 +382,12 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument(
         "--trials", nargs="+", type=int, help="searches of so many trials instead, to their ends"
+    )
+    parser.add_argument(
+        "--generations", nargs="+", type=int, default=[1], help="their trials are drawn so many at a time"
+    )
+    parser.add_argument(
+        "--gains", nargs="+", type=float, default=[0.0], help="of stop_when, which ends them; 0: without it"
     )
     parser.add_argument("--searches", type=int, default=200)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -355,7 +402,12 @@ def main() -> None:
     names = methods(options.samplers, options.schedulers)
     if options.trials:
         names = [
-            f"{sa}+{sc}@{n}" for n in options.trials for sa in options.samplers for sc in options.schedulers
+            f"{sampler}+{scheduler}@{num_trials}/{size}{f'/{gain:g}' if gain else ''}"
+            for num_trials in options.trials
+            for size in options.generations
+            for scheduler in options.schedulers
+            for sampler in options.samplers
+            for gain in options.gains
         ]
     wanted = [
         (t, name, seed)
