@@ -89,6 +89,10 @@ def test_a_winner_that_is_worse_on_the_test_classes_is_said_to_be() -> None:
         (board({"a": A}), "and there is nothing to compare it with."),
         (board({"a": A}, status="running"), "and there is nothing to compare it with yet."),
         (
+            board({"a": A, "b": B, "c": B}, comparisons=board({"b": A, "c": B}).comparisons),
+            "[0.5852, 0.6348], and no pair that it is in was compared.",
+        ),
+        (
             board({"a": [], "b": []}, None),
             "a leads so far by validation map_at_r 0.9000; it was not judged",
         ),
@@ -189,6 +193,12 @@ def test_the_leaderboards_numbers(small: Maker) -> None:
     assert scores is not None
     assert cells(scores)[0] == ["alpha (winner)", "0.7100 [0.6852, 0.7348]"]
     assert words.scores_table(found, ["nmi"]) is None
+
+
+def test_a_leaderboard_without_a_comparison_with_the_untrained_one_has_no_columns_of_it() -> None:
+    text = words.leaderboard_table(board({"a": A, "b": B}))
+    assert cells(text) == [["a (winner)", "0.6100 [0.5852, 0.6348]"], ["b", "0.5100 [0.4670, 0.5530]"]]
+    assert "untrained" not in text
 
 
 def test_a_leaderboard_before_the_verdict_has_the_validation_scores() -> None:

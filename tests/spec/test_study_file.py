@@ -484,7 +484,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "sampler",
         study(search__sampler="grid"),
-        "search.sampler: no sampler 'grid'; known: cma, gp, nsga2, qmc, random, tpe; hub:PACKAGE is one of",
+        "search.sampler: no sampler 'grid'; known: auto, cma, gp, nsga2, qmc, random, tpe; hub:PACKAGE is one of",
     ),
     (
         "optimizer",

@@ -90,7 +90,8 @@ def verdict(board: Leaderboard) -> str:
         rival, what = others[0], f"the runner-up {others[0]}"
     outcome, each = comparison_of(board, winner.family, rival) if rival else ("", None)
     if each is None:
-        sentence += f", and there is nothing to compare it with{' yet' if board.status != 'finished' else ''}"
+        why = "no pair that it is in was compared" if others else "there is nothing to compare it with"
+        sentence += f", and {why}{' yet' if board.status != 'finished' else ''}"
     else:
         preposition = "from" if outcome == "not distinguishable" else "than"
         sentence += f" and is {outcome} {preposition} {what}{each.where}:"
@@ -153,10 +154,15 @@ def leaderboard_table(board: Leaderboard) -> Html:
         caption = "Best on the validation classes first, mean over folds ± standard error; no test score yet."
         return table(caption, ["family", f"validation {board.objective}"], rows, "ln")
     elsewhere = [metric_names.on_retention(board.objective)] if board.retention else []
+    compared = {
+        row.family: comparison_of(board, row.family, row.untrained) if row.untrained else ("", None)
+        for row in board.rows
+    }
+    is_compared = any(each for _, each in compared.values())
     rows = []
     for row in board.rows:
-        outcome, each = comparison_of(board, row.family, row.untrained) if row.untrained else ("", None)
-        told = ["–", "–"]
+        outcome, each = compared[row.family]
+        told = ["–", "–"] if is_compared else []
         if each is not None:
             against = "" if row.untrained == UNTRAINED else f" ({row.untrained})"
             told = [
@@ -165,16 +171,21 @@ def leaderboard_table(board: Leaderboard) -> Html:
             ]
         kept = [two_lines(interval(row.retention.get(name))) for name in elsewhere]
         rows.append([_named(board, row), two_lines(interval(row.test.get(metric))), *told, *kept])
-    caption = (
-        "Best on the validation classes first. Test: mean over seeds, each scored once, with its 95% t-interval."
-        " Less untrained: paired by seed, against the same embedder before training, with an interval that holds for"
-        " all pairs at once (95%); better or worse is what has p ≤ 0.05 adjusted for all pairs."
-    )
+    caption = "Best on the validation classes first. Test: mean over seeds, each scored once, with its 95% t-interval."
+    if is_compared:
+        caption += (
+            " Less untrained: paired by seed, against the same embedder before training, with an interval that holds"
+            " for all pairs at once (95%); better or worse is what has p ≤ 0.05 adjusted for all pairs."
+        )
     if board.retention:
         caption += " Retention: the same models on other data."
-    head = ["family", metric_names.for_people(metric), "less untrained", "verdict"]
+    head = [
+        "family",
+        metric_names.for_people(metric),
+        *(["less untrained", "verdict"] if is_compared else []),
+    ]
     head += [metric_names.for_people(name) for name in elsewhere]
-    return table(caption, head, rows, "lnnl" + "n" * len(elsewhere))
+    return table(caption, head, rows, "ln" + ("nl" if is_compared else "") + "n" * len(elsewhere))
 
 
 def search_table(board: Leaderboard) -> Html:

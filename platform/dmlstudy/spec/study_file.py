@@ -42,7 +42,7 @@ from dmlstudy.records import (
     number_list,
     present_key,
 )
-from dmlstudy.spec import library_losses, registered, yaml_file
+from dmlstudy.spec import library_losses, registered, sampler_choice, yaml_file
 from dmlstudy.spec import space as spaces
 from dmlstudy.spec.assignments import assigned
 from dmlstudy.spec.budget import seconds_of
@@ -185,7 +185,8 @@ class SearchConfig(Grown):
     sampler: Annotated[
         str,
         Field(
-            description="tpe | gp | cma | qmc | random | nsga2 | hub:PACKAGE: Optuna's, or of OptunaHub in registry",
+            description="tpe | gp | cma | qmc | random | nsga2 | hub:PACKAGE: Optuna's, or of OptunaHub in registry |"
+            " auto: qmc where the first generation has half of the trials, nsga2 with a second objective, else tpe",
         ),
     ] = "tpe"
     registry: Annotated[
@@ -485,7 +486,8 @@ class StudySpec:
         """The folders in which its relative paths are looked up."""
         self.starts: dict[tuple[str, str], StartConfig] = {}
         """By backbone and ``embedder.weights``, what these stand for, once ``studies.starts`` has settled it."""
-        self.file = file = _at_home(file)
+        self._is_sampler_chosen = file.search.sampler == sampler_choice.AUTO
+        self.file = file = _with_sampler(_at_home(file))
         path = file.data.path
         self.data = file.data.model_copy(
             update={"path": None if path is None else self._lead("data.path", path)}
@@ -605,10 +607,17 @@ class StudySpec:
         return [
             *self._renaming.notes,
             *self.places.notes.values(),
+            *self._notes_on_sampler(),
             *self._notes_on_schedules(),
             *library_losses.notes_on(losses),
             *self._notes_on_baselines(losses),
         ]
+
+    def _notes_on_sampler(self) -> list[str]:
+        """A line on the sampler that ``auto`` stands for."""
+        if not self._is_sampler_chosen:
+            return []
+        return [f"search.sampler: auto is {self.file.search.sampler}, as {_chosen(self.file.search).why}"]
 
     def _notes_on_baselines(self, losses: Sequence[str]) -> list[str]:
         """A line on baselines that the study has not among its families."""
@@ -770,7 +779,7 @@ def _check_search(search: SearchConfig) -> None:
             raise SpecError(f"search.wall_time: {error}") from None
     if search.sampler not in SAMPLERS and not re.fullmatch(rf"{HUB}[\w-]+(/[\w-]+)*(:\w+)?", search.sampler):
         raise SpecError(
-            f"search.sampler: no sampler {search.sampler!r}{nearest(search.sampler, SAMPLERS)};"
+            f"search.sampler: no sampler {search.sampler!r}{nearest(search.sampler, (*SAMPLERS, sampler_choice.AUTO))};"
             f" {HUB}PACKAGE is one of search.registry"
         )
     if (search.second_objective is None) == (search.sampler == "nsga2"):
@@ -966,6 +975,23 @@ def _check_task(file: StudyFile, families: Mapping[str, Family]) -> None:
         raise SpecError(
             f"resources.gpus_per_worker: {task.noun} computes on a CPU, and would keep its GPU idle; leave it out"
         )
+
+
+def _with_sampler(file: StudyFile) -> StudyFile:
+    """The file with the sampler that ``auto`` stands for."""
+    if file.search.sampler != sampler_choice.AUTO:
+        return file
+    search = file.search.model_copy(update={"sampler": _chosen(file.search).name})
+    return file.model_copy(update={"search": search})
+
+
+def _chosen(search: SearchConfig) -> sampler_choice.SamplerChoice:
+    return sampler_choice.of_budget(
+        search.trials_per_family,
+        search.generation_size,
+        is_adaptive=search.families == "adaptive",
+        has_second_objective=search.second_objective is not None,
+    )
 
 
 def _with_objective(file: StudyFile, task: Task) -> StudyFile:

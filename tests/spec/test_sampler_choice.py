@@ -1,0 +1,48 @@
+"""The sampler that ``auto`` stands for: told, and the same study as with its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dmlstudy.spec import study_file
+from dmlstudy.spec.study_file import StudySpec
+
+
+def study(sampler: str, **search: Any) -> StudySpec:
+    return study_file.parse(
+        {
+            "name": "small",
+            "data": {"name": "digits"},
+            "batch": {"classes": "all", "images_per_class": 4},
+            "families": {name: {"space": name} for name in ("contrastive", "margin")},
+            "search": {"sampler": sampler, **search},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("search", "sampler", "why"),
+    [
+        ({}, "tpe", "most of the 19 trials are drawn by the scores of others"),
+        ({"generation_size": 9}, "tpe", "most of the 19 trials are drawn by the scores of others"),
+        ({"generation_size": 10}, "qmc", "10 of 19 trials are drawn before any has a score"),
+        ({"generation_size": 64}, "qmc", "19 of 19 trials are drawn before any has a score"),
+        ({"trials_per_family": 1}, "tpe", "there is one trial, the default"),
+        ({"deterministic": False}, "tpe", "most of the 19 trials are drawn by the scores of others"),
+        ({"families": "adaptive", "generation_size": 19}, "tpe", "families are adaptive"),
+        (
+            {"second_objective": "embedding_dim", "scheduler": "none"},
+            "nsga2",
+            "there is a second objective",
+        ),
+    ],
+)
+def test_auto_is_a_sampler_for_the_budget(search: dict[str, Any], sampler: str, why: str) -> None:
+    found = study("auto", **search)
+    assert found.file.search.sampler == sampler
+    assert f"search.sampler: auto is {sampler}, as {why}" in found.notes
+    named = study(sampler, **search)
+    assert found.fingerprint() == named.fingerprint()
+    assert not any("sampler" in note for note in named.notes)
