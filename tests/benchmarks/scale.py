@@ -1,10 +1,10 @@
 """Replay a study of thousands of trials on 64 gangs, with synthetic learning curves in place of training.
 
-    python tests/benchmarks/scale.py [--trials 10000] [--gangs 64] [--generations] [--scheduler asha] [--store FOLDER]
+    python tests/benchmarks/scale.py [--trials 10000] [--gangs 64] [--scheduler asha] [--epoch-seconds 3]
 
 The search, the early stopping, Optuna's storage and MLflow's are the real ones, driven as Tune and the recorder
-drive them; only Ray and the training are not there. Time is simulated: a trial's epoch takes EPOCH_S seconds, and a
-trial begins SWITCH_S after it is handed out. The driver's own time is real and counts: while it works on one trial,
+drive them; only Ray and the training are not there. Time is simulated: a trial's epoch takes ``--epoch-seconds``, and
+a trial begins SWITCH_S after it is handed out. The driver's own time is real and counts: while it works on one trial,
 gangs wait for the next one. So the **share in training** is that of the gangs' time until the search's last trial
 is handed out. With ``--generations`` a generation waits for its last trial, as studies do by default.
 """
@@ -37,7 +37,6 @@ from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
 
 EPOCHS, FOLDS = 5, 2
-EPOCH_S = 3.0
 SWITCH_S = 0.17
 """Seconds beyond training of a trial on a gang that is there, as ``overhead.py`` measures them."""
 
@@ -88,12 +87,18 @@ class Replay:
     """Plays Tune, its gangs and the recorder, in simulated time."""
 
     def __init__(
-        self, search: StudySearch, tracker: tracking.StudyTracker, num_gangs: int, folder: Path
+        self,
+        search: StudySearch,
+        tracker: tracking.StudyTracker,
+        num_gangs: int,
+        epoch_s: float,
+        folder: Path,
     ) -> None:
         self.search, self.adapter = search, TuneSearch(search)
         self.tracker = tracker
         self.scheduler = StudyScheduler(search, Desk(folder))
         self.num_gangs = num_gangs
+        self.epoch_s = epoch_s
         self.now = self.driver_free = 0.0
         self.trained = 0.0
         self.of_search: tuple[float, float] | None = None
@@ -169,7 +174,7 @@ class Replay:
             self._push(trial_id, assignment.config, assignment.continues_after + 1, SWITCH_S)
 
     def _push(self, trial_id: str, config: TrialConfig, step: int, after: float = 0.0) -> None:
-        seconds = EPOCH_S * (0.8 + 0.4 * random.Random(f"{trial_id} {step}").random())
+        seconds = self.epoch_s * (0.8 + 0.4 * random.Random(f"{trial_id} {step}").random())
         self.trained += seconds
         end = self.now + after + seconds
         heapq.heappush(self._events, (end, int(trial_id[1:]), trial_id, config, step))
@@ -238,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--gangs", type=int, default=64)
+    parser.add_argument("--epoch-seconds", type=float, default=3.0, help="of training, on average")
     parser.add_argument("--sampler", default="tpe")
     parser.add_argument("--scheduler", default="asha")
     parser.add_argument("--generations", action="store_true")
@@ -254,7 +260,7 @@ def main() -> None:
         tracker = tracking.StudyTracker(store, found.name, {})
         storage = open_storage(store)
         search = StudySearch(found, storage, set())
-        replay = Replay(search, tracker, arguments.gangs, Path(scratch))
+        replay = Replay(search, tracker, arguments.gangs, arguments.epoch_seconds, Path(scratch))
         search.record_given_up = replay.give_up
         replay.run()
         tracker.end_study("finished", {"objective": "map_at_r"})
