@@ -72,6 +72,7 @@ def test_mlflows_database_is_ahead_while_a_driver_writes(tmp_path: Path) -> None
     store = Store(tmp_path)
     tracker = tracking.StudyTracker(store, "s", {})
     assert kind_of(store.mlflow_file) == "wal"
+    assert tracker.client.search_registered_models() == []
     tracker.end_study("interrupted", {})
     assert kind_of(store.mlflow_file) == "delete"
     assert not list(tmp_path.glob("mlflow.db-*"))

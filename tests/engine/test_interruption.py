@@ -111,7 +111,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     def run(where: str, happens: Callable[..., Any], expected: type[BaseException]) -> dict[str, Any]:
         search = SimpleNamespace(counts=dict, best_numbers=dict, num_left=1, is_over=True)
         parts: dict[str, Any] = {
-            "open_storage": lambda *_: None,
+            "storage_of_driver": lambda *_: _nothing(),
             "commit_recorded": lambda *_: None,
             "StudySearch": lambda *_: search,
             "run_trials": lambda *_: None,
@@ -131,7 +131,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     return run
 
 
-@pytest.mark.parametrize("where", ["open_storage", "run_trials", "conclude"])
+@pytest.mark.parametrize("where", ["storage_of_driver", "run_trials", "conclude"])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_at_any_time_interrupts_the_study(
     where: str, number: signal.Signals, run: Callable[..., dict[str, Any]]

@@ -118,11 +118,13 @@ def _count_rows(store: Store) -> None:
 
 def _disconnect(store: Store) -> None:
     """Close this process's connections to the store's own database; later calls make new ones."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegisteredModels
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
 
-    engine = SqlAlchemyStore._engine_map.get(store.tracking_uri)
-    if engine is not None:
-        engine.dispose()
+    for kind in (Runs, RegisteredModels):
+        engine = kind._engine_map.get(store.tracking_uri)
+        if engine is not None:
+            engine.dispose()
 
 
 def _make_database(store: Store, draft: Path) -> None:

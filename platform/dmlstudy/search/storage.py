@@ -283,6 +283,27 @@ def _readable(store: Store) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def storage_of_driver(
+    store: Store, name: str, tell: Callable[[str], object], gives_up: Callable[[], bool]
+) -> Iterator[optuna.storages.RDBStorage]:
+    """The storage of a study's driver, for the time of the block; raises StoreError as ``open_storage`` and ``claim``.
+
+    Where a PostgreSQL is waited for, ``gives_up`` ends that. A SQLite file is left without a log (``journal.at_rest``).
+    """
+    storage = open_storage(store, tell)
+    if isinstance(storage, SharedStorage) and storage.patience is not None:
+        storage.patience.gives_up = gives_up
+    try:
+        claim(storage, store, name)
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+        if not store.search_database:
+            journal.at_rest(store.optuna_file)
+
+
 def to_disk(storage: optuna.storages.BaseStorage) -> None:
     """Make what was committed outlast a loss of power: two waits for the disk, about 20 ms.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from dmlstudy.engine.tune_run import checkpoints_folder, engine_settings, run_tr
 from dmlstudy.registry import search_luck, tracking
 from dmlstudy.registry.leaderboard import Leaderboard, leaderboard
 from dmlstudy.search.ledger import commit_recorded
-from dmlstudy.search.storage import SharedStorage, claim, open_storage
+from dmlstudy.search.storage import SharedStorage, storage_of_driver
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.replicates import replicate
@@ -166,35 +166,31 @@ def _run_here(
         reason="",
     )
     try:
-        storage = open_storage(store, tell)
-        database = storage.patience if isinstance(storage, SharedStorage) else None
-        if database is not None:
-            database.gives_up = interruption.is_requested
-        claim(storage, store, spec.name)
-        commit_recorded(storage, spec.name, tracker)
-        is_in_steps = Plan.of(spec.file.protocol).is_in_steps
-        search = StudySearch(
-            spec, storage, tracker.finished_verdicts(), tracker.judged() if is_in_steps else None
-        )
-        search.before_verdict = lambda: sealing.seal(
-            spec,
-            store,
-            tracker,
-            search,
-            found.origin,
-            found.description.get("folds.json", ""),
-            found.power,
-            tell,
-        )
-        tracker.note_search(search.counts(), search.best_numbers())
-        if search.num_left:
-            with nullcontext() if database is None else database.speaks_first():
+        with storage_of_driver(store, spec.name, tell, interruption.is_requested) as storage:
+            commit_recorded(storage, spec.name, tracker)
+            is_in_steps = Plan.of(spec.file.protocol).is_in_steps
+            search = StudySearch(
+                spec, storage, tracker.finished_verdicts(), tracker.judged() if is_in_steps else None
+            )
+            search.before_verdict = lambda: sealing.seal(
+                spec,
+                store,
+                tracker,
+                search,
+                found.origin,
+                found.description.get("folds.json", ""),
+                found.power,
+                tell,
+            )
+            tracker.note_search(search.counts(), search.best_numbers())
+            if search.num_left:
                 known = {**found.origin, **found.digests}
-                run_trials(spec, store, tell, tracker, search, interruption, watch, known)
-        if not search.is_over:
-            raise StudyInterrupted
-        _remove_checkpoints(checkpoints_folder(spec, store), tell)
-        board = tracker.patiently(lambda: conclude(spec, store, tracker, search))
+                with _patience_of(storage):
+                    run_trials(spec, store, tell, tracker, search, interruption, watch, known)
+            if not search.is_over:
+                raise StudyInterrupted
+            _remove_checkpoints(checkpoints_folder(spec, store), tell)
+            board = tracker.patiently(lambda: conclude(spec, store, tracker, search))
     except BaseException as error:
         is_asked_for = isinstance(error, StudyInterrupted | KeyboardInterrupt) or (
             isinstance(error, ClusterError) and interruption.is_requested()
@@ -210,6 +206,12 @@ def _run_here(
     starts.remove_copies(spec, store)
     store.write_state(spec.name, "finished")
     return board
+
+
+def _patience_of(storage: object) -> AbstractContextManager[None]:
+    """Has a database that stays away end the study with its own words."""
+    patience = storage.patience if isinstance(storage, SharedStorage) else None
+    return nullcontext() if patience is None else patience.speaks_first()
 
 
 def _record_end(

@@ -120,7 +120,9 @@ USES = {
     ),
     "export --format onnx": _on_model("export", "MODEL", "--format", "onnx", "-o", "e.onnx", output="e.onnx"),
     "push": Use(
-        lambda place: ["push", str(place.inputs / "model"), "--to", "published"], "published", again=(0, 2)
+        lambda place: ["push", str(place.inputs / "model"), "--to", "published", "--with-code"],
+        "published",
+        again=(0, 2),
     ),
     "init": Use(
         lambda place: ["init", str(place.inputs / "classes"), "-o", "study.yaml"], "study.yaml", again=(0, 2)
