@@ -142,7 +142,11 @@ def test_a_service_of_its_own_ray_that_ends_is_told_at_once_unless_ray_is_shut_d
     for is_up, wanted in ((True, ["Ray on this machine has died: its control service ended"]), (False, [])):
         ended: list[str] = []
         monkeypatch.setattr(cluster_watch.ray, "is_initialized", lambda: True)
-        with ClusterWatch(None, ended.append, every_s=0.02), subprocess.Popen([program, "60"]) as service:
+        with (
+            ClusterWatch(None, ended.append, every_s=0.02) as watch,
+            subprocess.Popen([program, "60"]) as service,
+        ):
+            watch.note_connected()
             time.sleep(0.3)
             monkeypatch.setattr(cluster_watch.ray, "is_initialized", lambda is_up=is_up: is_up)
             service.kill()
@@ -150,6 +154,23 @@ def test_a_service_of_its_own_ray_that_ends_is_told_at_once_unless_ray_is_shut_d
                 until(lambda ended=ended: ended)
             time.sleep(0.3)
         assert ended == wanted
+
+
+def test_a_ray_that_is_shut_down_as_soon_as_it_is_connected_has_not_died(
+    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the cluster can never hold one trial: that is what is to be told."""
+    program = shutil.copy(str(shutil.which("sleep")), tmp_path / "gcs_server")
+    monkeypatch.setattr(cluster_watch.ray, "is_initialized", lambda: False)
+    ended: list[str] = []
+    with (
+        ClusterWatch(None, ended.append, every_s=0.02) as watch,
+        subprocess.Popen([program, "60"]) as service,
+    ):
+        watch.note_connected()  # and shut down before anything was asked of it
+        service.kill()
+        time.sleep(0.5)
+    assert ended == []
 
 
 def test_before_ray_is_started_nothing_is_dead(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

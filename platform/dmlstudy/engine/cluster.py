@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -30,11 +30,15 @@ class ClusterError(ValueError):
 
 
 @contextmanager
-def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]:
+def connected(
+    address: str | None, resources: ResourcesConfig, note: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """Connect to the cluster at ``address``, or start Ray here, until the end of the block.
 
     A Ray started here listens on loopback only. ``auto`` is the cluster whose job this process is, or else the one
-    that Ray finds. Raises ClusterError where none answers, or where it can never hold one trial.
+    that Ray finds. ``note`` is called as soon as there is a connection, whose end is then on purpose.
+
+    Raises ClusterError where none answers, or where it can never hold one trial.
     """
     own = own_address() if address == "auto" else None
     address = own or address
@@ -67,6 +71,7 @@ def connected(address: str | None, resources: ResourcesConfig) -> Iterator[None]
         told.close()
         raise unreachable(address or "this machine", error) from None
     try:
+        note()
         check_capacity(resources)
         yield
     finally:

@@ -52,6 +52,10 @@ class ClusterWatch:
         self._last_sign = time.monotonic()
         self._dead = ""
 
+    def note_connected(self) -> None:
+        """Note that Ray is connected: when it is not any more, its services have been ended on purpose."""
+        self._has_connected = True
+
     def is_doubtful(self) -> bool:
         """True if Ray does not answer, within a few seconds, a request sent after this call."""
         called, end = time.monotonic(), time.monotonic() + 2 * self._every_s + 1
@@ -82,7 +86,6 @@ class ClusterWatch:
         a word as soon as it uses its object store, which died with the raylet: at the latest when Ray's table has it
         that the node is dead, some 14 s later.
         """
-        self._has_connected = True
         try:
             with self._raylet_heard():
                 yield
@@ -138,7 +141,6 @@ class ClusterWatch:
             if not ray.is_initialized():  # not yet, or no longer
                 self._alive(time.monotonic())
                 continue
-            self._has_connected = True
             asked = time.monotonic()
             if self._unanswered is None:
                 self._unanswered = asked

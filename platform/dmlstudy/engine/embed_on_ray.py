@@ -87,7 +87,7 @@ def on_cluster(
 
         with (
             ClusterWatch(address, told_at_last(tell, AGAIN)) as watch,
-            connected(address, resources),
+            connected(address, resources, watch.note_connected),
             watch.told_if_dead(AGAIN),
         ):
             device, own = placed(job.device, resources)

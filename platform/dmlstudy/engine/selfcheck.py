@@ -70,7 +70,7 @@ def run_selfcheck(
     with (
         engine_noise_to(log),
         ClusterWatch(address, told_at_last(last_words, AGAIN)) as watch,
-        connected(address, resources),
+        connected(address, resources, watch.note_connected),
         temporary_folder() as folder,
         watch.told_if_dead(AGAIN),
     ):

@@ -111,7 +111,7 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
             engine_noise_to(folder / "engine.log"),
             _kept(folder / "progress.log", tell) as said,
             ClusterWatch(address, lambda why: _end_at_once(spec, store, said, interruption, why)) as watch,
-            connected(address, spec.file.resources),
+            connected(address, spec.file.resources, watch.note_connected),
             interruption,
             hold.watched(lambda other: _end_for(other, spec, said)),
         ):
