@@ -70,6 +70,14 @@ class Handed(NamedTuple):
     quality: float
 
 
+class Budget(NamedTuple):
+    """Trials of a search that runs to its end, how many are drawn at a time, and the gain of ``stop_when``, if any."""
+
+    num_trials: int
+    generation_size: int = 1
+    gain: float = 0.0
+
+
 class Search:
     """One search on a table: the epochs that it spends, and what it would hand over after each trial's turn."""
 
@@ -116,26 +124,19 @@ class Search:
 
 
 def ours(
-    table: RecordedCurves,
-    sampler: str,
-    scheduler: str,
-    seed: int,
-    num_trials: int | None = None,
-    generation_size: int = 1,
-    gain: float = 0.0,
+    table: RecordedCurves, sampler: str, scheduler: str, seed: int, budget: Budget | None = None
 ) -> list[float]:
     """The platform's own search; of one of so many trials its regret at its end, and the whole trials it has cost."""
     replay = Search(table, seed)
-    spec = _spec(
-        table, sampler.removesuffix("-ungrouped"), scheduler, seed, num_trials, generation_size, gain
-    )
-    if num_trials is not None:
+    spec = _spec(table, sampler.removesuffix("-ungrouped"), scheduler, seed, budget)
+    num_trials = budget.num_trials if budget else WHOLE_TRIALS
+    if budget:
         replay.limit = 10 * num_trials * table.epochs
     with mock.patch.object(
         samplers, "sampler_for", ungrouped if sampler == "tpe-ungrouped" else samplers.sampler_for
     ):
         own = StudySearch(spec, optuna.storages.InMemoryStorage(), set())
-        for turn in range(10 * (num_trials or WHOLE_TRIALS) * table.epochs):
+        for turn in range(10 * num_trials * table.epochs):
             trial_id = str(turn)
             config = own.suggest(trial_id)
             if config is None or config.phase != "search" or replay.is_spent:
@@ -144,7 +145,7 @@ def ours(
             trial = own.study.get_trials(deepcopy=False)[assignment.number or 0]
             _train(own, replay, trial_id, trial.params)
             replay.note()
-    if num_trials is not None:
+    if budget:
         return [table.best - replay.path[-1].quality, replay.spent / table.epochs]
     return replay.regrets()
 
@@ -178,14 +179,10 @@ def ungrouped(search: Any, number: int, *_: Any) -> optuna.samplers.BaseSampler:
 
 
 def _spec(
-    table: RecordedCurves,
-    sampler: str,
-    scheduler: str,
-    seed: int,
-    num_trials: int | None = None,
-    generation_size: int = 1,
-    gain: float = 0.0,
+    table: RecordedCurves, sampler: str, scheduler: str, seed: int, budget: Budget | None = None
 ) -> StudySpec:
+    num_trials = WHOLE_TRIALS if scheduler == "none" else ETA * WHOLE_TRIALS
+    num_trials, generation_size, gain = budget or Budget(num_trials)
     search: dict[str, Any] = {
         "sampler": sampler,
         "scheduler": scheduler,
@@ -194,7 +191,6 @@ def _spec(
         "generation_size": generation_size,
         **({"stop_when": {"gain": gain, "probability": STOP_PROBABILITY}} if gain else {}),
     }
-    num_trials = num_trials or (WHOLE_TRIALS if scheduler == "none" else ETA * WHOLE_TRIALS)
     return study_file.parse(
         {"name": "replayed", "data": {"name": "digits"}, **table.study}
         | {
@@ -293,9 +289,8 @@ def regrets(table: str, method: str, seed: int) -> list[float]:
         return rays(curves, seed)
     if trials:
         num_trials, generation_size, *gain = trials.split("/")
-        return ours(
-            curves, sampler, scheduler, seed, int(num_trials), int(generation_size), *map(float, gain)
-        )
+        budget = Budget(int(num_trials), int(generation_size), *map(float, gain))
+        return ours(curves, sampler, scheduler, seed, budget)
     return (optunas if library == "optuna" else ours)(curves, sampler, scheduler, seed)
 
 
