@@ -112,17 +112,23 @@ class ClassSoftmax(ProxyLoss):
             self._check_norms(references)
         if self.share is not None:
             return self._terms_of_share(self.share, anchors, references, world)
-        anchors = anchors.rows(order_of(anchors))  # a tile's own classes are then those of adjacent rows
         (vectors,) = self.parameters()
-        z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
         is_training = self.training and torch.is_grad_enabled()
-        class_S, labels_B = self._classes_of_step(references.y_N), anchors.labels.y_N
+        class_S = self._classes_of_step(references.y_N)
+        num_classes = len(vectors) if class_S is None else len(class_S)
+        num_vectors = num_classes * (vectors.shape[1] if vectors.ndim == 3 else 1)
+        num_anchors, size, device = len(anchors.y_N), anchors.z_ND.element_size(), anchors.z_ND.device
+        is_by_anchors = num_vectors <= num_anchors or tile_height(num_vectors, size, device) >= num_anchors
+        if not is_by_anchors:
+            anchors = anchors.rows(order_of(anchors))  # a tile's own classes are then those of adjacent rows
+        z_BD, y_B, norm_B = anchors.z_ND, anchors.y_N, anchors.norm_N
+        labels_B = anchors.labels.y_N
         if class_S is not None:
             vectors, y_B = _Rows.apply(vectors, class_S, world), torch.searchsorted(class_S, y_B)
             labels_B = y_B
         w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         with torch.no_grad():
-            own_BKD, _ = _unit(w_CKD[y_B].to(z_BD.dtype))
+            own_BKD = _own_units(w_CKD, y_B, z_BD.dtype)
             own_B = (own_BKD @ z_BD[:, :, None])[:, :, 0].amax(1)
             if is_training:
                 self.observe(own_B, references, world)
@@ -131,9 +137,7 @@ class ClassSoftmax(ProxyLoss):
         if transforms.norm_slope_B is not None and norm_B is not None:
             leaves.append(norm_B)
         batch = _Batch(y_B, labels_B, self.scale, transforms, self.product)
-        num_vectors = w_CKD.shape[0] * w_CKD.shape[1]
-        fits = tile_height(num_vectors, z_BD.element_size(), z_BD.device) >= len(z_BD)
-        if fits or num_vectors <= len(z_BD):
+        if is_by_anchors:
             total, _ = in_one_sweep(
                 lambda wanted: _by_anchors(batch, [leaf.detach() for leaf in leaves], wanted), leaves
             )
@@ -300,7 +304,7 @@ def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
     """Some anchors at a time, each against all classes; value and gradient in one pass."""
     z_BD, w_CKD = leaves[:2]
     unit_CKD, size_CK1 = _unit(w_CKD.to(z_BD.dtype))
-    z_gradient_BD, unit_gradient_CKD = torch.zeros_like(z_BD), torch.zeros_like(unit_CKD)
+    z_gradient_BD, unit_gradient_CKD = torch.empty_like(z_BD), torch.zeros_like(unit_CKD)
     share_B, loss_B = z_BD.new_zeros(len(z_BD)), z_BD.new_zeros(len(z_BD))
     # Each tile adds to all of the vectors' gradient, so a very low one would do little else.
     height = max(128, tile_height(unit_CKD[:, :, 0].numel(), z_BD.element_size(), z_BD.device))
@@ -322,7 +326,8 @@ def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
         p_TC.scatter_(1, own_T1, -(share_B[rows] * batch.transforms.own_slope_B[rows])[:, None])
         p_TC.mul_(batch.scale)
         for k, slope_k_TC in _of_each_vector(p_TC, nearest_TC, unit_CKD.shape[1]):
-            add_product(z_gradient_BD[rows], slope_k_TC, unit_CKD[:, k], batch.product)
+            into_z = write_product if k == 0 else add_product
+            into_z(z_gradient_BD[rows], slope_k_TC, unit_CKD[:, k], batch.product)
             add_product(unit_gradient_CKD[:, k], slope_k_TC.T, z_TD, batch.product)
     w_gradient_CKD = _through_unit(unit_gradient_CKD, unit_CKD, size_CK1).to(w_CKD.dtype)
     gradients = [z_gradient_BD, w_gradient_CKD, *batch.norm_slopes(share_B)]
@@ -434,6 +439,13 @@ def _unit(w_TKD: Tensor, out_TKD: Tensor | None = None) -> tuple[Tensor, Tensor]
     """The vectors on the sphere, in the memory of ``out`` if given, and their norms."""
     size_TK1 = w_TKD.norm(dim=-1, keepdim=True).clamp_(min=SQUARED_FLOOR)
     return torch.div(w_TKD, size_TK1, out=out_TKD), size_TK1
+
+
+def _own_units(w_CKD: Tensor, y_B: Tensor, dtype: torch.dtype) -> Tensor:
+    """The directions of each anchor's own class; of fewer anchors than classes only theirs are found."""
+    if len(w_CKD) > len(y_B):
+        return _unit(w_CKD[y_B].to(dtype))[0]
+    return _unit(w_CKD.to(dtype))[0][y_B]
 
 
 def _through_unit(gradient_TKD: Tensor, unit_TKD: Tensor, size_TK1: Tensor) -> Tensor:
