@@ -116,7 +116,7 @@ class ClassSoftmax(ProxyLoss):
         is_training = self.training and torch.is_grad_enabled()
         class_S = self._classes_of_step(references.y_N)
         num_classes = len(vectors) if class_S is None else len(class_S)
-        num_vectors = num_classes * (vectors.shape[1] if vectors.ndim == 3 else 1)
+        num_vectors = num_classes * math.prod(vectors.shape[1:-1])
         num_anchors, size, device = len(anchors.y_N), anchors.z_ND.element_size(), anchors.z_ND.device
         is_by_anchors = num_vectors <= num_anchors or tile_height(num_vectors, size, device) >= num_anchors
         if not is_by_anchors:
