@@ -28,13 +28,13 @@ HERE = Path(__file__).resolve().parent
 PLATFORM = HERE.parents[1] / "platform"
 
 BUDGETS_S = {
-    "machine": 40,
-    "exact": 90,
-    "ranks": 100,
-    "training": 130,
-    "large": 90,
-    "evaluation": 70,
-    "steps": 40,
+    "machine": 25,
+    "exact": 75,
+    "ranks": 60,
+    "training": 100,
+    "large": 110,
+    "evaluation": 55,
+    "steps": 30,
 }
 """Sections, in their order, and the most seconds of each on a GPU."""
 

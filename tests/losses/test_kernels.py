@@ -13,16 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from support.kernels_beside_rows import SETTINGS
 
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 from dmlstudy import losses
-from dmlstudy.losses import catalogue
-from dmlstudy.losses.forms import KernelResult
+from dmlstudy.losses import catalogue, kernels
 from dmlstudy.losses.interface import Embeddings
 from dmlstudy.losses.tiles import RowLoss
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "support" / "kernels_beside_rows.py"
+LIMITS = {"float32": 3e-6, "tf32": 3e-6, "bf16x3": 3e-5, "bf16": 1e-2}
+"""The largest relative error, by precision; a coarse one may round a slope the other way."""
 WITH_KERNELS = [name for name in catalogue.CATALOGUE if "backend" in catalogue.parameters_of(name)]
 
 
@@ -40,16 +45,17 @@ def test_kernels_find_what_rows_are_in_float64() -> None:
     assert found.keys() == SETTINGS.keys()
     assert {name for name, _ in SETTINGS.values()} == set(WITH_KERNELS)
     for label, errors in found.items():
-        assert max(errors) < 3e-6, label
+        precision = str(SETTINGS[label][1].get("precision", "float32"))
+        assert max(errors) < LIMITS[precision], label
 
 
 @pytest.mark.parametrize("name", WITH_KERNELS)
-def test_kernels_are_asked_for_by_a_parameter(name: str) -> None:
-    assert catalogue.parameters_of(name)["backend"] == "tiles"
-    for backend in ("tiles", "triton"):
-        loss = losses.build(name, backend=backend).loss
+def test_a_gpu_has_kernels_where_there_are_any(name: str) -> None:
+    assert catalogue.parameters_of(name)["backend"] == "auto"
+    for params, devices in (({}, ("cuda",)), ({"backend": "triton"}, ("cuda",)), ({"backend": "tiles"}, ())):
+        loss = losses.build(name, **params).loss
         assert isinstance(loss, RowLoss)
-        assert loss.in_kernels == (backend == "triton")
+        assert loss.kernel_devices == devices
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,6 @@ def test_kernels_are_asked_for_by_a_parameter(name: str) -> None:
             r"loss 'triplet' has no kernels; leave backend out, or choose from .*circle",
         ),
         ("circle", {"backend": "cuda"}, r"backend='cuda' is unknown"),
-        ("circle", {"backend": "triton", "precision": "bf16"}, r"backend='triton' computes in float32"),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, params: dict[str, Any], message: str) -> None:
@@ -70,27 +75,58 @@ def test_what_does_not_fit_is_named(name: str, params: dict[str, Any], message: 
 
 
 def test_a_batch_without_positives_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def swept(*args: Any, wanted: bool) -> KernelResult:
-        z_BD = args[2].features_NF
-        return KernelResult(z_BD.sum(), z_BD.new_ones(()), (z_BD, z_BD))
+    def swept(form: Any, distance: Any, product_TM: Any, *_: Any) -> tuple[Any, Any]:
+        return product_TM.sum(), product_TM.new_ones(())
 
     asked_for = SimpleNamespace(sweep=swept)
     monkeypatch.setitem(sys.modules, "dmlstudy.losses.kernels", asked_for)
     monkeypatch.setattr("dmlstudy.losses.kernels", asked_for, raising=False)
-    loss = losses.build("circle", backend="triton").loss
+    loss = losses.build("circle").loss
     assert isinstance(loss, RowLoss)
-    form = loss.form()
-    assert form is not None
+    loss.kernel_devices = ("cpu",)
     paired = Embeddings(torch.eye(4), torch.tensor([0, 0, 1, 1]), torch.arange(4))
     alone = paired._replace(y_N=torch.arange(4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loss.by_kernels(form, paired, paired)
+        loss(paired, paired)
     with pytest.warns(UserWarning, match="no positive pair"):
-        loss.by_kernels(form, alone, alone)
+        loss(alone, alone)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loss.by_kernels(form, alone, alone)
+        loss(alone, alone)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("num_parts", "part"), [(1, "*fp32"), (1, "*bf16"), (2, "*bf16")])
+def test_kernels_compile_for_gpus(capability: int, num_parts: int, part: str) -> None:
+    """No GPU is needed to compile for one."""
+    rates = dict.fromkeys(RATES, "fp32")
+    how = {"DISTANCE": 1, "CURVE": 0, "PACED": True, "BLOCK": kernels.BLOCK}
+    found = dict.fromkeys(("pull", "push", "num_pulls", "num_pushes", "line"), "*fp32")
+    _compiled(
+        kernels._sums,
+        BANDS | found | {"num_columns": "i32", "epsilon": "fp32"} | rates,
+        how | {"RULE": True, "BAND_BLOCK": kernels.BAND_BLOCK},
+        capability,
+    )
+    by_row = dict.fromkeys(("pull", "push", "by_pull", "by_push", "by_line"), "*fp32")
+    parts = {"high": part, "low": part, "num_columns": "i32", "num_blocks": "i32"}
+    _compiled(kernels._slopes, BANDS | by_row | parts | rates, how | {"IN_TWO": num_parts == 2}, capability)
+
+
+BANDS = {
+    "product": "*fp32",
+    **dict.fromkeys(("first_column", "stop_column", "id_left", "id_right"), "*i64"),
+    **dict.fromkeys(("least", "most"), "*fp32"),
+}
+RATES = ("pull_rate", "pull_center", "pull_shift", "push_rate", "push_center", "push_shift")
+
+
+def _compiled(kernel: Any, signature: dict[str, str], constants: dict[str, Any], capability: int) -> None:
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), places)
+    made = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": kernels.WARPS})
+    assert made.metadata.shared < 48 * 2**10
 
 
 def test_without_triton_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

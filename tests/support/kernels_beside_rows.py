@@ -28,6 +28,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Scalar]]] = {
     "circle": ("circle", {"gamma": 16.0}),
     "supcon": ("supcon", {}),
     "supcon, with_positive": ("supcon", {"average": "with_positive", "temperature": 0.05}),
+    "multi_similarity, bf16x3": ("multi_similarity", {"precision": "bf16x3"}),
+    "circle, bf16": ("circle", {"gamma": 4.0, "precision": "bf16"}),
+    "contrastive, tf32": ("contrastive", {"negative_margin": 1.5, "precision": "tf32"}),
 }
 
 
@@ -50,11 +53,8 @@ def outcome(name: str, params: dict[str, Scalar], dtype: torch.dtype, *, by_kern
     anchors, references = batch(dtype)
     loss = catalogue.build(name, params, num_classes=10, dim=DIM)
     assert isinstance(loss, RowLoss)
-    total, count = loss(anchors, references)  # also finds what the loss keeps of a batch
-    if by_kernels:
-        form = loss.form()
-        assert form is not None
-        total, count = loss.by_kernels(form, anchors, references)
+    loss.kernel_devices = ("cpu",) if by_kernels else ()
+    total, count = loss(anchors, references)
     assert references.live_LD is not None
     return [total.detach(), count, *torch.autograd.grad(total, [anchors.z_ND, references.live_LD])]
 
@@ -66,9 +66,9 @@ def error(got: Tensor, wanted: Tensor) -> float:
 
 
 def errors(name: str, params: dict[str, Scalar]) -> list[float]:
-    """Of total, count and gradients."""
+    """Of total, count and gradients; of a coarser precision beside its own rows."""
     found = outcome(name, params, torch.float32, by_kernels=True)
-    wanted = outcome(name, params, torch.float64, by_kernels=False)
+    wanted = outcome(name, params, torch.float32 if "precision" in params else torch.float64, by_kernels=False)
     return [error(*each) for each in zip(found, wanted, strict=True)]
 
 

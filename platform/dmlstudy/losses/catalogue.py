@@ -299,8 +299,8 @@ PRECISION = "precision"
 BACKEND = "backend"
 """The parameter that every loss has which kernels may compute."""
 
-BACKENDS = {"tiles": False, "triton": True}
-"""Names of what computes a loss, and whether it is kernels."""
+BACKENDS = ("auto", "tiles", "triton")
+"""Names of what computes a loss on a GPU: kernels where there are any, no kernels, kernels."""
 
 _GIVEN = ("num_classes", "class_sizes", "dim", "num_layers", "seed", "curvature", "share")
 """Arguments the trial supplies; they are not hyperparameters."""
@@ -359,7 +359,7 @@ def build(
             f"loss {name!r} has no class vectors to share out; set training.class_shards to false, or choose from"
             f" {', '.join(able)}"
         )
-    precision, backend = params.get(PRECISION, "float32"), params.get(BACKEND, "tiles")
+    precision, backend = params.get(PRECISION, "float32"), params.get(BACKEND, "auto")
     if not name.startswith(LIBRARY_PREFIX):
         params = {key: value for key, value in params.items() if key not in (PRECISION, BACKEND)}
     parts = {key: value for key, value in params.items() if key in PARTS and not _is_scalar(value)}
@@ -415,21 +415,23 @@ def _shares_classes(name: str) -> bool:
 
 
 def _set_backend(loss: Loss, name: str, backend: object) -> None:
-    """Let kernels compute the loss, or not.
+    """Let kernels compute the loss on a GPU, or not.
 
-    Raises ValueError for an unknown backend, for a loss without kernels or in another precision, and without Triton.
+    Raises ValueError for an unknown backend, and where kernels are asked for by name: for a loss that has none, and
+    without Triton.
     """
-    if not choice(BACKEND, str(backend), BACKENDS):
+    asked = choice(BACKEND, str(backend), {each: each for each in BACKENDS})
+    if asked == "tiles":
         return
-    if not isinstance(loss, RowLoss) or not loss.has_kernels:
+    has_kernels, has_triton = isinstance(loss, RowLoss) and loss.has_kernels, find_spec("triton") is not None
+    if asked == "triton" and not has_kernels:
         raise ValueError(
             f"loss {name!r} has no kernels; leave {BACKEND} out, or choose from {', '.join(_WITH_KERNELS)}"
         )
-    if loss.product is not exact:
-        raise ValueError(f"{BACKEND}={backend!r} computes in float32; leave {PRECISION} out")
-    if find_spec("triton") is None:
+    if asked == "triton" and not has_triton:
         raise ValueError(f"{BACKEND}={backend!r} needs Triton; pip install triton, or leave {BACKEND} out")
-    loss.in_kernels = True
+    if isinstance(loss, RowLoss) and has_kernels and has_triton:
+        loss.kernel_devices = ("cuda",)
 
 
 def sizes_of(name: str) -> list[str]:
@@ -468,7 +470,7 @@ def parameters_of(name: str) -> dict[str, Scalar]:
     own = hyperparameters(choice("loss", name, CATALOGUE), _GIVEN)
     if kind_of(name).has_precision:
         own |= {PRECISION: "float32"}
-    return own | {BACKEND: "tiles"} if name in _WITH_KERNELS else own
+    return own | {BACKEND: "auto"} if name in _WITH_KERNELS else own
 
 
 def parameters_of_regularizer(name: str) -> dict[str, Scalar]:

@@ -228,9 +228,9 @@ class AdaFace(ClassSoftmax):
         norm_M = _norms(references)
         norm_M = norm_M[placed(order_of(references), norm_M.device)].double().clamp(_QUALITY, 100)
         if len(norm_M):
-            self.mean.lerp_(norm_M.mean(), self.t_alpha)
+            self.mean.lerp_(norm_M.mean().to(self.mean.dtype), self.t_alpha)
         if len(norm_M) > 1:
-            self.deviation.lerp_(norm_M.std(), self.t_alpha)
+            self.deviation.lerp_(norm_M.std().to(self.deviation.dtype), self.t_alpha)
 
     def transforms(self, own_B: Tensor, anchors: Embeddings, references: Embeddings) -> Transforms:
         """T(o) = cos(theta - m q) - m (1 + q); N(S) is S clipped."""

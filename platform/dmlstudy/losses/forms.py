@@ -1,4 +1,4 @@
-"""Losses that one pair of GPU kernels computes: a row's sums, and slopes that are elementwise functions of them.
+"""Losses of which a pair of GPU kernels computes a tile: a row's sums, and slopes that are elementwise functions of them.
 
 ``rows`` of a loss stays the definition. A form says the same by numbers, which ``kernels`` reads.
 
@@ -11,7 +11,7 @@ or, where ``is_paced``, rate [shift + D]_+ and rate [shift - D]_+, through which
 | ``softplus`` | sum log(1 + e^l) | 1 / (1 + e^-l) |
 | ``hinge`` | sum [l]_+ over the n pairs of l >= 0 | 1 where l >= 0 |
 
-Shapes: B anchors on this rank.
+Shapes: B anchors, M references, T anchors of a tile.
 """
 
 from __future__ import annotations
@@ -23,43 +23,39 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 
-class FeatureRows(NamedTuple):
-    """Features with labels and ids."""
+class Bands(NamedTuple):
+    """Where the class of each of T anchors lies among M references: its first column, and the one after its last.
 
-    features_NF: Tensor
-    y_N: Tensor
-    id_N: Tensor
+    Columns outside are its negatives, those inside with another id its positives.
+    """
 
-
-class KernelResult(NamedTuple):
-    """Total and count, and the gradients by anchors' and live references' features; zeros where none are wanted."""
-
-    total: Tensor
-    count: Tensor  # type: ignore[assignment]  # hides tuple.count
-    gradients: tuple[Tensor, Tensor]
+    low_T: Tensor
+    high_T: Tensor
+    id_T: Tensor
+    id_M: Tensor
 
 
 class Sums(NamedTuple):
     """S of each anchor's positives and negatives, their numbers, and the sum of e over positives."""
 
-    pull_B: Tensor
-    push_B: Tensor
-    num_pulls_B: Tensor
-    num_pushes_B: Tensor
-    line_B: Tensor
+    pull_T: Tensor
+    push_T: Tensor
+    num_pulls_T: Tensor
+    num_pushes_T: Tensor
+    line_T: Tensor
 
 
 class Factors(NamedTuple):
     """The total of all anchors and the number of terms, and what g is multiplied by at an anchor's pairs of each sign.
 
-    ``by_line_B`` is the slope by e of each positive pair beside it.
+    ``by_line_T`` is the slope by e of each positive pair beside it.
     """
 
     total: Tensor
     count: Tensor | int  # type: ignore[assignment]  # hides tuple.count
-    by_pull_B: Tensor
-    by_push_B: Tensor
-    by_line_B: Tensor | None = None
+    by_pull_T: Tensor
+    by_push_T: Tensor
+    by_line_T: Tensor | None = None
 
 
 class Logit(NamedTuple):

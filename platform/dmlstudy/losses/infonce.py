@@ -94,15 +94,15 @@ class SupCon(RowLoss):
         return Form("exponential", Logit(-scale, 0.0), Logit(scale, 0.0), self._factors)
 
     def _factors(self, sums: Sums) -> Factors:
-        scale, has_positive_B = 1 / self.temperature, sums.num_pulls_B > 0
-        log_B = torch.logaddexp(sums.pull_B, sums.push_B)
-        by_line_B = scale / sums.num_pulls_B.clamp(min=1)
-        total = torch.where(has_positive_B, log_B + by_line_B * sums.line_B, 0).sum()
-        by_pull_B, by_push_B = (
-            torch.where(has_positive_B, (each_B - log_B).exp(), 0) for each_B in (sums.pull_B, sums.push_B)
+        scale, has_positive_T = 1 / self.temperature, sums.num_pulls_T > 0
+        log_T = torch.logaddexp(sums.pull_T, sums.push_T)
+        by_line_T = scale / sums.num_pulls_T.clamp(min=1)
+        total = torch.where(has_positive_T, log_T + by_line_T * sums.line_T, 0).sum()
+        by_pull_T, by_push_T = (
+            torch.where(has_positive_T, (each_T - log_T).exp(), 0) for each_T in (sums.pull_T, sums.push_T)
         )
-        count = len(log_B) if self.counts_all else has_positive_B.sum().to(total.dtype)
-        return Factors(total, count, by_pull_B, by_push_B, by_line_B)
+        count = len(log_T) if self.counts_all else has_positive_T.sum().to(total.dtype)
+        return Factors(total, count, by_pull_T, by_push_T, by_line_T)
 
 
 class SigLIP(RowLoss):

@@ -1,96 +1,80 @@
-"""Triton kernels of losses that have a form: nothing of the size T x M is in memory (after FlashAttention, Dao 2022).
+"""Triton kernels of a tile of a loss that has a form: two passes over its products, which become slopes in place.
 
-A first kernel finds each anchor's sums over blocks of references, a second forms each block again, with its slopes, and
-multiplies them by features at once, in turn for anchors and for references. So a row of a gradient has one writer, and
-sums have one order.
+The first pass finds each anchor's sums, one anchor a program. The second one writes slopes by products, in the parts
+that the precision multiplies. Sums have one order, so results repeat.
 
-This module needs Triton, which PyTorch brings for CUDA; ``tiles`` imports it where a loss asks for it. No card has
-measured it. Under Triton's interpreter (``TRITON_INTERPRET=1``) it runs on a CPU.
+Columns are in the order of (label, id): the columns of an anchor's class are adjacent, and all others are its negatives.
+So no label is read, and ids are read in its class alone.
 
-Shapes: B anchors, M references, L of them live, F features.
+This module needs Triton, which PyTorch brings for CUDA; ``tiles`` imports it where a loss asks for it. Under Triton's
+interpreter (``TRITON_INTERPRET=1``) it runs on a CPU.
+
+Shapes: T anchors of a tile, M references.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from dmlstudy.losses.distances import Cosine, Distance, Euclidean, SquaredEuclidean
-from dmlstudy.losses.forms import FeatureRows, Form, KernelResult, Sums
+from dmlstudy.losses.forms import Bands, Form, Sums
+from dmlstudy.losses.products import Parts
 
-BLOCK_T, BLOCK_M, BLOCK_F = 32, 32, 32
+BLOCK, BAND_BLOCK = 2048, 128
+"""Columns that a program reads at once: of all references, and of an anchor's class."""
+
+WARPS = 8
 
 CURVES = {"exponential": 0, "softplus": 1, "hinge": 2}
 DISTANCES: dict[type[Distance], int] = {Cosine: 0, Euclidean: 1, SquaredEuclidean: 2}
 
 
 def sweep(
-    form: Form,
-    distance: Distance,
-    anchors: FeatureRows,
-    references: FeatureRows,
-    num_live: int,
-    *,
-    wanted: bool,
-) -> KernelResult:
-    """A loss's sum, and its gradients where they are ``wanted``; features are float32."""
-    left_BF, right_MF = anchors.features_NF.contiguous(), references.features_NF.contiguous()
-    num_anchors, num_references = len(left_BF), len(right_MF)
-    batch = (left_BF, right_MF, anchors.y_N, anchors.id_N, references.y_N, references.id_N)
-    sizes = (num_anchors, num_references, left_BF.shape[1])
-    blocks = {"BLOCK_T": BLOCK_T, "BLOCK_M": BLOCK_M, "BLOCK_F": BLOCK_F}
-    how: dict[str, Any] = {"DISTANCE": DISTANCES[type(distance)], **blocks}
-    by_anchors = (triton.cdiv(num_anchors, BLOCK_T),)
+    form: Form, distance: Distance, product_TM: Tensor, bands: Bands, parts: Parts
+) -> tuple[Tensor, Tensor | int]:
+    """The sum of a tile's terms and their number; slopes by the products are written into ``parts``, if any.
 
-    low_B, high_B = (left_BF.new_full((num_anchors,), bound) for bound in (-math.inf, math.inf))
-    if form.epsilon is not None and num_anchors:
-        _extremes[by_anchors](*batch, low_B, high_B, *sizes, **how)
-        low_B -= form.epsilon
-        high_B += form.epsilon
-
+    One part takes slopes as they are, or rounded to bfloat16, and two take them as sums of two bfloat16 numbers. A part
+    may be the products' own memory. All is float32.
+    """
+    num_anchors, num_columns = product_TM.shape
+    found = [product_TM.new_zeros(num_anchors) for _ in Sums._fields]
+    least_T, most_T = (product_TM.new_full((num_anchors,), bound) for bound in (-torch.inf, torch.inf))
     numbers = (*form.pull, *form.push)
-    how |= {"CURVE": CURVES[form.curve], "PACED": form.is_paced}
-    found = [left_BF.new_zeros(num_anchors) for _ in Sums._fields]
+    how: dict[str, Any] = {
+        "DISTANCE": DISTANCES[type(distance)],
+        "CURVE": CURVES[form.curve],
+        "PACED": form.is_paced,
+        "BLOCK": BLOCK,
+        "num_warps": WARPS,
+    }
     if num_anchors:
-        _sums[by_anchors](*batch, low_B, high_B, *found, *sizes, *numbers, **how)
+        epsilon = 0.0 if form.epsilon is None else form.epsilon
+        _sums[(num_anchors,)](
+            product_TM, *bands, least_T, most_T, *found, num_columns, epsilon, *numbers,
+            RULE=form.epsilon is not None, BAND_BLOCK=BAND_BLOCK, **how,
+        )  # fmt: skip
     sums = Sums(*found)
     factors = form.factors(sums)
-    left_gradient_BF, right_gradient_LF = torch.zeros_like(left_BF), torch.zeros_like(right_MF[:num_live])
-    count = factors.total.new_full((), factors.count) if isinstance(factors.count, int) else factors.count
-    outcome = KernelResult(factors.total, count, (left_gradient_BF, right_gradient_LF))
-    if not wanted:
-        return outcome
-
-    by_line_B = torch.zeros_like(low_B) if factors.by_line_B is None else factors.by_line_B
-    of_rows = (low_B, high_B, sums.pull_B, sums.push_B, factors.by_pull_B, factors.by_push_B, by_line_B)
-    arguments = (*batch, *(x.contiguous() for x in of_rows))
-    if num_anchors:
-        _gradient[by_anchors](*arguments, left_gradient_BF, *sizes, *numbers, BY_RIGHT=False, **how)
-    if num_live:
-        by_live = (triton.cdiv(num_live, BLOCK_M),)
-        _gradient[by_live](
-            *arguments, right_gradient_LF, num_anchors, num_live, sizes[2], *numbers, BY_RIGHT=True, **how
-        )
-    return outcome
+    if parts and num_anchors and num_columns:
+        by_line_T = torch.zeros_like(least_T) if factors.by_line_T is None else factors.by_line_T
+        by_row = (factors.by_pull_T, factors.by_push_T, by_line_T)
+        num_blocks = triton.cdiv(num_columns, BLOCK)
+        _slopes[(num_anchors * num_blocks,)](
+            product_TM, *bands, least_T, most_T, sums.pull_T, sums.push_T, *(x.contiguous() for x in by_row),
+            parts[0], parts[-1], num_columns, num_blocks, *numbers,
+            IN_TWO=len(parts) == 2, **how,
+        )  # fmt: skip
+    return factors.total, factors.count
 
 
 @triton.jit
-def _distances(left, right, rows, columns, num_rows, num_columns, num_features, DISTANCE: tl.constexpr,
-               BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr):  # fmt: skip
-    """Distances of a block, in float32."""
-    product = tl.zeros((BLOCK_T, BLOCK_M), tl.float32)
-    for start in range(0, num_features, BLOCK_F):
-        f = start + tl.arange(0, BLOCK_F)
-        is_one = (f < num_features)[None, :]
-        a = tl.load(left + rows[:, None] * num_features + f[None, :],
-                    mask=(rows < num_rows)[:, None] & is_one, other=0.0)  # fmt: skip
-        b = tl.load(right + columns[:, None] * num_features + f[None, :],
-                    mask=(columns < num_columns)[:, None] & is_one, other=0.0)  # fmt: skip
-        product = tl.dot(a, tl.trans(b), product, input_precision="ieee")
+def _distance(product, DISTANCE: tl.constexpr):
     if DISTANCE == 0:
         return 1.0 - product
     if DISTANCE == 1:
@@ -99,23 +83,7 @@ def _distances(left, right, rows, columns, num_rows, num_columns, num_features, 
 
 
 @triton.jit
-def _signs(y_left, id_left, y_right, id_right, rows, columns, num_rows, num_columns):
-    """The positive and the negative pairs of a block."""
-    is_row, is_column = rows < num_rows, columns < num_columns
-    same = (
-        tl.load(y_left + rows, mask=is_row, other=0)[:, None]
-        == tl.load(y_right + columns, mask=is_column, other=0)[None, :]
-    )
-    other_image = (
-        tl.load(id_left + rows, mask=is_row, other=0)[:, None]
-        != tl.load(id_right + columns, mask=is_column, other=0)[None, :]
-    )
-    is_pair = is_row[:, None] & is_column[None, :]
-    return is_pair & same & other_image, is_pair & (same == 0)
-
-
-@triton.jit
-def _paces(d, rate, shift, rising, PACED: tl.constexpr):
+def _pace(d, rate, shift, rising, PACED: tl.constexpr):
     """The paces of a sign's pairs, ``rising`` +1 of positives and -1 of negatives."""
     if PACED:
         return rate * tl.maximum(shift + rising * d, 0.0)
@@ -128,148 +96,135 @@ def _softplus(x):
 
 
 @triton.jit
-def _extremes(left, right, y_left, id_left, y_right, id_right, nearest, farthest,
-              num_rows, num_columns, num_features,
-              DISTANCE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr):  # fmt: skip
-    """Each anchor's nearest negative and farthest positive distance."""
-    rows = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    low = tl.full((BLOCK_T,), float("inf"), tl.float32)
-    high = tl.full((BLOCK_T,), float("-inf"), tl.float32)
-    for start in range(0, num_columns, BLOCK_M):
-        columns = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        d = _distances(left, right, rows, columns, num_rows, num_columns, num_features,
-                       DISTANCE, BLOCK_T, BLOCK_M, BLOCK_F)  # fmt: skip
-        positive, negative = _signs(y_left, id_left, y_right, id_right, rows, columns, num_rows, num_columns)
-        low = tl.minimum(low, tl.min(tl.where(negative, d, float("inf")), 1))
-        high = tl.maximum(high, tl.max(tl.where(positive, d, float("-inf")), 1))
-    tl.store(nearest + rows, low, mask=rows < num_rows)
-    tl.store(farthest + rows, high, mask=rows < num_rows)
-
-
-@triton.jit
 def _add(logit, chosen, largest, total, CURVE: tl.constexpr):
-    """A sign's running sum with a block's logits; of exponentials relative to the largest so far."""
+    """Running sums of lanes with a block's logits; of exponentials relative to a lane's largest so far."""
     if CURVE == 0:
         logit = tl.where(chosen, logit, float("-inf"))
-        higher = tl.maximum(largest, tl.max(logit, 1))
+        higher = tl.maximum(largest, logit)
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(largest - base) + tl.sum(tl.exp(logit - base[:, None]), 1)
-        return higher, total
+        return higher, total * tl.exp(largest - base) + tl.exp(logit - base)
     if CURVE == 1:
-        return largest, total + tl.sum(tl.where(chosen, _softplus(logit), 0.0), 1)
-    return largest, total + tl.sum(tl.where(chosen, tl.maximum(logit, 0.0), 0.0), 1)
+        return largest, total + tl.where(chosen, _softplus(logit), 0.0)
+    return largest, total + tl.where(chosen, tl.maximum(logit, 0.0), 0.0)
 
 
 @triton.jit
-def _sums(left, right, y_left, id_left, y_right, id_right, low, high,
-          pull, push, num_pulls, num_pushes, line,
-          num_rows, num_columns, num_features,
-          pull_rate, pull_center, pull_shift, push_rate, push_center, push_shift,
-          DISTANCE: tl.constexpr, CURVE: tl.constexpr, PACED: tl.constexpr,
-          BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr):  # fmt: skip
-    """Sums of each anchor's pairs, by sign."""
-    rows = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    is_row = rows < num_rows
-    low_T = tl.load(low + rows, mask=is_row, other=0.0)[:, None]
-    high_T = tl.load(high + rows, mask=is_row, other=0.0)[:, None]
-    pull_top = tl.full((BLOCK_T,), float("-inf"), tl.float32)
-    push_top = tl.full((BLOCK_T,), float("-inf"), tl.float32)
-    pull_T, push_T = tl.zeros((BLOCK_T,), tl.float32), tl.zeros((BLOCK_T,), tl.float32)
-    pulls_T, pushes_T = tl.zeros((BLOCK_T,), tl.float32), tl.zeros((BLOCK_T,), tl.float32)
-    line_T = tl.zeros((BLOCK_T,), tl.float32)
-    for start in range(0, num_columns, BLOCK_M):
-        columns = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        d = _distances(left, right, rows, columns, num_rows, num_columns, num_features,
-                       DISTANCE, BLOCK_T, BLOCK_M, BLOCK_F)  # fmt: skip
-        positive, negative = _signs(y_left, id_left, y_right, id_right, rows, columns, num_rows, num_columns)
-        positive, negative = positive & (d >= low_T), negative & (d <= high_T)
-        pull_logit = (d - pull_center) * _paces(d, pull_rate, pull_shift, 1.0, PACED)
-        push_logit = (push_center - d) * _paces(d, push_rate, push_shift, -1.0, PACED)
-        if CURVE == 2:
-            positive, negative = positive & (pull_logit >= 0.0), negative & (push_logit >= 0.0)
-        pull_top, pull_T = _add(pull_logit, positive, pull_top, pull_T, CURVE)
-        push_top, push_T = _add(push_logit, negative, push_top, push_T, CURVE)
-        pulls_T += tl.sum(positive.to(tl.float32), 1)
-        pushes_T += tl.sum(negative.to(tl.float32), 1)
-        line_T += tl.sum(tl.where(positive, d - pull_center, 0.0), 1)
+def _sum(largest, total, CURVE: tl.constexpr):
+    """The sum of all lanes; of exponentials its logarithm."""
     if CURVE == 0:
-        pull_T, push_T = pull_top + tl.log(pull_T), push_top + tl.log(push_T)
-    tl.store(pull + rows, pull_T, mask=is_row)
-    tl.store(push + rows, push_T, mask=is_row)
-    tl.store(num_pulls + rows, pulls_T, mask=is_row)
-    tl.store(num_pushes + rows, pushes_T, mask=is_row)
-    tl.store(line + rows, line_T, mask=is_row)
+        top = tl.max(largest, 0)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        return top + tl.log(tl.sum(total * tl.exp(largest - base), 0))
+    return tl.sum(total, 0)
 
 
 @triton.jit
-def _weights(logit, sum_T, chosen, CURVE: tl.constexpr):
+def _sums(product, first_column, stop_column, id_left, id_right, least, most,
+          pull, push, num_pulls, num_pushes, line, num_columns, epsilon,
+          pull_rate, pull_center, pull_shift, push_rate, push_center, push_shift,
+          RULE: tl.constexpr, DISTANCE: tl.constexpr, CURVE: tl.constexpr, PACED: tl.constexpr,
+          BLOCK: tl.constexpr, BAND_BLOCK: tl.constexpr):  # fmt: skip
+    """Sums of an anchor's pairs, by sign; with RULE of those that the multi-similarity rule keeps, and its bounds."""
+    row = tl.program_id(0).to(tl.int64)
+    own = product + row * num_columns
+    first, stop = tl.load(first_column + row), tl.load(stop_column + row)
+    own_id = tl.load(id_left + row)
+
+    farthest_bound = float("inf")
+    if RULE:
+        farthest = tl.full((BAND_BLOCK,), float("-inf"), tl.float32)
+        for start in range(first, stop, BAND_BLOCK):
+            column = start + tl.arange(0, BAND_BLOCK)
+            is_column = column < stop
+            d = _distance(tl.load(own + column, mask=is_column, other=0.0), DISTANCE)
+            positive = is_column & (tl.load(id_right + column, mask=is_column, other=0) != own_id)
+            farthest = tl.maximum(farthest, tl.where(positive, d, float("-inf")))
+        farthest_bound = tl.max(farthest, 0) + epsilon
+        tl.store(most + row, farthest_bound)
+
+    nearest = tl.full((BLOCK,), float("inf"), tl.float32)
+    push_top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    push_sum, pushes = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, num_columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        is_column = column < num_columns
+        d = _distance(tl.load(own + column, mask=is_column, other=0.0), DISTANCE)
+        negative = is_column & ((column < first) | (column >= stop))
+        if RULE:
+            nearest = tl.minimum(nearest, tl.where(negative, d, float("inf")))
+            negative = negative & (d <= farthest_bound)
+        logit = (push_center - d) * _pace(d, push_rate, push_shift, -1.0, PACED)
+        if CURVE == 2:
+            negative = negative & (logit >= 0.0)
+        push_top, push_sum = _add(logit, negative, push_top, push_sum, CURVE)
+        pushes += negative.to(tl.float32)
+    tl.store(push + row, _sum(push_top, push_sum, CURVE))
+    tl.store(num_pushes + row, tl.sum(pushes, 0))
+
+    nearest_bound = float("-inf")
+    if RULE:
+        nearest_bound = tl.min(nearest, 0) - epsilon
+        tl.store(least + row, nearest_bound)
+    pull_top = tl.full((BAND_BLOCK,), float("-inf"), tl.float32)
+    pull_sum, pulls = tl.zeros((BAND_BLOCK,), tl.float32), tl.zeros((BAND_BLOCK,), tl.float32)
+    lines = tl.zeros((BAND_BLOCK,), tl.float32)
+    for start in range(first, stop, BAND_BLOCK):
+        column = start + tl.arange(0, BAND_BLOCK)
+        is_column = column < stop
+        d = _distance(tl.load(own + column, mask=is_column, other=0.0), DISTANCE)
+        positive = is_column & (tl.load(id_right + column, mask=is_column, other=0) != own_id)
+        positive = positive & (d >= nearest_bound)
+        logit = (d - pull_center) * _pace(d, pull_rate, pull_shift, 1.0, PACED)
+        if CURVE == 2:
+            positive = positive & (logit >= 0.0)
+        pull_top, pull_sum = _add(logit, positive, pull_top, pull_sum, CURVE)
+        pulls += positive.to(tl.float32)
+        lines += tl.where(positive, d - pull_center, 0.0)
+    tl.store(pull + row, _sum(pull_top, pull_sum, CURVE))
+    tl.store(num_pulls + row, tl.sum(pulls, 0))
+    tl.store(line + row, tl.sum(lines, 0))
+
+
+@triton.jit
+def _weight(logit, total, chosen, CURVE: tl.constexpr):
     """g of a sign's pairs."""
     if CURVE == 0:
-        return tl.where(chosen, tl.exp(logit - tl.where(sum_T == float("-inf"), 0.0, sum_T)), 0.0)
+        return tl.where(chosen, tl.exp(logit - tl.where(total == float("-inf"), 0.0, total)), 0.0)
     if CURVE == 1:
         return tl.where(chosen, 1.0 / (1.0 + tl.exp(-logit)), 0.0)
     return tl.where(chosen & (logit >= 0.0), 1.0, 0.0)
 
 
 @triton.jit
-def _slopes(left, right, y_left, id_left, y_right, id_right, low, high, pull, push, by_pull, by_push, by_line,
-            rows, columns, num_rows, num_columns, num_features,
+def _slopes(product, first_column, stop_column, id_left, id_right, least, most, pull, push, by_pull, by_push, by_line,
+            high, low, num_columns, num_blocks,
             pull_rate, pull_center, pull_shift, push_rate, push_center, push_shift,
-            DISTANCE: tl.constexpr, CURVE: tl.constexpr, PACED: tl.constexpr,
-            BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr):  # fmt: skip
-    """Slopes of a block by its products."""
-    is_row = rows < num_rows
-    d = _distances(left, right, rows, columns, num_rows, num_columns, num_features,
-                   DISTANCE, BLOCK_T, BLOCK_M, BLOCK_F)  # fmt: skip
-    positive, negative = _signs(y_left, id_left, y_right, id_right, rows, columns, num_rows, num_columns)
-    positive = positive & (d >= tl.load(low + rows, mask=is_row, other=0.0)[:, None])
-    negative = negative & (d <= tl.load(high + rows, mask=is_row, other=0.0)[:, None])
-    pull_pace = _paces(d, pull_rate, pull_shift, 1.0, PACED)
-    push_pace = _paces(d, push_rate, push_shift, -1.0, PACED)
-    pull_T = tl.load(pull + rows, mask=is_row, other=0.0)[:, None]
-    push_T = tl.load(push + rows, mask=is_row, other=0.0)[:, None]
-    pulls = _weights((d - pull_center) * pull_pace, pull_T, positive, CURVE) * pull_pace
-    pushes = _weights((push_center - d) * push_pace, push_T, negative, CURVE) * push_pace
-    slope = pulls * tl.load(by_pull + rows, mask=is_row, other=0.0)[:, None]
-    slope -= pushes * tl.load(by_push + rows, mask=is_row, other=0.0)[:, None]
-    slope += tl.where(positive, tl.load(by_line + rows, mask=is_row, other=0.0)[:, None], 0.0)
+            DISTANCE: tl.constexpr, CURVE: tl.constexpr, PACED: tl.constexpr, IN_TWO: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """Slopes of a block of an anchor's products."""
+    program = tl.program_id(0)
+    row = (program // num_blocks).to(tl.int64)
+    start = (program % num_blocks) * BLOCK
+    column = start + tl.arange(0, BLOCK)
+    is_column = column < num_columns
+    place = row * num_columns + column
+    d = _distance(tl.load(product + place, mask=is_column, other=0.0), DISTANCE)
+    first, stop = tl.load(first_column + row), tl.load(stop_column + row)
+    is_own = is_column & (column >= first) & (column < stop)
+    negative = is_column & (is_own == 0) & (d <= tl.load(most + row))
+    pace = _pace(d, push_rate, push_shift, -1.0, PACED)
+    slope = -tl.load(by_push + row) * pace * _weight((push_center - d) * pace, tl.load(push + row), negative, CURVE)
+    if (start < stop) & (start + BLOCK > first):
+        other_id = tl.load(id_right + column, mask=is_own, other=0) != tl.load(id_left + row)
+        positive = is_own & other_id & (d >= tl.load(least + row))
+        pace = _pace(d, pull_rate, pull_shift, 1.0, PACED)
+        weight = _weight((d - pull_center) * pace, tl.load(pull + row), positive, CURVE)
+        slope += tl.load(by_pull + row) * pace * weight + tl.where(positive, tl.load(by_line + row), 0.0)
     if DISTANCE == 0:
-        return -slope
+        slope = -slope
     if DISTANCE == 1:
-        return tl.where(d > 1e-6, 0.5 * slope / d, 0.0)
-    return slope
-
-
-@triton.jit
-def _gradient(left, right, y_left, id_left, y_right, id_right, low, high, pull, push, by_pull, by_push, by_line,
-              gradient, num_rows, num_columns, num_features,
-              pull_rate, pull_center, pull_shift, push_rate, push_center, push_shift,
-              BY_RIGHT: tl.constexpr, DISTANCE: tl.constexpr, CURVE: tl.constexpr, PACED: tl.constexpr,
-              BLOCK_T: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr):  # fmt: skip
-    """The gradient by some anchors' features or, ``BY_RIGHT``, by some references'."""
-    OWN: tl.constexpr = BLOCK_M if BY_RIGHT else BLOCK_T
-    OTHER: tl.constexpr = BLOCK_T if BY_RIGHT else BLOCK_M
-    own = (tl.program_id(0) * OWN + tl.arange(0, OWN)).to(tl.int64)
-    num_own = num_columns if BY_RIGHT else num_rows
-    num_others = num_rows if BY_RIGHT else num_columns
-    for start in range(0, num_others, OTHER):
-        other = (start + tl.arange(0, OTHER)).to(tl.int64)
-        rows = other if BY_RIGHT else own
-        columns = own if BY_RIGHT else other
-        slope = _slopes(left, right, y_left, id_left, y_right, id_right, low, high, pull, push,
-                        by_pull, by_push, by_line, rows, columns, num_rows, num_columns, num_features,
-                        pull_rate, pull_center, pull_shift, push_rate, push_center, push_shift,
-                        DISTANCE, CURVE, PACED, BLOCK_T, BLOCK_M, BLOCK_F)  # fmt: skip
-        if BY_RIGHT:
-            slope = tl.trans(slope)
-        for begin in range(0, num_features, BLOCK_F):
-            f = begin + tl.arange(0, BLOCK_F)
-            is_one = (f < num_features)[None, :]
-            features = left if BY_RIGHT else right
-            x = tl.load(features + other[:, None] * num_features + f[None, :],
-                        mask=(other < num_others)[:, None] & is_one, other=0.0)  # fmt: skip
-            place = gradient + own[:, None] * num_features + f[None, :]
-            is_own = (own < num_own)[:, None] & is_one
-            tl.store(place, tl.load(place, mask=is_own, other=0.0) + tl.dot(slope, x, input_precision="ieee"),
-                     mask=is_own)  # fmt: skip
-        tl.debug_barrier()
+        slope = tl.where(d > 1e-6, 0.5 * slope / d, 0.0)
+    rounded = slope.to(high.dtype.element_ty)
+    tl.store(high + place, rounded, mask=is_column)
+    if IN_TWO:
+        tl.store(low + place, (slope - rounded.to(tl.float32)).to(low.dtype.element_ty), mask=is_column)

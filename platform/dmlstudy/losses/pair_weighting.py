@@ -108,9 +108,9 @@ class Contrastive(PairWeighting):
 
 
 def _means(sums: Sums) -> Factors:
-    by_pull_B, by_push_B = 1 / sums.num_pulls_B.clamp(min=1), 1 / sums.num_pushes_B.clamp(min=1)
-    total = (sums.pull_B * by_pull_B + sums.push_B * by_push_B).sum()
-    return Factors(total, len(by_pull_B), by_pull_B, by_push_B)
+    by_pull_T, by_push_T = 1 / sums.num_pulls_T.clamp(min=1), 1 / sums.num_pushes_T.clamp(min=1)
+    total = (sums.pull_T * by_pull_T + sums.push_T * by_push_T).sum()
+    return Factors(total, len(by_pull_T), by_pull_T, by_push_T)
 
 
 class TripletWeighting(RowLoss):

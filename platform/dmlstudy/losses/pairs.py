@@ -83,10 +83,10 @@ class MultiSimilarity(RowLoss):
         return Form("exponential", pull, push, self._factors, epsilon=self.rule.epsilon)
 
     def _factors(self, sums: Sums) -> Factors:
-        total = functional.softplus(sums.pull_B, threshold=LINEAR).sum() / self.alpha
-        total += functional.softplus(sums.push_B, threshold=LINEAR).sum() / self.beta
-        by_pull_B, by_push_B = sums.pull_B.sigmoid() / self.alpha, sums.push_B.sigmoid() / self.beta
-        return Factors(total, len(sums.pull_B), by_pull_B, by_push_B)
+        total = functional.softplus(sums.pull_T, threshold=LINEAR).sum() / self.alpha
+        total += functional.softplus(sums.push_T, threshold=LINEAR).sum() / self.beta
+        by_pull_T, by_push_T = sums.pull_T.sigmoid() / self.alpha, sums.push_T.sigmoid() / self.beta
+        return Factors(total, len(sums.pull_T), by_pull_T, by_push_T)
 
 
 class MultiSimilarityDistance(RowLoss):
@@ -176,9 +176,9 @@ class BinomialDeviance(RowLoss):
         return Form("softplus", pull, push, self._factors)
 
     def _factors(self, sums: Sums) -> Factors:
-        by_pulls, by_pushes = self._scales_2.to(sums.pull_B)
-        total = sums.pull_B.sum() * by_pulls + sums.push_B.sum() * by_pushes
-        num_anchors = len(sums.pull_B)
+        by_pulls, by_pushes = self._scales_2.to(sums.pull_T)
+        total = sums.pull_T.sum() * by_pulls + sums.push_T.sum() * by_pushes
+        num_anchors = len(sums.pull_T)
         return Factors(total, num_anchors, by_pulls.repeat(num_anchors), by_pushes.repeat(num_anchors))
 
 
@@ -344,10 +344,10 @@ class Circle(RowLoss):
 
 
 def _circle(sums: Sums) -> Factors:
-    both_B = sums.pull_B + sums.push_B
-    total = functional.softplus(both_B, threshold=LINEAR).sum()
-    slope_B = both_B.sigmoid()
-    return Factors(total, len(both_B), slope_B, slope_B)
+    both_T = sums.pull_T + sums.push_T
+    total = functional.softplus(both_T, threshold=LINEAR).sum()
+    slope_T = both_T.sigmoid()
+    return Factors(total, len(both_T), slope_T, slope_T)
 
 
 class NPair(RowLoss):

@@ -9,12 +9,15 @@
 
 Sums are in float32 at least. On a CPU the factors are rounded in the same way, so that results are a GPU's up to the
 order of its sums, and nothing is faster.
+
+Shapes: N and M rows, F features, T rows of a tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from copy import copy
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ from torch.autograd.function import once_differentiable
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """(N, K) and (K, M) -> (N, M), in the factors' dtype."""
+
+Parts: TypeAlias = tuple[Tensor, ...]
+"""What a precision makes of a matrix: tensors of its shape, whose sum it is up to rounding."""
 
 
 def exact(a_NK: Tensor, b_KM: Tensor) -> Tensor:
@@ -97,8 +103,129 @@ def write_product(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor, product: Product) 
         out_NM.copy_(product(a_NK, b_KM))
 
 
+class Factor:
+    """Rows that many products share (N, F), as they are.
+
+    A slope by a product of such rows is given by its parts: the precision's roundings of it, (T, M) each.
+    """
+
+    def __init__(self, x_NF: Tensor, product: Product) -> None:
+        self.x_NF, self.product = x_NF, product
+
+    def rows(self, which: slice) -> Factor:
+        """Some of the rows."""
+        return Factor(self.x_NF[which], self.product)
+
+    def times(self, other: Factor) -> Tensor:
+        """x y^T (N, M)."""
+        return self.product(self.x_NF, other.x_NF.T)
+
+    def parts(self, slope_TM: Tensor) -> Parts:
+        """A slope's parts; one of them may be the slope itself."""
+        return (slope_TM,)
+
+    def room(self, slope_TM: Tensor) -> Parts:
+        """Memory for the parts, which may be the slope's own."""
+        return (slope_TM,)
+
+    def weighted(self, parts: Parts) -> Tensor:
+        """s x (T, F), of M = N rows."""
+        return self.product(parts[0], self.x_NF)
+
+    def add_weighted(self, out_MF: Tensor, parts: Parts) -> None:
+        """Add s^T x to ``out``, of T = N rows."""
+        add_product(out_MF, parts[0].T, self.x_NF, self.product)
+
+
+class _Bfloat16(Factor):
+    """The same, of bfloat16 factors."""
+
+    def __init__(self, x_NF: Tensor, product: Product) -> None:
+        super().__init__(x_NF, product)
+        self.high_NF = x_NF.bfloat16()
+
+    def rows(self, which: slice) -> Factor:
+        own = copy(self)
+        own.x_NF, own.high_NF = self.x_NF[which], self.high_NF[which]
+        return own
+
+    def times(self, other: Factor) -> Tensor:
+        assert isinstance(other, _Bfloat16)
+        return _of_bf16(self.high_NF, other.high_NF.T, self.x_NF.dtype)
+
+    def parts(self, slope_TM: Tensor) -> Parts:
+        return (slope_TM.bfloat16(),)
+
+    def room(self, slope_TM: Tensor) -> Parts:
+        return (torch.empty_like(slope_TM, dtype=torch.bfloat16),)
+
+    def weighted(self, parts: Parts) -> Tensor:
+        return _of_bf16(parts[0], self.high_NF, self.x_NF.dtype)
+
+    def add_weighted(self, out_MF: Tensor, parts: Parts) -> None:
+        _add_of_bf16(out_MF, parts[0].T, self.high_NF)
+
+
+class _TwoBfloat16(Factor):
+    """The same, of factors that are sums of two bfloat16 numbers.
+
+    Products of parts that have the same sum are one product of longer rows.
+    """
+
+    def __init__(self, x_NF: Tensor, product: Product) -> None:
+        super().__init__(x_NF, product)
+        high_NF, low_NF = _split(x_NF)
+        self.parts_NE = torch.cat([high_NF, low_NF, high_NF], dim=1)
+
+    def rows(self, which: slice) -> Factor:
+        own = copy(self)
+        own.x_NF, own.parts_NE = self.x_NF[which], self.parts_NE[which]
+        return own
+
+    @property
+    def high_NF(self) -> Tensor:
+        return self.parts_NE[:, : self.x_NF.shape[1]]
+
+    @property
+    def low_NF(self) -> Tensor:
+        size = self.x_NF.shape[1]
+        return self.parts_NE[:, size : 2 * size]
+
+    def times(self, other: Factor) -> Tensor:
+        assert isinstance(other, _TwoBfloat16)
+        turned_NE = torch.cat([self.high_NF, self.high_NF, self.low_NF], dim=1)
+        return _of_bf16(turned_NE, other.parts_NE.T, self.x_NF.dtype)
+
+    def parts(self, slope_TM: Tensor) -> Parts:
+        return _split(slope_TM)
+
+    def room(self, slope_TM: Tensor) -> Parts:
+        return tuple(torch.empty_like(slope_TM, dtype=torch.bfloat16) for _ in range(2))
+
+    def weighted(self, parts: Parts) -> Tensor:
+        (high_TM, low_TM), size, dtype = parts, self.x_NF.shape[1], self.x_NF.dtype
+        both_TE = _of_bf16(high_TM, self.parts_NE[:, : 2 * size], dtype)
+        small_TF = both_TE[:, size:] + _of_bf16(low_TM, self.high_NF, dtype)
+        return small_TF.add_(both_TE[:, :size])
+
+    def add_weighted(self, out_MF: Tensor, parts: Parts) -> None:
+        high_TM, low_TM = parts
+        _add_of_bf16(out_MF, high_TM.T, self.low_NF)
+        _add_of_bf16(out_MF, low_TM.T, self.high_NF)
+        _add_of_bf16(out_MF, high_TM.T, self.high_NF)
+
+
+def factor(x_NF: Tensor, product: Product) -> Factor:
+    """Rows of a kind of products, prepared once for all of them."""
+    kind = _FACTORS.get(product, Factor)
+    return kind(x_NF, product)
+
+
 PRODUCTS: dict[str, Product] = {"float32": exact, "bf16x3": in_bf16x3, "tf32": in_tf32, "bf16": in_bf16}
 """Precisions by name, from fine to coarse."""
+
+
+_FACTORS: dict[Product, type[Factor]] = {in_bf16: _Bfloat16, in_bf16x3: _TwoBfloat16}
 
 
 class _OnGraph(torch.autograd.Function):
@@ -159,6 +286,14 @@ def _of_bf16(a_NK: Tensor, b_KM: Tensor, dtype: torch.dtype) -> Tensor:
     if a_NK.device.type == "cuda" and dtype == torch.float32:
         return torch.mm(a_NK, b_KM, out_dtype=torch.float32)
     return a_NK.to(dtype) @ b_KM.to(dtype)
+
+
+def _add_of_bf16(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
+    """Add a product of bfloat16 factors to ``out``."""
+    if out_NM.device.type == "cuda" and out_NM.dtype == torch.float32:
+        torch.addmm(out_NM, a_NK, b_KM, out_dtype=torch.float32, out=out_NM)
+    else:
+        out_NM.addmm_(a_NK.to(out_NM.dtype), b_KM.to(out_NM.dtype))
 
 
 def _rounded_to_tf32(x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ alone, and are normalised in the forward pass. Everything is computed in float32
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from functools import reduce
 
@@ -17,9 +16,10 @@ from torch.nn import functional
 
 from dmlstudy.losses.distances import SQUARED_FLOOR, squared_euclidean
 from dmlstudy.losses.interface import Embeddings, Loss, LossSum, World, check_classes, per_anchor
+from dmlstudy.losses.pairs import log_sum_exp
 from dmlstudy.losses.parameters import above, at_least
-from dmlstudy.losses.products import add_product, differentiable, factor_last
-from dmlstudy.losses.tiles import Swept, in_one_sweep, tile_height
+from dmlstudy.losses.products import add_product, factor
+from dmlstudy.losses.tiles import Swept, cut, in_one_sweep, padded, tile_height
 
 BLOCK = 4096
 """Classes whose first vectors are drawn at once where each rank keeps a share.
@@ -82,19 +82,36 @@ class ProxyNCA(ProxyLoss):
         self.proxies_CD = unit_vectors(seed, self.num_classes, self.dim)
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
-        proxies_CD = _normalized(self.proxies_CD, anchors)
-        total = factor_last(
-            lambda z_BD, p_CD: self._sum(z_BD, p_CD, anchors), self.product, anchors.z_ND, proxies_CD
+        z_BD, proxies_CD = anchors.z_ND, _normalized(self.proxies_CD, anchors)
+        total, _ = in_one_sweep(
+            lambda wanted: self._sweep(z_BD.detach(), proxies_CD.detach(), anchors.y_N, wanted),
+            [z_BD, proxies_CD],
         )
         return per_anchor(total, anchors)
 
-    def _sum(self, z_BD: Tensor, proxies_CD: Tensor, anchors: Embeddings) -> Tensor:
-        d_BC = squared_euclidean(z_BD, proxies_CD, differentiable(self.product)) / self.temperature
-        if self.num_classes == 1:
-            return 0 * d_BC.sum()
-        others_B = (-d_BC).masked_fill(_own(anchors, self.num_classes), -math.inf).logsumexp(1)
-        own_B = d_BC.gather(1, anchors.y_N[:, None])[:, 0]
-        return own_B.sum() + others_B.sum()
+    def _sweep(self, z_BD: Tensor, proxies_CD: Tensor, y_B: Tensor, wanted: bool) -> Swept:
+        """The anchors in tiles against all proxies."""
+        distance = squared_euclidean
+        left_BF, right_CF = padded(distance.left(z_BD)), padded(distance.right(proxies_CD))
+        left, right = factor(left_BF, self.product), factor(right_CF, self.product)
+        by_left_BF, by_right_CF = torch.zeros_like(left_BF), torch.zeros_like(right_CF)
+        total, num_features = z_BD.new_zeros(()), z_BD.shape[1] + 2
+        for rows in cut(z_BD, self.num_classes) if self.num_classes > 1 else ():
+            own_T1 = y_B[rows, None]
+            d_TC = distance.of(left.rows(rows).times(right)).div_(self.temperature)
+            total += d_TC.gather(1, own_T1).sum()
+            others_TC = torch.ones_like(d_TC, dtype=torch.bool).scatter_(1, own_T1, False)
+            others = log_sum_exp(d_TC.neg_(), others_TC)
+            total += others.log_T1.sum()
+            if not wanted:
+                continue
+            slope_TC = others.powers.div_(others.sum_T1).neg_().scatter_(1, own_T1, 1.0)
+            parts = right.parts(slope_TC.div_(self.temperature))
+            by_left_BF[rows] = right.weighted(parts)
+            left.rows(rows).add_weighted(by_right_CF, parts)
+        by_z_BD = distance.left_gradient(by_left_BF[:, :num_features], z_BD)
+        by_proxy_CD = distance.right_gradient(by_right_CF[:, :num_features], proxies_CD)
+        return total, total.new_full((), len(z_BD)), [by_z_BD, by_proxy_CD]
 
 
 class ProxyAnchor(ProxyLoss):
@@ -120,23 +137,40 @@ class ProxyAnchor(ProxyLoss):
 
     def _terms(self, anchors: Embeddings, references: Embeddings, world: World) -> LossSum:
         share = world.share(self.num_classes)
-        classes_C = torch.arange(self.num_classes, device=references.y_N.device)[share]
-        positive_CM = classes_C[:, None] == references.y_N
-        num_present = _own(references, self.num_classes).any(0).sum().clamp(min=1)
-        total = factor_last(
-            lambda p_CD, z_MD: self._sum(p_CD, z_MD, positive_CM, num_present),
-            self.product,
-            _normalized(self.proxies_CD[share], references),
-            references.z_ND,
+        y_M, classes_C = references.y_N, torch.arange(self.num_classes, device=references.y_N.device)
+        num_present = torch.zeros_like(classes_C).index_fill_(0, y_M, 1).sum().clamp(min=1)
+        proxies_CD, z_MD = _normalized(self.proxies_CD[share], references), references.z_ND
+        total, _ = in_one_sweep(
+            lambda wanted: self._sweep(
+                proxies_CD.detach(), z_MD.detach(), classes_C[share], y_M, num_present, wanted
+            ),
+            [proxies_CD, z_MD],
         )
         on_the_graph = anchors.z_ND[:0].sum()
-        return LossSum(total + on_the_graph, total.new_full((), len(classes_C) / self.num_classes))
+        return LossSum(total + on_the_graph, total.new_full((), len(proxies_CD) / self.num_classes))
 
-    def _sum(self, proxies_CD: Tensor, z_MD: Tensor, positive_CM: Tensor, num_present: Tensor) -> Tensor:
-        s_CM = differentiable(self.product)(proxies_CD, z_MD.T)
-        pull_C = _log_one_plus_sum_exp(-self.alpha * (s_CM - self.delta), positive_CM)
-        push_C = _log_one_plus_sum_exp(self.alpha * (s_CM + self.delta), ~positive_CM)
-        return pull_C.sum() / num_present + push_C.sum() / self.num_classes
+    def _sweep(
+        self, proxies_CD: Tensor, z_MD: Tensor, classes_C: Tensor, y_M: Tensor, num_present: Tensor, wanted: bool
+    ) -> Swept:
+        """A share's proxies in tiles against all references."""
+        left_CF, right_MF = padded(proxies_CD), padded(z_MD)
+        left, right = factor(left_CF, self.product), factor(right_MF, self.product)
+        by_left_CF, by_right_MF = torch.zeros_like(left_CF), torch.zeros_like(right_MF)
+        total, dim = z_MD.new_zeros(()), z_MD.shape[1]
+        for rows in cut(proxies_CD, len(z_MD)):
+            s_TM = left.rows(rows).times(right)
+            positive_TM = classes_C[rows, None] == y_M
+            pull = log_sum_exp((self.delta - s_TM).mul_(self.alpha), positive_TM, plus_one=True)
+            push = log_sum_exp(s_TM.add_(self.delta).mul_(self.alpha), ~positive_TM, plus_one=True)
+            total += pull.log_T1.sum() / num_present + push.log_T1.sum() / self.num_classes
+            if not wanted:
+                continue
+            slope_TM = push.powers.mul_(self.alpha / self.num_classes / push.sum_T1)
+            slope_TM -= pull.powers.mul_(self.alpha / num_present / pull.sum_T1)
+            parts = right.parts(slope_TM)
+            by_left_CF[rows] = right.weighted(parts)
+            left.rows(rows).add_weighted(by_right_MF, parts)
+        return total, total.new_zeros(()), [by_left_CF[:, :dim], by_right_MF[:, :dim]]
 
 
 class SoftTriple(ProxyLoss):
@@ -243,14 +277,3 @@ def _normalized(proxies: Tensor, embeddings: Embeddings) -> Tensor:
 def _in(dtype: torch.dtype, embeddings: Embeddings) -> Embeddings:
     norm_N = None if embeddings.norm_N is None else embeddings.norm_N.to(dtype)
     return embeddings._replace(z_ND=embeddings.z_ND.to(dtype), norm_N=norm_N)
-
-
-def _own(embeddings: Embeddings, num_classes: int) -> Tensor:
-    """True at each row's own class, (N, C)."""
-    return embeddings.y_N[:, None] == torch.arange(num_classes, device=embeddings.y_N.device)
-
-
-def _log_one_plus_sum_exp(logits_CM: Tensor, chosen_CM: Tensor) -> Tensor:
-    """log(1 + sum_{chosen} e^logit) per row, without overflow; 0 where nothing is chosen."""
-    zeros_C1 = logits_CM.new_zeros(logits_CM.shape[0], 1)
-    return torch.cat([zeros_C1, logits_CM.masked_fill(~chosen_CM, -math.inf)], dim=1).logsumexp(1)

@@ -22,7 +22,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -31,10 +31,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dmlstudy.losses.distances import Distance, full_precision
-from dmlstudy.losses.forms import FeatureRows, Form
+from dmlstudy.losses.forms import Bands, Form
 from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
 from dmlstudy.losses.plan import plan_of
-from dmlstudy.losses.products import add_product, exact
+from dmlstudy.losses.products import Parts, add_product, exact, factor
 from dmlstudy.transfers import placed
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
@@ -54,6 +54,12 @@ ALIGNED = {"cpu": 1, "cuda": 8}
 
 LIVE_ARRAYS = 10
 """The most T x M arrays that a tile's terms hold at once."""
+
+KERNEL_ARRAYS = 4
+"""As many of a tile that kernels compute: its products, which become slopes, and room for products of matrices."""
+
+KERNELS_LOWEST = 512
+"""The fewest rows of such a tile, which is small enough for that."""
 
 
 class Side(NamedTuple):
@@ -127,22 +133,19 @@ class TiledLoss(Loss):
         super().__init__()
         self._has_warned = False
 
-    def layout(self, anchors: Embeddings, references: Embeddings, element_size: int) -> Layout:
+    def layout(
+        self, anchors: Embeddings, references: Embeddings, element_size: int, *, by_kernels: bool = False
+    ) -> Layout:
         """The batch's tiles; warns, once, of a batch without positive pairs."""
-        layout = Layout(anchors, references, element_size)
-        if layout.has_no_positive:
-            self.tell_of_no_positive()
-        return layout
-
-    def tell_of_no_positive(self) -> None:
-        """Warn, once, that a batch has no positive pair, where the loss needs one."""
-        if self.needs_positives and not self._has_warned:
+        layout = Layout(anchors, references, element_size, by_kernels=by_kernels)
+        if layout.has_no_positive and self.needs_positives and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 "a batch holds no two images of one class, so there is no positive pair; training goes on and "
                 "this is said once. Draw several images per class (batch.images_per_class)",
-                stacklevel=6,
+                stacklevel=5,
             )
+        return layout
 
 
 class RowLoss(TiledLoss):
@@ -153,7 +156,7 @@ class RowLoss(TiledLoss):
 
     accepts_memory = True
     has_kernels: ClassVar[bool] = False
-    """True if kernels may compute it instead of tiles, by a ``form``."""
+    """True if kernels may compute its tiles, by a ``form``."""
 
     is_symmetric: ClassVar[bool] = False
     """True if a pair's term is a function of its distance and sign alone, the same from either end.
@@ -169,8 +172,8 @@ class RowLoss(TiledLoss):
         self.distance = distance
         self.fused: Callable[[Tile], RowTerms] | None = None
         """``rows``, compiled (``fused``)."""
-        self.in_kernels = False
-        """True if kernels compute it on a GPU, in float32, where it has a form."""
+        self.kernel_devices: tuple[str, ...] = ()
+        """Kinds of device where kernels compute its float32 tiles, if it has a form."""
 
     @abstractmethod
     def rows(self, rows: Tile) -> RowTerms:
@@ -184,57 +187,29 @@ class RowLoss(TiledLoss):
         """Sum over the anchors, tile by tile, and the number of terms."""
         z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
         live_LD = z_MD if references.live_LD is None else references.live_LD.to(z_MD.dtype)
-        form = self.form() if self.in_kernels and z_MD.device.type == "cuda" else None
-        if form is not None and z_MD.dtype == torch.float32 and self.product is exact:
-            return self.by_kernels(form, anchors, references)
-        layout = self.layout(anchors, references, z_MD.element_size())
+        form = self.form() if z_MD.device.type in self.kernel_devices and z_MD.dtype == torch.float32 else None
+        layout = self.layout(anchors, references, z_MD.element_size(), by_kernels=form is not None)
         # Square tiles have more kinds of shapes than a compiled function of a tile is compiled for.
-        is_plain = self.is_symmetric and self.product is exact and self.fused is None
+        is_plain = self.is_symmetric and self.product is exact and self.fused is None and form is None
         if is_plain and _are_the_same(anchors, references):
             return in_one_sweep(
                 lambda wanted: self._sweep_both_ways(layout, z_BD.detach(), wanted),
                 [z_BD, *self.parameters()],
             )
         return in_one_sweep(
-            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), wanted),
+            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), form, wanted),
             [z_BD, live_LD, *self.parameters()],
         )
 
-    def by_kernels(self, form: Form, anchors: Embeddings, references: Embeddings) -> LossSum:
-        """The same by kernels, for float32 on a GPU or in Triton's interpreter."""
-        from dmlstudy.losses import kernels  # needs Triton, which comes with PyTorch for CUDA alone
-
-        if not self._has_warned and not plan_of(anchors, references).has_positive:
-            self.tell_of_no_positive()
-        z_BD, z_MD = anchors.z_ND.detach(), references.z_ND.detach()
-        live_LD = references.z_ND if references.live_LD is None else references.live_LD
-
-        def sweep(wanted: bool) -> Swept:
-            left_BF, right_MF = self.distance.left(z_BD), self.distance.right(z_MD)
-            size, num_live = left_BF.shape[1], len(live_LD)
-            found = kernels.sweep(
-                form,
-                self.distance,
-                FeatureRows(padded(left_BF), anchors.y_N, anchors.id_N),
-                FeatureRows(padded(right_MF), references.y_N, references.id_N),
-                num_live,
-                wanted=wanted,
-            )
-            by_left_BF, by_right_LF = (x[:, :size] for x in found.gradients)
-            gradients = [
-                self.distance.left_gradient(by_left_BF, z_BD),
-                self.distance.right_gradient(by_right_LF, z_MD[:num_live]),
-            ]
-            return found.total, found.count, gradients
-
-        return in_one_sweep(sweep, [anchors.z_ND, live_LD])
-
-    def _sweep(self, layout: Layout, z_BD: Tensor, z_MD: Tensor, num_live: int, wanted: bool) -> Swept:
-        """Of the references the first ``num_live`` have a gradient."""
+    def _sweep(
+        self, layout: Layout, z_BD: Tensor, z_MD: Tensor, num_live: int, form: Form | None, wanted: bool
+    ) -> Swept:
+        """Of the references the first ``num_live`` have a gradient; kernels compute tiles where there is a form."""
         z_BD, z_MD = z_BD[layout.anchor_order_B], z_MD[layout.reference_order_M]
         left_BF, right_MF = self.distance.left(z_BD), self.distance.right(z_MD)
         size = left_BF.shape[1]
         left_BF, right_MF = padded(left_BF), padded(right_MF)
+        left, right = factor(left_BF, self.product), factor(right_MF, self.product)
         left_gradient_BF, right_gradient = torch.zeros_like(left_BF), torch.zeros_like(right_MF)
         live_L = layout.places_of_first(num_live)
         finds_live = live_L is not None and not self.only_positives  # in a band there is little to spare
@@ -244,24 +219,28 @@ class RowLoss(TiledLoss):
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
             columns = band if self.only_positives else slice(None)
-            d_TM = self.distance.of(self.product(left_BF[tile], right_MF[columns].T))
-            rows = layout.rows(d_TM, tile, band, z_BD.shape[1], only_band=self.only_positives)
-            terms = (self.fused or self.rows)(rows)
+            own, others = left.rows(tile), right.rows(columns)
+            product_TM = own.times(others)
+            if form is None:
+                rows = layout.rows(
+                    self.distance.of(product_TM), tile, band, z_BD.shape[1], only_band=self.only_positives
+                )
+                terms = (self.fused or self.rows)(rows)
+                parts = others.parts(self._product_slope(terms, rows)) if wanted else ()
+            else:
+                parts = others.room(product_TM) if wanted else ()
+                terms = self._by_kernels(form, product_TM, layout.bands(tile), parts)
             total += terms.total
             count += terms.count
             if not wanted:
                 continue
             for gradient, slope in zip(gradients, terms.parameter_slopes, strict=True):
                 gradient += slope
-            slope_TM = terms.slope_TM
-            if terms.band_slope_TQ is not None:
-                slope_TM[:, rows.band] += terms.band_slope_TQ
-            slope_TM = self.distance.product_slope(slope_TM, rows.d_TM)
-            left_gradient_BF[tile] = self.product(slope_TM, right_MF[columns])
+            left_gradient_BF[tile] = others.weighted(parts)
             if finds_live:
-                add_product(right_gradient, slope_TM[:, live_L].T, left_BF[tile], self.product)
+                own.add_weighted(right_gradient, tuple(part[:, live_L] for part in parts))
             else:
-                add_product(right_gradient[columns], slope_TM.T, left_BF[tile], self.product)
+                own.add_weighted(right_gradient[columns], parts)
         gradient_BD = torch.empty_like(z_BD)
         gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF[:, :size], z_BD)
         if live_L is None:
@@ -272,6 +251,19 @@ class RowLoss(TiledLoss):
             right_gradient_LF = right_gradient if finds_live else right_gradient[live_L]
             gradient_LD = self.distance.right_gradient(right_gradient_LF[:, :size], z_MD[live_L])
         return total, count, [gradient_BD, gradient_LD, *gradients]
+
+    def _by_kernels(self, form: Form, product_TM: Tensor, bands: Bands, parts: Parts) -> RowTerms:
+        """The terms of a tile, whose slopes by its products are written into ``parts``."""
+        from dmlstudy.losses import kernels  # needs Triton, which comes with PyTorch for CUDA alone
+
+        return RowTerms(*kernels.sweep(form, self.distance, product_TM, bands, parts), product_TM)
+
+    def _product_slope(self, terms: RowTerms, rows: Tile) -> Tensor:
+        """The slope of a tile's terms by its products; theirs by distances is reused."""
+        slope_TM = terms.slope_TM
+        if terms.band_slope_TQ is not None:
+            slope_TM[:, rows.band] += terms.band_slope_TQ
+        return self.distance.product_slope(slope_TM, rows.d_TM)
 
     def _sweep_both_ways(self, layout: Layout, z_BD: Tensor, wanted: bool) -> Swept:
         """The same where references are the anchors: a tile serves both of its sides, so half of them suffice."""
@@ -296,10 +288,7 @@ class RowLoss(TiledLoss):
                 continue
             for gradient, slope in zip(gradients, terms.parameter_slopes, strict=True):
                 gradient += slope * times
-            slope_TM = terms.slope_TM
-            if terms.band_slope_TQ is not None:
-                slope_TM[:, rows.band] += terms.band_slope_TQ
-            slope_TM = self.distance.product_slope(slope_TM, rows.d_TM)
+            slope_TM = self._product_slope(terms, rows)
             # A row's gradient as a reference is that as an anchor.
             add_product(gradient_BF[tile], slope_TM, right_BF[columns], self.product, 2.0)
             if tile != columns:
@@ -325,7 +314,9 @@ class Layout:
     It follows from labels and ids: where the host knows them, no device is waited for.
     """
 
-    def __init__(self, anchors: Embeddings, references: Embeddings, element_size: int) -> None:
+    def __init__(
+        self, anchors: Embeddings, references: Embeddings, element_size: int, *, by_kernels: bool = False
+    ) -> None:
         device = anchors.z_ND.device
         plan = self._plan = plan_of(anchors, references)
         self.anchor_order_B = placed(plan.anchor_order_B, device)
@@ -334,7 +325,7 @@ class Layout:
         self._references = Labels(references.y_N, references.id_N).rows(self.reference_order_M)
         self.salt = references.id_N.sum()
         num_anchors, num_references = len(plan.anchor_order_B), len(plan.reference_order_M)
-        height = tile_height(num_references, element_size, device)
+        height = tile_height(num_references, element_size, device, by_kernels=by_kernels)
         self._edge = max(LOWEST[device.type], math.isqrt(tile_height(1, element_size, device)))
         starts = range(0, num_anchors, height)
         self.bands_B = [plan.lows_B, plan.highs_B]
@@ -362,6 +353,16 @@ class Layout:
         most = partial(self._most_positives, tile)
         return Tile(d_TM, place, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim, most)
 
+    def bands(self, tile: slice) -> Bands:
+        """Where the classes of the tile's anchors lie among the references, on their device."""
+        lows_B, highs_B = self._bands_there
+        return Bands(lows_B[tile], highs_B[tile], self._anchors.id_N[tile], self._references.id_N)
+
+    @cached_property
+    def _bands_there(self) -> tuple[Tensor, Tensor]:
+        lows_B, highs_B = placed(torch.stack(self.bands_B), self._references.id_N.device)
+        return lows_B, highs_B
+
     def blocks(self) -> Iterator[tuple[slice, slice, slice]]:
         """Square tiles on the diagonal and above it, where references are the anchors.
 
@@ -387,10 +388,13 @@ class Layout:
         return int(positives_B[self._plan.anchor_order_B[tile]].max())
 
 
-def tile_height(num_columns: int, element_size: int, device: torch.device) -> int:
+def tile_height(
+    num_columns: int, element_size: int, device: torch.device, *, by_kernels: bool = False
+) -> int:
     """Number of rows of ``num_columns`` columns that the memory budget of one tile allows, at least ``LOWEST``."""
     budget = (_free_share(device) if device.type == "cuda" else None) or BUDGET_BYTES[device.type]
-    return max(LOWEST[device.type], budget // max(1, LIVE_ARRAYS * num_columns * element_size))
+    arrays, lowest = (KERNEL_ARRAYS, KERNELS_LOWEST) if by_kernels else (LIVE_ARRAYS, LOWEST[device.type])
+    return max(lowest, budget // max(1, arrays * num_columns * element_size))
 
 
 @cache
@@ -448,7 +452,7 @@ def in_tiles(
     def sweep(wanted: bool) -> Swept:
         gradients = [torch.zeros_like(x) for x in parts]
         total, count = rows[0].new_zeros(()), rows[0].new_zeros(())
-        for tile in _cut(rows[0], num_columns):
+        for tile in cut(rows[0], num_columns):
             with torch.set_grad_enabled(wanted):
                 own, common = [_leaf(x[tile]) for x in rows], [_leaf(x) for x in shared]
                 for sum_of_terms, number in pieces(own, common):
@@ -491,7 +495,7 @@ class _OneSweep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_only_floating([gradient * factor for gradient in ctx.saved_tensors])
+        return None, None, *(x * factor if x.is_floating_point() else None for x in ctx.saved_tensors)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -502,7 +506,7 @@ class _Recomputed(torch.autograd.Function):
         rows, shared = list(parts[:num_rows]), list(parts[num_rows:])
         values = rows[0].new_zeros(len(rows[0]))
         with torch.autocast(values.device.type, enabled=False):
-            for tile in _cut(rows[0], num_columns):
+            for tile in cut(rows[0], num_columns):
                 values[tile] = function([x[tile] for x in rows], shared)
         return values
 
@@ -513,7 +517,7 @@ class _Recomputed(torch.autograd.Function):
         rows, shared = parts[: ctx.num_rows], parts[ctx.num_rows :]
         gradients = [torch.zeros_like(x) for x in parts]
         with torch.autocast(factor_B.device.type, enabled=False):
-            for tile in _cut(rows[0], ctx.num_columns):
+            for tile in cut(rows[0], ctx.num_columns):
                 with torch.enable_grad():
                     own, common = [_leaf(x[tile]) for x in rows], [_leaf(x) for x in shared]
                     weighted = (ctx.function(own, common) * factor_B[tile]).sum()
@@ -521,7 +525,8 @@ class _Recomputed(torch.autograd.Function):
         return None, None, None, *_only_floating(gradients)
 
 
-def _cut(x: Tensor, num_columns: int) -> Iterator[slice]:
+def cut(x: Tensor, num_columns: int) -> Iterator[slice]:
+    """Tiles of rows against so many columns."""
     height = tile_height(num_columns, x.element_size(), x.device)
     for start in range(0, len(x), height):
         yield slice(start, min(start + height, len(x)))

@@ -6,22 +6,27 @@ import torch
 from bench import Bench, unit_rows
 
 from dmlstudy.losses import catalogue
+from dmlstudy.losses.fused import fuse
 from dmlstudy.losses.interface import Embeddings, Loss
+from dmlstudy.records import Scalar
 
 DIM = 512
 PER_CLASS = 4
 
 ALL_PAIRS = (
-    ("multi_similarity", "float32", 0.394),
-    ("multi_similarity", "bf16x3", 0.080),
-    ("contrastive", "float32", None),
-    ("contrastive", "bf16x3", None),
-    ("triplet", "float32", None),
-    ("circle", "float32", None),
-    ("supcon", "float32", None),
-    ("proxy_anchor", "float32", None),
+    ("multi_similarity", "float32", "", 0.394),
+    ("multi_similarity", "float32", "compiled", 0.394),
+    ("multi_similarity", "float32", "triton", 0.394),
+    ("multi_similarity", "bf16x3", "", 0.080),
+    ("multi_similarity", "bf16x3", "compiled", 0.080),
+    ("contrastive", "float32", "", None),
+    ("contrastive", "bf16x3", "", None),
+    ("triplet", "float32", "", None),
+    ("circle", "float32", "", None),
+    ("supcon", "float32", "", None),
+    ("proxy_anchor", "float32", "", None),
 )
-"""Loss, precision of its products, and the most seconds it should take."""
+"""Loss, precision of its products, how its tiles are computed, and the most seconds it should take."""
 
 GIB = 2.0
 """The most that a loss should add."""
@@ -31,17 +36,18 @@ def measure(bench: Bench) -> None:
     num, dim = bench.sized(256, 65536), bench.sized(16, DIM)
     z_ND, y_N, id_N = unit_rows(num, dim, PER_CLASS, bench.device)
     z_ND.requires_grad_()
-    for name, precision, target in ALL_PAIRS:
+    for name, precision, how, target in ALL_PAIRS:
+        own = f"{name}, {precision}" + (f", {how}" if how else "")
         if bench.left() < 25:
-            bench.row(f"{name}, {precision}", 0, "s", problem="out of time")
+            bench.row(own, 0, "s", problem="out of time")
             continue
-        loss = _loss(name, precision, num // PER_CLASS + 1, dim, bench)
+        loss = _loss(name, precision, num // PER_CLASS + 1, dim, bench, how=how)
 
         def both(loss: Loss = loss) -> None:
             z_ND.grad = None
             _mean(loss, Embeddings(z_ND, y_N, id_N), Embeddings(z_ND, y_N, id_N)).backward()
 
-        _told(bench, f"{name}, {precision}, N = {num}, D = {dim}", both, target)
+        _told(bench, f"{own}, N = {num}, D = {dim}", both, target)
     num_anchors, num_rows = bench.sized(16, 4096), bench.sized(512, 1_000_000)
     z_MD, y_M, id_M = unit_rows(num_rows, dim, PER_CLASS, bench.device)
     own_ND, rest_MD = z_MD[:num_anchors].clone().requires_grad_(), z_MD[num_anchors:]
@@ -59,6 +65,7 @@ def measure(bench: Bench) -> None:
 
 def _told(bench: Bench, what: str, run, seconds: float | None, gib: float | None = GIB) -> None:  # type: ignore[no-untyped-def]
     try:
+        run()  # kernels are compiled here
         bench.row(f"{what}: memory", bench.peak_gib(run), "GiB", gib)
         bench.row(what, bench.seconds(run, 2, 0), "s", seconds)
     except torch.OutOfMemoryError as error:
@@ -66,10 +73,21 @@ def _told(bench: Bench, what: str, run, seconds: float | None, gib: float | None
 
 
 def _loss(
-    name: str, precision: str, num_classes: int, dim: int, bench: Bench, *, memory: bool = False
+    name: str,
+    precision: str,
+    num_classes: int,
+    dim: int,
+    bench: Bench,
+    *,
+    how: str = "",
+    memory: bool = False,
 ) -> Loss:
-    params = {} if precision == "float32" else {"precision": precision}
+    params: dict[str, Scalar] = {} if precision == "float32" else {"precision": precision}
+    if how == "triton":
+        params["backend"] = how
     loss = catalogue.build(name, params, memory=memory, num_classes=num_classes, dim=dim)
+    if how == "compiled":
+        fuse(loss)
     return loss.to(bench.device)
 
 
