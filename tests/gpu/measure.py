@@ -29,10 +29,10 @@ PLATFORM = HERE.parents[1] / "platform"
 
 BUDGETS_S = {
     "machine": 25,
-    "exact": 75,
+    "exact": 60,
     "ranks": 60,
-    "training": 100,
-    "large": 110,
+    "training": 150,
+    "large": 100,
     "evaluation": 55,
     "steps": 30,
 }

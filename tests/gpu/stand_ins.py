@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ _FINDERS: list[_Finder] = []
 
 def install(*, always: bool) -> None:
     """Stand in for what is not installed, or, ``always``, for all of ``NAMES``; before dmlstudy is imported."""
-    finder = _Finder(NAMES)
+    finder = _Finder([name for name in NAMES if always or importlib.util.find_spec(name) is None])
     _FINDERS.append(finder)
     if always:
         sys.meta_path.insert(0, finder)

@@ -95,11 +95,13 @@ def test_tiles_on_a_gpu_follow_its_free_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10 * GIB)
     tiles._free_share.cache_clear()
     one, other = torch.device("cuda", 0), torch.device("cuda", 1)
-    assert tiles.tile_height(2**16, 4, one) == 4 * GIB // (10 * 4 * 2**16)  # 5 % of 80 GiB is 4
+    assert tiles.tile_height(2**16, 4, one) == 2 * GIB // (10 * 4 * 2**16)  # 5 % of 80 GiB is 4, and 2 the most
     assert tiles.tile_height(2**16, 4, other) == GIB // (10 * 4 * 2**16)  # of 30 GiB 1.5, as a power of two 1
     free[0] = GIB
-    assert tiles.tile_height(2**16, 4, one) == 4 * GIB // (10 * 4 * 2**16)  # asked once
+    assert tiles.tile_height(2**16, 4, one) == 2 * GIB // (10 * 4 * 2**16)  # asked once
     assert tiles.tile_height(2**30, 4, one) == 128
+    assert tiles.tile_height(2**16, 4, one, by_kernels=True) == 2 * GIB // (3 * 4 * 2**16) // 128 * 128
+    assert tiles.tile_height(2**30, 4, one, by_kernels=True) == 512
     tiles._free_share.cache_clear()
 
 

@@ -1,6 +1,8 @@
-"""Reading ahead: threads decode the next batches' images while the present one is trained on.
+"""Reading ahead: the next batches' images are decoded while the present one is trained on.
 
-Threads suffice, for Pillow lets go of Python's lock while it decodes and resizes.
+Few threads suffice, for Pillow lets go of Python's lock while it decodes and resizes. Many wait for that lock, and so
+does whoever trains: beyond ``MOST_THREADS`` pictures are decoded by processes.
+
 Shapes: B images of one batch on this rank.
 """
 
@@ -12,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from itertools import count
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
 from dmlstudy.data.augmentation import Augmentation, RandomView
 from dmlstudy.data.images import Indices, Inputs, RandomViews
+from dmlstudy.data.processes import SHARES, Processes, can_share_memory
 from dmlstudy.data.view_ops import one_thread
 from dmlstudy.heartbeat import beat
 
@@ -29,6 +33,9 @@ U = TypeVar("U")
 
 PIECE = 64
 """Items that a thread takes at once."""
+
+MOST_THREADS = 4
+"""The most threads that decode pictures."""
 
 AHEAD = 3
 """Batches that are read or wait to be taken, beyond the one in use."""
@@ -89,8 +96,18 @@ class Readable(Protocol):
     def read(self, indices: Indices, views: RandomViews | None = None) -> Inputs: ...
 
 
+@runtime_checkable
+class Decoded(Protocol):
+    """Images of which it is known whether reading them is work for a processor."""
+
+    decodes: bool
+
+
 class Loader:
     """Batches of images read ahead in order, by ``threads`` threads; nothing but speed depends on their number.
+
+    They are as many processes instead where there are more than ``MOST_THREADS`` and pictures are decoded, if
+    ``processes`` does not say otherwise.
 
     With an augmentation the image ``index`` is seen in an epoch as (seed, epoch, index) says. An error of a
     picture is raised where its batch would have been given. Memory: AHEAD + 1 batches; the threads fill them, each
@@ -105,6 +122,7 @@ class Loader:
         threads: int | None = None,
         *,
         empty: Empty | None = None,
+        processes: bool | None = None,
     ) -> None:
         self._images = images
         self._augmentation = None if augmentation is None or augmentation.is_off else augmentation
@@ -112,6 +130,10 @@ class Loader:
         self._threads = threads or num_threads()
         self._empty = empty
         self._lock = threading.Lock()
+        if processes is None:
+            decodes = isinstance(images, Decoded) and images.decodes
+            processes = decodes and self._threads > MOST_THREADS and can_share_memory()
+        self._processes = Processes(images, self._augmentation, seed, self._threads) if processes else None
         self._start()
 
     @property
@@ -123,6 +145,49 @@ class Loader:
     def epoch(self, batches: Iterable[Indices], epoch: int = 0) -> Iterator[Inputs]:
         """``images_BHWC`` of each batch of indices, in order."""
         self._start()
+        return self._by_threads(batches, epoch) if self._processes is None else self._by_processes(batches, epoch)
+
+    def _by_processes(self, batches: Iterable[Indices], epoch: int) -> Iterator[Inputs]:
+        assert self._processes is not None
+        sizes: deque[list[int]] = deque()  # of the shares of batches that are being read
+
+        def shares() -> Iterator[tuple[int, Indices]]:
+            for indices in batches:
+                own = [share for _, share in _shares(indices, max(1, min(SHARES, len(indices))))]
+                sizes.append([len(share) for share in own])
+                yield from ((epoch, share) for share in own)
+
+        read = self._processes.read(shares())
+
+        def together(_: int) -> _Batch | None:
+            found = next(read, None)
+            if found is None:
+                return None
+            own = sizes.popleft()
+            batch, first = _Batch(sum(own), self._empty), 0
+            for number, length in enumerate(own):
+                if number:
+                    found = next(read)
+                self._busy += found.seconds
+                self._num_read += length
+                batch.put(first, found.images)
+                first += length
+            return batch
+
+        taken = ahead(together, count())
+        try:
+            while True:
+                started = time.perf_counter()
+                batch = next(taken)
+                self._waited += time.perf_counter() - started
+                if batch is None:
+                    return
+                yield batch.images
+        finally:
+            taken.close()
+            read.close()
+
+    def _by_threads(self, batches: Iterable[Indices], epoch: int) -> Iterator[Inputs]:
         views: RandomViews | None = None
         if (augmentation := self._augmentation) is not None:
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +216,8 @@ class LazyImages:
 
     ``canvas``, once it is open, has the pictures decoded; what is read is the same.
     """
+
+    decodes: ClassVar[bool] = True
 
     pictures: Pictures
     row_N: Indices

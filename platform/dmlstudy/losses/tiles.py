@@ -34,7 +34,7 @@ from dmlstudy.losses.distances import Distance, full_precision
 from dmlstudy.losses.forms import Bands, Form
 from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
 from dmlstudy.losses.plan import plan_of
-from dmlstudy.losses.products import Parts, add_product, exact, factor
+from dmlstudy.losses.products import Factor, Parts, add_product, exact, factor
 from dmlstudy.transfers import placed
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
@@ -46,6 +46,9 @@ A GPU that says how much memory is free gives a share of that instead.
 FREE_SHARE = 0.05
 """The share of a GPU's free memory that one tile may take."""
 
+MOST_BYTES = 2 * 2**30
+"""The most that it may take, however much is free: higher tiles are hardly faster."""
+
 LOWEST = {"cpu": 1, "cuda": 128}
 """The fewest rows of a tile, by kind of device: a lower tile does little but read all references."""
 
@@ -55,11 +58,11 @@ ALIGNED = {"cpu": 1, "cuda": 8}
 LIVE_ARRAYS = 10
 """The most T x M arrays that a tile's terms hold at once."""
 
-KERNEL_ARRAYS = 4
-"""As many of a tile that kernels compute: its products, which become slopes, and room for products of matrices."""
+KERNEL_ARRAYS = 3
+"""As many of a tile that kernels compute: its products, parts of slopes, and room for a product of matrices."""
 
-KERNELS_LOWEST = 512
-"""The fewest rows of such a tile, which is small enough for that."""
+KERNEL_ROWS = 512
+"""The fewest rows of such a tile, which is small enough for that; more are a multiple of a quarter of them."""
 
 
 class Side(NamedTuple):
@@ -220,16 +223,12 @@ class RowLoss(TiledLoss):
         for tile, band in layout.tiles:
             columns = band if self.only_positives else slice(None)
             own, others = left.rows(tile), right.rows(columns)
-            product_TM = own.times(others)
             if form is None:
-                rows = layout.rows(
-                    self.distance.of(product_TM), tile, band, z_BD.shape[1], only_band=self.only_positives
-                )
-                terms = (self.fused or self.rows)(rows)
-                parts = others.parts(self._product_slope(terms, rows)) if wanted else ()
+                terms, slope_TM = self._by_rows(own.times(others), layout, tile, band, z_BD.shape[1], wanted)
+                parts = others.parts(slope_TM) if wanted else ()
+                del slope_TM
             else:
-                parts = others.room(product_TM) if wanted else ()
-                terms = self._by_kernels(form, product_TM, layout.bands(tile), parts)
+                terms, parts = self._by_kernels(form, own.times(others), layout.bands(tile), others, wanted)
             total += terms.total
             count += terms.count
             if not wanted:
@@ -241,6 +240,7 @@ class RowLoss(TiledLoss):
                 own.add_weighted(right_gradient, tuple(part[:, live_L] for part in parts))
             else:
                 own.add_weighted(right_gradient[columns], parts)
+            del terms, parts  # before there are those of the next tile
         gradient_BD = torch.empty_like(z_BD)
         gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF[:, :size], z_BD)
         if live_L is None:
@@ -252,11 +252,24 @@ class RowLoss(TiledLoss):
             gradient_LD = self.distance.right_gradient(right_gradient_LF[:, :size], z_MD[live_L])
         return total, count, [gradient_BD, gradient_LD, *gradients]
 
-    def _by_kernels(self, form: Form, product_TM: Tensor, bands: Bands, parts: Parts) -> RowTerms:
-        """The terms of a tile, whose slopes by its products are written into ``parts``."""
+    def _by_rows(
+        self, product_TM: Tensor, layout: Layout, tile: slice, band: slice, dim: int, wanted: bool
+    ) -> tuple[RowTerms, Tensor]:
+        """The terms of a tile, and their slopes by its products, where they are wanted."""
+        d_TM = self.distance.of(product_TM)
+        rows = layout.rows(d_TM, tile, band, dim, only_band=self.only_positives)
+        terms = (self.fused or self.rows)(rows)
+        return terms, self._product_slope(terms, rows) if wanted else terms.slope_TM
+
+    def _by_kernels(
+        self, form: Form, product_TM: Tensor, bands: Bands, others: Factor, wanted: bool
+    ) -> tuple[RowTerms, Parts]:
+        """The same with slopes in the parts that the references multiply."""
         from dmlstudy.losses import kernels  # needs Triton, which comes with PyTorch for CUDA alone
 
-        return RowTerms(*kernels.sweep(form, self.distance, product_TM, bands, parts), product_TM)
+        parts = others.room(product_TM) if wanted else ()
+        total, count = kernels.sweep(form, self.distance, product_TM, bands, parts)
+        return RowTerms(total, count, product_TM), parts
 
     def _product_slope(self, terms: RowTerms, rows: Tile) -> Tensor:
         """The slope of a tile's terms by its products; theirs by distances is reused."""
@@ -393,8 +406,14 @@ def tile_height(
 ) -> int:
     """Number of rows of ``num_columns`` columns that the memory budget of one tile allows, at least ``LOWEST``."""
     budget = (_free_share(device) if device.type == "cuda" else None) or BUDGET_BYTES[device.type]
-    arrays, lowest = (KERNEL_ARRAYS, KERNELS_LOWEST) if by_kernels else (LIVE_ARRAYS, LOWEST[device.type])
-    return max(lowest, budget // max(1, arrays * num_columns * element_size))
+    row_bytes = max(1, num_columns * element_size)
+    if by_kernels:
+        return max(KERNEL_ROWS, _rounded_down(budget // (KERNEL_ARRAYS * row_bytes), KERNEL_ROWS // 4))
+    return max(LOWEST[device.type], budget // (LIVE_ARRAYS * row_bytes))
+
+
+def _rounded_down(number: int, step: int) -> int:
+    return number // step * step
 
 
 @cache
@@ -409,7 +428,7 @@ def _free_share(device: torch.device) -> int | None:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     except (RuntimeError, AssertionError):  # AssertionError: PyTorch without CUDA
         return None
-    return 1 << max(1, int(free * FREE_SHARE)).bit_length() - 1
+    return min(MOST_BYTES, 1 << max(1, int(free * FREE_SHARE)).bit_length() - 1)
 
 
 def padded(x_NF: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ class EmbedderTrainer(Trainer):
         assembly.check(config, train)
         self.embedder = assembly.make_embedder(config, train.image_shape, self.seed, device)
         self.loader = assembly.make_loader(config, self.embedder, train, sides, self.seed, device)
+        self._embedding: tuple[LabelledImages, Loader] | None = None
+        """The images that were embedded last, and what reads them."""
         loss = assembly.make_loss(config, sizes.tolist(), self.seed, device)
         self.batches = assembly.make_batches(config.batch, self.labels_N, len(present), self.seed)
         memory = assembly.make_memory(config, device)
@@ -235,7 +237,9 @@ class EmbedderTrainer(Trainer):
         if isinstance(images, ImageSet | Features):
             return self._columns(embedder, map(images.read, pieces), len(indices), structure)
         canvases.prepare(images, self.config.data)
-        read = _UntilUnreadable(Loader(images).epoch(pieces), pieces)
+        if self._embedding is None or self._embedding[0] is not images:
+            self._embedding = images, Loader(images)
+        read = _UntilUnreadable(self._embedding[1].epoch(pieces), pieces)
         local_NE = self._columns(embedder, read, len(indices), structure)
         if distributed.any_rank(read.error is not None):
             raise _unreadable(images, read.piece, read.error, self.num_epochs - 1)

@@ -28,6 +28,8 @@ def _retrieval(bench: Bench) -> None:
     """A CPU's direct kernel beside the device's candidates; then the size of SOP's test classes."""
     num, dim = bench.sized((2500, 16), (20_000, 512))
     z_ND, labels_N = _embeddings(num, dim, bench)
+    for device in (None, bench.device):
+        _neighbours(z_ND[: num // 4], device)  # both have begun
     on_cpu, cpu_s = _neighbours(z_ND, None)
     found, device_s = _neighbours(z_ND, bench.device)
     same = all(np.array_equal(ours, theirs) for ours, theirs in zip(found, on_cpu, strict=True))

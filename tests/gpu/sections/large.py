@@ -15,18 +15,21 @@ PER_CLASS = 4
 
 ALL_PAIRS = (
     ("multi_similarity", "float32", "", 0.394),
-    ("multi_similarity", "float32", "compiled", 0.394),
-    ("multi_similarity", "float32", "triton", 0.394),
+    ("multi_similarity", "float32", "tiles", None),
+    ("multi_similarity", "float32", "compiled tiles", None),
     ("multi_similarity", "bf16x3", "", 0.080),
-    ("multi_similarity", "bf16x3", "compiled", 0.080),
+    ("multi_similarity", "bf16x3", "compiled tiles", None),
+    ("multi_similarity", "bf16", "", None),
     ("contrastive", "float32", "", None),
     ("contrastive", "bf16x3", "", None),
-    ("triplet", "float32", "", None),
     ("circle", "float32", "", None),
     ("supcon", "float32", "", None),
+    ("triplet", "float32", "", None),
+    ("triplet", "float32", "compiled tiles", None),
     ("proxy_anchor", "float32", "", None),
+    ("norm_softmax", "float32", "", None),
 )
-"""Loss, precision of its products, how its tiles are computed, and the most seconds it should take."""
+"""Loss, precision of its products, how its tiles are computed if not by kernels, and the most seconds it should take."""
 
 GIB = 2.0
 """The most that a loss should add."""
@@ -47,7 +50,7 @@ def measure(bench: Bench) -> None:
             z_ND.grad = None
             _mean(loss, Embeddings(z_ND, y_N, id_N), Embeddings(z_ND, y_N, id_N)).backward()
 
-        _told(bench, f"{own}, N = {num}, D = {dim}", both, target)
+        _told(bench, f"{own}: {num} x {dim}", both, target)
     num_anchors, num_rows = bench.sized(16, 4096), bench.sized(512, 1_000_000)
     z_MD, y_M, id_M = unit_rows(num_rows, dim, PER_CLASS, bench.device)
     own_ND, rest_MD = z_MD[:num_anchors].clone().requires_grad_(), z_MD[num_anchors:]
@@ -57,7 +60,8 @@ def measure(bench: Bench) -> None:
         def beside_memory(loss: Loss = loss) -> None:
             own_ND.grad = None
             anchors = Embeddings(own_ND, y_M[:num_anchors], id_M[:num_anchors])
-            _mean(loss, anchors, Embeddings(torch.cat([own_ND, rest_MD]), y_M, id_M)).backward()
+            rows = Embeddings(torch.cat([own_ND.detach(), rest_MD]), y_M, id_M, live_LD=own_ND)
+            _mean(loss, anchors, rows).backward()
 
         what = f"multi_similarity, {precision}, {num_anchors} beside {num_rows}"
         _told(bench, what, beside_memory, 0.250 if precision == "float32" else None, gib=None)
@@ -66,7 +70,7 @@ def measure(bench: Bench) -> None:
 def _told(bench: Bench, what: str, run, seconds: float | None, gib: float | None = GIB) -> None:  # type: ignore[no-untyped-def]
     try:
         run()  # kernels are compiled here
-        bench.row(f"{what}: memory", bench.peak_gib(run), "GiB", gib)
+        bench.row(f"memory of {what}", bench.peak_gib(run), "GiB", gib)
         bench.row(what, bench.seconds(run, 2, 0), "s", seconds)
     except torch.OutOfMemoryError as error:
         bench.row(what, 0, "s", seconds, problem=f"out of memory: {error}"[:150])
@@ -83,10 +87,10 @@ def _loss(
     memory: bool = False,
 ) -> Loss:
     params: dict[str, Scalar] = {} if precision == "float32" else {"precision": precision}
-    if how == "triton":
-        params["backend"] = how
+    if how and catalogue.BACKEND in catalogue.parameters_of(name):
+        params[catalogue.BACKEND] = "tiles"
     loss = catalogue.build(name, params, memory=memory, num_classes=num_classes, dim=dim)
-    if how == "compiled":
+    if how.startswith("compiled"):
         fuse(loss)
     return loss.to(bench.device)
 
