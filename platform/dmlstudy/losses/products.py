@@ -141,17 +141,16 @@ class _Bfloat16(Factor):
     """The same, of bfloat16 factors."""
 
     def __init__(self, x_NF: Tensor, product: Product) -> None:
-        super().__init__(x_NF, product)
-        self.high_NF = x_NF.bfloat16()
+        super().__init__(x_NF.bfloat16(), product)
+        self.dtype = x_NF.dtype
 
     def rows(self, which: slice) -> Factor:
         own = copy(self)
-        own.x_NF, own.high_NF = self.x_NF[which], self.high_NF[which]
+        own.x_NF = self.x_NF[which]
         return own
 
     def times(self, other: Factor) -> Tensor:
-        assert isinstance(other, _Bfloat16)
-        return _of_bf16(self.high_NF, other.high_NF.T, self.x_NF.dtype)
+        return _of_bf16(self.x_NF, other.x_NF.T, self.dtype)
 
     def parts(self, slope_TM: Tensor) -> Parts:
         return (slope_TM.bfloat16(),)
@@ -160,41 +159,39 @@ class _Bfloat16(Factor):
         return (torch.empty_like(slope_TM, dtype=torch.bfloat16),)
 
     def weighted(self, parts: Parts) -> Tensor:
-        return _of_bf16(parts[0], self.high_NF, self.x_NF.dtype)
+        return _of_bf16(parts[0], self.x_NF, self.dtype)
 
     def add_weighted(self, out_MF: Tensor, parts: Parts) -> None:
-        _add_of_bf16(out_MF, parts[0].T, self.high_NF)
+        _add_of_bf16(out_MF, parts[0].T, self.x_NF)
 
 
 class _TwoBfloat16(Factor):
-    """The same, of factors that are sums of two bfloat16 numbers.
+    """The same, of factors that are sums of two bfloat16 numbers, in ``x_NF`` side by side: high, low and high again.
 
     Products of parts that have the same sum are one product of longer rows.
     """
 
     def __init__(self, x_NF: Tensor, product: Product) -> None:
-        super().__init__(x_NF, product)
         high_NF, low_NF = _split(x_NF)
-        self.parts_NE = torch.cat([high_NF, low_NF, high_NF], dim=1)
+        super().__init__(torch.cat([high_NF, low_NF, high_NF], dim=1), product)
+        self.dtype, self.size = x_NF.dtype, x_NF.shape[1]
 
     def rows(self, which: slice) -> Factor:
         own = copy(self)
-        own.x_NF, own.parts_NE = self.x_NF[which], self.parts_NE[which]
+        own.x_NF = self.x_NF[which]
         return own
 
     @property
     def high_NF(self) -> Tensor:
-        return self.parts_NE[:, : self.x_NF.shape[1]]
+        return self.x_NF[:, : self.size]
 
     @property
     def low_NF(self) -> Tensor:
-        size = self.x_NF.shape[1]
-        return self.parts_NE[:, size : 2 * size]
+        return self.x_NF[:, self.size : 2 * self.size]
 
     def times(self, other: Factor) -> Tensor:
-        assert isinstance(other, _TwoBfloat16)
         turned_NE = torch.cat([self.high_NF, self.high_NF, self.low_NF], dim=1)
-        return _of_bf16(turned_NE, other.parts_NE.T, self.x_NF.dtype)
+        return _of_bf16(turned_NE, other.x_NF.T, self.dtype)
 
     def parts(self, slope_TM: Tensor) -> Parts:
         return _split(slope_TM)
@@ -203,10 +200,10 @@ class _TwoBfloat16(Factor):
         return tuple(torch.empty_like(slope_TM, dtype=torch.bfloat16) for _ in range(2))
 
     def weighted(self, parts: Parts) -> Tensor:
-        (high_TM, low_TM), size, dtype = parts, self.x_NF.shape[1], self.x_NF.dtype
-        both_TE = _of_bf16(high_TM, self.parts_NE[:, : 2 * size], dtype)
-        small_TF = both_TE[:, size:] + _of_bf16(low_TM, self.high_NF, dtype)
-        return small_TF.add_(both_TE[:, :size])
+        high_TM, low_TM = parts
+        both_TE = _of_bf16(high_TM, self.x_NF[:, : 2 * self.size], self.dtype)
+        small_TF = both_TE[:, self.size :] + _of_bf16(low_TM, self.high_NF, self.dtype)
+        return small_TF.add_(both_TE[:, : self.size])
 
     def add_weighted(self, out_MF: Tensor, parts: Parts) -> None:
         high_TM, low_TM = parts

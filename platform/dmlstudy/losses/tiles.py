@@ -194,30 +194,40 @@ class RowLoss(TiledLoss):
         layout = self.layout(anchors, references, z_MD.element_size(), by_kernels=form is not None)
         # Square tiles have more kinds of shapes than a compiled function of a tile is compiled for.
         is_plain = self.is_symmetric and self.product is exact and self.fused is None and form is None
-        if is_plain and _are_the_same(anchors, references):
+        are_the_same = (is_plain or form is not None) and _are_the_same(anchors, references)
+        if is_plain and are_the_same:
             return in_one_sweep(
                 lambda wanted: self._sweep_both_ways(layout, z_BD.detach(), wanted),
                 [z_BD, *self.parameters()],
             )
-        return in_one_sweep(
-            lambda wanted: self._sweep(layout, z_BD.detach(), z_MD.detach(), len(live_LD), form, wanted),
-            [z_BD, live_LD, *self.parameters()],
-        )
+
+        def sweep(wanted: bool) -> Swept:
+            own_BD = z_BD.detach()
+            return self._sweep(
+                layout, own_BD, own_BD if are_the_same else z_MD.detach(), len(live_LD), form, wanted
+            )
+
+        return in_one_sweep(sweep, [z_BD, live_LD, *self.parameters()])
 
     def _sweep(
         self, layout: Layout, z_BD: Tensor, z_MD: Tensor, num_live: int, form: Form | None, wanted: bool
     ) -> Swept:
         """Of the references the first ``num_live`` have a gradient; kernels compute tiles where there is a form."""
-        z_BD, z_MD = z_BD[layout.anchor_order_B], z_MD[layout.reference_order_M]
+        is_one = z_MD is z_BD
+        z_BD = z_BD[layout.anchor_order_B]
+        z_MD = z_BD if is_one else z_MD[layout.reference_order_M]
         left_BF, right_MF = self.distance.left(z_BD), self.distance.right(z_MD)
-        size = left_BF.shape[1]
-        left_BF, right_MF = padded(left_BF), padded(right_MF)
-        left, right = factor(left_BF, self.product), factor(right_MF, self.product)
+        size, is_one = left_BF.shape[1], right_MF is left_BF
+        left_BF = padded(left_BF)
+        right_MF = left_BF if is_one else padded(right_MF)
+        left = factor(left_BF, self.product)
+        right = left if is_one else factor(right_MF, self.product)
         left_gradient_BF, right_gradient = torch.zeros_like(left_BF), torch.zeros_like(right_MF)
+        del left_BF, right_MF  # factors have of them what they need
         live_L = layout.places_of_first(num_live)
         finds_live = live_L is not None and not self.only_positives  # in a band there is little to spare
         if finds_live:
-            right_gradient = right_MF.new_zeros(num_live, right_MF.shape[1])
+            right_gradient = right_gradient.new_zeros(num_live, right_gradient.shape[1])
         gradients = [torch.zeros_like(parameter) for parameter in self.parameters()]
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
