@@ -119,7 +119,9 @@ def test_processes_take_no_number_of_those_that_training_draws() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(("threads", "free", "are_processes"), [(4, 2**40, False), (5, 2**40, True), (5, 2**26, False)])
+@pytest.mark.parametrize(
+    ("threads", "free", "are_processes"), [(4, 2**40, False), (5, 2**40, True), (5, 2**26, False)]
+)
 def test_many_threads_that_decode_are_processes(
     threads: int, free: int, are_processes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 import triton
 from support.kernels_beside_rows import SETTINGS
-
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

@@ -95,7 +95,9 @@ def test_tiles_on_a_gpu_follow_its_free_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10 * GIB)
     tiles._free_share.cache_clear()
     one, other = torch.device("cuda", 0), torch.device("cuda", 1)
-    assert tiles.tile_height(2**16, 4, one) == 2 * GIB // (10 * 4 * 2**16)  # 5 % of 80 GiB is 4, and 2 the most
+    assert tiles.tile_height(2**16, 4, one) == 2 * GIB // (
+        10 * 4 * 2**16
+    )  # 5 % of 80 GiB is 4, and 2 the most
     assert tiles.tile_height(2**16, 4, other) == GIB // (10 * 4 * 2**16)  # of 30 GiB 1.5, as a power of two 1
     free[0] = GIB
     assert tiles.tile_height(2**16, 4, one) == 2 * GIB // (10 * 4 * 2**16)  # asked once

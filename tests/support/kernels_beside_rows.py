@@ -68,7 +68,9 @@ def error(got: Tensor, wanted: Tensor) -> float:
 def errors(name: str, params: dict[str, Scalar]) -> list[float]:
     """Of total, count and gradients; of a coarser precision beside its own rows."""
     found = outcome(name, params, torch.float32, by_kernels=True)
-    wanted = outcome(name, params, torch.float32 if "precision" in params else torch.float64, by_kernels=False)
+    wanted = outcome(
+        name, params, torch.float32 if "precision" in params else torch.float64, by_kernels=False
+    )
     return [error(*each) for each in zip(found, wanted, strict=True)]
 
 

@@ -145,7 +145,11 @@ class Loader:
     def epoch(self, batches: Iterable[Indices], epoch: int = 0) -> Iterator[Inputs]:
         """``images_BHWC`` of each batch of indices, in order."""
         self._start()
-        return self._by_threads(batches, epoch) if self._processes is None else self._by_processes(batches, epoch)
+        return (
+            self._by_threads(batches, epoch)
+            if self._processes is None
+            else self._by_processes(batches, epoch)
+        )
 
     def _by_processes(self, batches: Iterable[Indices], epoch: int) -> Iterator[Inputs]:
         assert self._processes is not None

@@ -35,7 +35,7 @@ def can_share_memory() -> bool:
     return SHARED.is_dir() and shutil.disk_usage(SHARED).free >= ROOM
 
 
-class Share(NamedTuple):
+class ReadShare(NamedTuple):
     """Images of a share, and how long reading them took."""
 
     images: Inputs
@@ -54,7 +54,7 @@ class Processes:
         self._held: list[Any] = []  # the loader, which this holds until it goes, whatever cycles it is in
         weakref.finalize(self, self._held.clear)
 
-    def read(self, keys: Iterable[tuple[int, Indices]]) -> Generator[Share]:
+    def read(self, keys: Iterable[tuple[int, Indices]]) -> Generator[ReadShare]:
         """The images at each share's indices, as they are seen in its epoch, in order; reading begins at once.
 
         An error of a picture is raised where its share would have been given.
@@ -79,16 +79,16 @@ class Processes:
         return _shares(iter(self._held[0]))
 
 
-def _shares(read: Iterator[Any]) -> Generator[Share]:
+def _shares(read: Iterator[Any]) -> Generator[ReadShare]:
     for found in read:
         if isinstance(found, BaseException):
             raise found
         images, seconds = found
-        yield Share(images.numpy(), seconds)
+        yield ReadShare(images.numpy(), seconds)
 
 
 class _Source:
-    """What a process reads: images by epoch and indices."""
+    """Images by epoch and indices, as a process reads them."""
 
     def __init__(self, images: Readable, augmentation: Augmentation | None, seed: int) -> None:
         self._images, self._augmentation, self._seed = images, augmentation, seed

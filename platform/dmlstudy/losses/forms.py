@@ -1,4 +1,4 @@
-"""Losses of which a pair of GPU kernels computes a tile: a row's sums, and slopes that are elementwise functions of them.
+"""Losses of which a pair of GPU kernels computes a tile: sums of rows, and slopes as elementwise functions of them.
 
 ``rows`` of a loss stays the definition. A form says the same by numbers, which ``kernels`` reads.
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 class Bands(NamedTuple):
-    """Where the class of each of T anchors lies among M references: its first column, and the one after its last.
+    """Places of the class of each of T anchors among M references: its first column, and the one after its last.
 
     Columns outside are its negatives, those inside with another id its positives.
     """

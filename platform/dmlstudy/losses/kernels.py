@@ -3,7 +3,7 @@
 The first pass finds each anchor's sums, one anchor a program. The second one writes slopes by products, in the parts
 that the precision multiplies. Sums have one order, so results repeat.
 
-Columns are in the order of (label, id): the columns of an anchor's class are adjacent, and all others are its negatives.
+Columns are in the order of (label, id): those of an anchor's class are adjacent, and all others are its negatives.
 So no label is read, and ids are read in its class alone.
 
 This module needs Triton, which PyTorch brings for CUDA; ``tiles`` imports it where a loss asks for it. Under Triton's
@@ -213,7 +213,11 @@ def _slopes(product, first_column, stop_column, id_left, id_right, least, most, 
     is_own = is_column & (column >= first) & (column < stop)
     negative = is_column & (is_own == 0) & (d <= tl.load(most + row))
     pace = _pace(d, push_rate, push_shift, -1.0, PACED)
-    slope = -tl.load(by_push + row) * pace * _weight((push_center - d) * pace, tl.load(push + row), negative, CURVE)
+    slope = (
+        -tl.load(by_push + row)
+        * pace
+        * _weight((push_center - d) * pace, tl.load(push + row), negative, CURVE)
+    )
     if (start < stop) & (start + BLOCK > first):
         other_id = tl.load(id_right + column, mask=is_own, other=0) != tl.load(id_left + row)
         positive = is_own & other_id & (d >= tl.load(least + row))

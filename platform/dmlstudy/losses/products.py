@@ -27,7 +27,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """(N, K) and (K, M) -> (N, M), in the factors' dtype."""
 
 Parts: TypeAlias = tuple[Tensor, ...]
-"""What a precision makes of a matrix: tensors of its shape, whose sum it is up to rounding."""
+"""A matrix as a precision multiplies it: tensors of its shape, whose sum it is up to rounding."""
 
 
 def exact(a_NK: Tensor, b_KM: Tensor) -> Tensor:

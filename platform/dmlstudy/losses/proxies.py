@@ -150,7 +150,13 @@ class ProxyAnchor(ProxyLoss):
         return LossSum(total + on_the_graph, total.new_full((), len(proxies_CD) / self.num_classes))
 
     def _sweep(
-        self, proxies_CD: Tensor, z_MD: Tensor, classes_C: Tensor, y_M: Tensor, num_present: Tensor, wanted: bool
+        self,
+        proxies_CD: Tensor,
+        z_MD: Tensor,
+        classes_C: Tensor,
+        y_M: Tensor,
+        num_present: Tensor,
+        wanted: bool,
     ) -> Swept:
         """A share's proxies in tiles against all references."""
         left_CF, right_MF = padded(proxies_CD), padded(z_MD)

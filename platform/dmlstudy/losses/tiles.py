@@ -190,7 +190,9 @@ class RowLoss(TiledLoss):
         """Sum over the anchors, tile by tile, and the number of terms."""
         z_BD, z_MD = full_precision(anchors.z_ND, references.z_ND)
         live_LD = z_MD if references.live_LD is None else references.live_LD.to(z_MD.dtype)
-        form = self.form() if z_MD.device.type in self.kernel_devices and z_MD.dtype == torch.float32 else None
+        form = (
+            self.form() if z_MD.device.type in self.kernel_devices and z_MD.dtype == torch.float32 else None
+        )
         layout = self.layout(anchors, references, z_MD.element_size(), by_kernels=form is not None)
         # Square tiles have more kinds of shapes than a compiled function of a tile is compiled for.
         is_plain = self.is_symmetric and self.product is exact and self.fused is None and form is None
@@ -377,7 +379,7 @@ class Layout:
         return Tile(d_TM, place, y_B[tile], id_B[tile], y_M[band], id_M[band], self.salt, dim, most)
 
     def bands(self, tile: slice) -> Bands:
-        """Where the classes of the tile's anchors lie among the references, on their device."""
+        """Places of the classes of the tile's anchors among the references, on their device."""
         lows_B, highs_B = self._bands_there
         return Bands(lows_B[tile], highs_B[tile], self._anchors.id_N[tile], self._references.id_N)
 

@@ -29,7 +29,7 @@ ALL_PAIRS = (
     ("proxy_anchor", "float32", "", None),
     ("norm_softmax", "float32", "", None),
 )
-"""Loss, precision of its products, how its tiles are computed if not by kernels, and the most seconds it should take."""
+"""Loss, precision of its products, what computes its tiles if not kernels, and the most seconds it should take."""
 
 GIB = 2.0
 """The most that a loss should add."""

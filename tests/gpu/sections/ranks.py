@@ -108,5 +108,10 @@ def _together(bench: Bench, name: str, rank: int) -> None:
         for tolerance, error in worst.items():
             how = "float64" if tolerance == TOLERANCE else "float32 of kernels"
             bench.row(
-                f"{name}: law of the training step, {how}", error, "relative", tolerance, note=note, problem=problem
+                f"{name}: law of the training step, {how}",
+                error,
+                "relative",
+                tolerance,
+                note=note,
+                problem=problem,
             )
