@@ -64,7 +64,7 @@ class Processes:
             import torch
             from torch.utils.data import DataLoader
 
-            loader = DataLoader(
+            loader: Any = DataLoader(
                 self._source,  # type: ignore[arg-type]  # has all of a Dataset that is asked for
                 batch_size=None,
                 sampler=self._keys,
