@@ -128,8 +128,9 @@ class ClassSoftmax(ProxyLoss):
             labels_B = y_B
         w_CKD = vectors if vectors.ndim == 3 else vectors[:, None]
         with torch.no_grad():
-            own_BKD = _own_units(w_CKD, y_B, z_BD.dtype)
-            own_B = (own_BKD @ z_BD[:, :, None])[:, :, 0].amax(1)
+            units = _unit(w_CKD.to(z_BD.dtype)) if is_by_anchors else None
+            own_BKD = _unit(w_CKD[y_B].to(z_BD.dtype))[0] if units is None else units[0][y_B]
+            own_B = torch.linalg.vecdot(own_BKD, z_BD[:, None]).amax(1)
             if is_training:
                 self.observe(own_B, references, world)
             transforms = self.transforms(own_B, anchors, references)
@@ -137,9 +138,11 @@ class ClassSoftmax(ProxyLoss):
         if transforms.norm_slope_B is not None and norm_B is not None:
             leaves.append(norm_B)
         batch = _Batch(y_B, labels_B, self.scale, transforms, self.product)
-        if is_by_anchors:
+        if units is not None:
+            unit_CKD, size_CK1 = units
             total, _ = in_one_sweep(
-                lambda wanted: _by_anchors(batch, [leaf.detach() for leaf in leaves], wanted), leaves
+                lambda wanted: _by_anchors(batch, z_BD.detach(), unit_CKD, size_CK1, w_CKD.dtype, wanted),
+                leaves,
             )
         else:
             total = factor_last(partial(_ByClasses.apply, batch), self.product, *leaves)
@@ -300,15 +303,15 @@ class _Batch(NamedTuple):
         return x_B if self.mine is None else x_B[self.mine]
 
 
-def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
-    """Some anchors at a time, each against all classes; value and gradient in one pass."""
-    z_BD, w_CKD = leaves[:2]
-    unit_CKD, size_CK1 = _unit(w_CKD.to(z_BD.dtype))
-    z_gradient_BD, unit_gradient_CKD = torch.empty_like(z_BD), torch.zeros_like(unit_CKD)
-    share_B, loss_B = z_BD.new_zeros(len(z_BD)), z_BD.new_zeros(len(z_BD))
+def _by_anchors(
+    batch: _Batch, z_BD: Tensor, unit_CKD: Tensor, size_CK1: Tensor, dtype: torch.dtype, wanted: bool
+) -> Swept:
+    """Some anchors at a time, each against all classes, whose vectors' ``dtype`` the gradient has; in one pass."""
+    z_gradient_BD, unit_gradient_CKD = torch.empty_like(z_BD), torch.empty_like(unit_CKD)
+    of_tiles: list[tuple[Tensor, Tensor]] = []
     # Each tile adds to all of the vectors' gradient, so a very low one would do little else.
     height = max(128, tile_height(unit_CKD[:, :, 0].numel(), z_BD.element_size(), z_BD.device))
-    for start in range(0, len(z_BD), height):
+    for start in range(0, max(1, len(z_BD)), height):
         rows = slice(start, min(start + height, len(z_BD)))
         z_TD, own_T1 = z_BD[rows], batch.y_B[rows, None]
         logits_TC, slope_TC, nearest_TC = batch.logits(z_TD, unit_CKD, rows)
@@ -316,20 +319,26 @@ def _by_anchors(batch: _Batch, leaves: list[Tensor], wanted: bool) -> Swept:
         own_T = batch.scale * batch.transforms.own_B[rows]
         highest_T = torch.maximum(own_T, logits_TC.amax(1))
         p_TC = logits_TC.sub_(highest_T[:, None]).exp_()
-        others_T = p_TC.sum(1)
-        loss_B[rows], share_B[rows], sum_T = _cross_entropy(own_T, highest_T, others_T)
+        loss_T, share_T, sum_T = _cross_entropy(own_T, highest_T, p_TC.sum(1))
+        of_tiles.append((loss_T, share_T))
         if not wanted:
             continue
-        p_TC.div_(sum_T[:, None])
+        p_TC.mul_((batch.scale / sum_T)[:, None])
         if slope_TC is not None:
             p_TC.mul_(slope_TC)
-        p_TC.scatter_(1, own_T1, -(share_B[rows] * batch.transforms.own_slope_B[rows])[:, None])
-        p_TC.mul_(batch.scale)
+        own_slope_T = share_T * batch.transforms.own_slope_B[rows]
+        p_TC.scatter_(1, own_T1, own_slope_T.mul_(-batch.scale)[:, None])
         for k, slope_k_TC in _of_each_vector(p_TC, nearest_TC, unit_CKD.shape[1]):
             into_z = write_product if k == 0 else add_product
             into_z(z_gradient_BD[rows], slope_k_TC, unit_CKD[:, k], batch.product)
-            add_product(unit_gradient_CKD[:, k], slope_k_TC.T, z_TD, batch.product)
-    w_gradient_CKD = _through_unit(unit_gradient_CKD, unit_CKD, size_CK1).to(w_CKD.dtype)
+            into_unit = write_product if start == 0 else add_product
+            into_unit(unit_gradient_CKD[:, k], slope_k_TC.T, z_TD, batch.product)
+    loss_B, share_B = (
+        torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*of_tiles, strict=True)
+    )
+    w_gradient_CKD = (
+        _through_unit(unit_gradient_CKD, unit_CKD, size_CK1).to(dtype) if wanted else unit_gradient_CKD
+    )
     gradients = [z_gradient_BD, w_gradient_CKD, *batch.norm_slopes(share_B)]
     return batch.total(loss_B), z_BD.new_full((), len(z_BD)), gradients
 
@@ -439,13 +448,6 @@ def _unit(w_TKD: Tensor, out_TKD: Tensor | None = None) -> tuple[Tensor, Tensor]
     """The vectors on the sphere, in the memory of ``out`` if given, and their norms."""
     size_TK1 = w_TKD.norm(dim=-1, keepdim=True).clamp_(min=SQUARED_FLOOR)
     return torch.div(w_TKD, size_TK1, out=out_TKD), size_TK1
-
-
-def _own_units(w_CKD: Tensor, y_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """The directions of each anchor's own class; of fewer anchors than classes only theirs are found."""
-    if len(w_CKD) > len(y_B):
-        return _unit(w_CKD[y_B].to(dtype))[0]
-    return _unit(w_CKD.to(dtype))[0][y_B]
 
 
 def _through_unit(gradient_TKD: Tensor, unit_TKD: Tensor, size_TK1: Tensor) -> Tensor:
