@@ -406,6 +406,14 @@ def adaface(**params: Any) -> AdaFace:
     return loss
 
 
+def test_running_statistics_go_with_the_loss_into_another_dtype() -> None:
+    loss, given = adaface(t_alpha=0.25).float(), BATCHES["twelve"]
+    assert given.norm_N is not None
+    loss(given)
+    assert loss.mean.dtype == torch.float32
+    assert loss.mean.item() == pytest.approx(0.75 * 20 + 0.25 * given.norm_N.mean().item())
+
+
 def test_running_statistics_are_those_of_all_ranks_norms_and_rest_in_use() -> None:
     loss, given = adaface(t_alpha=0.25), BATCHES["twelve"]
     assert given.norm_N is not None

@@ -64,6 +64,27 @@ def test_products_in_given_memory_are_the_same(precision: str, name: str) -> Non
     torch.testing.assert_close(out_NM, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("precision", list(PRODUCTS))
+def test_a_factor_of_many_products_gives_the_same(precision: str, dtype: torch.dtype) -> None:
+    product = PRODUCTS[precision]
+    (a_NK, b_KM), exact = factors(dtype), precision == "float32"
+    b_MK = b_KM.T.contiguous()
+    rows, others = products.factor(a_NK, product).rows(slice(3, 20)), products.factor(b_MK, product)
+    close = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5, "atol": 1e-5}
+    slope_TM = rows.times(others)
+    torch.testing.assert_close(slope_TM, product(a_NK[3:20], b_MK.T), **close)
+    parts = others.parts(slope_TM.clone())
+    assert [part.shape for part in others.room(slope_TM)] == [part.shape for part in parts]
+    together_TM = torch.stack([part.to(dtype) for part in parts]).sum(0)
+    assert (together_TM - slope_TM).abs().max() <= 2.0**-7 * slope_TM.abs().max()
+    size = {"rtol": 1e-5, "atol": 1e-5 * slope_TM.abs().max().item() * 30}
+    torch.testing.assert_close(others.weighted(parts), product(slope_TM, b_MK), **size)
+    out_MK = torch.ones_like(b_MK)
+    rows.add_weighted(out_MK, parts)
+    torch.testing.assert_close(out_MK, 1 + product(slope_TM.T, a_NK[3:20]), **size)
+
+
 def built(name: str, precision: str) -> Loss:
     if name.startswith("+ "):
         silent: dict[str, Scalar] = {"negative_margin": 0.0, "mining": "batch_hard", "positive_margin": 0.0}

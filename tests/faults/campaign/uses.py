@@ -62,7 +62,7 @@ def _board(kind: str) -> Use:
     return Use(lambda place: ["leaderboard", STUDY, "--format", kind, "-o", output, *_at(place)], output)
 
 
-def _on_model(*words: str, output: str, is_exact: bool = True) -> Use:
+def _on_model(*words: str, output: str, is_exact: bool = True, again: tuple[int, ...] = (0,)) -> Use:
     """A command on the pulled model; PICTURES, EMBEDDED and GALLERY stand for the inputs of these names."""
 
     def named(place: Place) -> list[str]:
@@ -72,7 +72,7 @@ def _on_model(*words: str, output: str, is_exact: bool = True) -> Use:
         there["EMBEDDED"] = str(place.inputs / "z.parquet")
         return [there.get(word, word) for word in words]
 
-    return Use(named, output, is_exact)
+    return Use(named, output, is_exact, again=again)
 
 
 USES = {
@@ -108,9 +108,9 @@ USES = {
         "2",
         output="z.parquet",
     ),
-    "index": _on_model("index", "EMBEDDED", "-o", "made", output="made"),
+    "index": _on_model("index", "EMBEDDED", "-o", "made", output="made", again=(0, 2)),
     "index of short vectors": _on_model(
-        "index", "EMBEDDED", "-o", "made", "--size", "4", "--bits", "8", output="made"
+        "index", "EMBEDDED", "-o", "made", "--size", "4", "--bits", "8", output="made", again=(0, 2)
     ),
     "retrieve --sheet": _on_model(
         "retrieve", "MODEL", "GALLERY", "PICTURES", "-k", "3", "--sheet", "found.html", output="found.html"
