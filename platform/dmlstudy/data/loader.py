@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -145,47 +144,33 @@ class Loader:
     def epoch(self, batches: Iterable[Indices], epoch: int = 0) -> Iterator[Inputs]:
         """``images_BHWC`` of each batch of indices, in order."""
         self._start()
-        return (
-            self._by_threads(batches, epoch)
-            if self._processes is None
-            else self._by_processes(batches, epoch)
-        )
+        if self._processes is None:
+            return self._by_threads(batches, epoch)
+        shares = [[own for _, own in _shares(each, max(1, min(SHARES, len(each))))] for each in batches]
+        return self._by_processes(self._processes, shares, epoch)
 
-    def _by_processes(self, batches: Iterable[Indices], epoch: int) -> Iterator[Inputs]:
-        assert self._processes is not None
-        sizes: deque[list[int]] = deque()  # of the shares of batches that are being read
+    def _by_processes(
+        self, processes: Processes, shares: Sequence[Sequence[Indices]], epoch: int
+    ) -> Iterator[Inputs]:
+        """Batches put together of their shares by one thread that is ahead."""
+        read = processes.read((epoch, share) for own in shares for share in own)
 
-        def shares() -> Iterator[tuple[int, Indices]]:
-            for indices in batches:
-                own = [share for _, share in _shares(indices, max(1, min(SHARES, len(indices))))]
-                sizes.append([len(share) for share in own])
-                yield from ((epoch, share) for share in own)
-
-        read = self._processes.read(shares())
-
-        def together(_: int) -> _Batch | None:
-            found = next(read, None)
-            if found is None:
-                return None
-            own = sizes.popleft()
-            batch, first = _Batch(sum(own), self._empty), 0
-            for number, length in enumerate(own):
-                if number:
-                    found = next(read)
-                self._busy += found.seconds
-                self._num_read += length
-                batch.put(first, found.images)
-                first += length
+        def together(own: Sequence[Indices]) -> _Batch:
+            batch, first = _Batch(sum(map(len, own)), self._empty), 0
+            for share in own:
+                images, seconds = next(read)
+                batch.put(first, images)
+                first += len(share)
+                self._busy += seconds
+                self._num_read += len(share)
             return batch
 
-        taken = ahead(together, count())
+        taken = ahead(together, shares)
         try:
-            while True:
+            for _ in shares:
                 started = time.perf_counter()
                 batch = next(taken)
                 self._waited += time.perf_counter() - started
-                if batch is None:
-                    return
                 yield batch.images
         finally:
             taken.close()

@@ -224,12 +224,11 @@ class RowLoss(TiledLoss):
         right_MF = left_BF if is_one else padded(right_MF)
         left = factor(left_BF, self.product)
         right = left if is_one else factor(right_MF, self.product)
-        left_gradient_BF, right_gradient = torch.zeros_like(left_BF), torch.zeros_like(right_MF)
-        del left_BF, right_MF  # factors have of them what they need
         live_L = layout.places_of_first(num_live)
         finds_live = live_L is not None and not self.only_positives  # in a band there is little to spare
-        if finds_live:
-            right_gradient = right_gradient.new_zeros(num_live, right_gradient.shape[1])
+        left_gradient_BF = torch.zeros_like(left_BF)
+        right_gradient = right_MF.new_zeros(num_live if finds_live else len(right_MF), right_MF.shape[1])
+        del left_BF, right_MF  # factors have of them what they need
         gradients = [torch.zeros_like(parameter) for parameter in self.parameters()]
         total, count = z_BD.new_zeros(()), z_BD.new_zeros(())
         for tile, band in layout.tiles:
