@@ -95,6 +95,31 @@ def test_a_batch_without_positives_is_told_of_once(monkeypatch: pytest.MonkeyPat
         loss(alone, alone)
 
 
+def test_kernels_that_do_not_run_are_told_of_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(kernels, "sweep", fails)
+    batch = Embeddings(torch.eye(6).roll(1, 0) + 0.3, torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6))
+    plain = losses.build("circle", backend="tiles").loss(batch)
+    loss = losses.build("circle").loss
+    assert isinstance(loss, RowLoss)
+    loss.kernel_devices = ("cpu",)
+    with pytest.warns(
+        UserWarning, match=r"Circle runs without its kernels, more slowly: RuntimeError: Failed to"
+    ):
+        found = loss(batch)
+    assert torch.equal(found.total, plain.total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(batch)
+    asked = losses.build("circle", backend="triton").loss
+    assert isinstance(asked, RowLoss)
+    asked.kernel_devices = ("cpu",)
+    with pytest.raises(RuntimeError, match="C compiler"):
+        asked(batch)
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(("num_parts", "part"), [(1, "*fp32"), (1, "*bf16"), (2, "*bf16")])
 def test_kernels_compile_for_gpus(capability: int, num_parts: int, part: str) -> None:

@@ -431,7 +431,7 @@ def _set_backend(loss: Loss, name: str, backend: object) -> None:
     if asked == "triton" and not has_triton:
         raise ValueError(f"{BACKEND}={backend!r} needs Triton; pip install triton, or leave {BACKEND} out")
     if isinstance(loss, RowLoss) and has_kernels and has_triton:
-        loss.kernel_devices = ("cuda",)
+        loss.kernel_devices, loss.needs_kernels = ("cuda",), asked == "triton"
 
 
 def sizes_of(name: str) -> list[str]:

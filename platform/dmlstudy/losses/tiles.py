@@ -35,6 +35,7 @@ from dmlstudy.losses.forms import Bands, Form
 from dmlstudy.losses.interface import Embeddings, Labels, Loss, LossSum, World
 from dmlstudy.losses.plan import plan_of
 from dmlstudy.losses.products import Factor, Parts, add_product, exact, factor
+from dmlstudy.text import one_line
 from dmlstudy.transfers import placed
 
 BUDGET_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
@@ -177,6 +178,8 @@ class RowLoss(TiledLoss):
         """``rows``, compiled (``fused``)."""
         self.kernel_devices: tuple[str, ...] = ()
         """Kinds of device where kernels compute its float32 tiles, if it has a form."""
+        self.needs_kernels = False
+        """True if they are asked for by name, so that it is an error where they do not run."""
 
     @abstractmethod
     def rows(self, rows: Tile) -> RowTerms:
@@ -234,12 +237,14 @@ class RowLoss(TiledLoss):
         for tile, band in layout.tiles:
             columns = band if self.only_positives else slice(None)
             own, others = left.rows(tile), right.rows(columns)
-            if form is None:
-                terms, slope_TM = self._by_rows(own.times(others), layout, tile, band, z_BD.shape[1], wanted)
-                parts = others.parts(slope_TM) if wanted else ()
-                del slope_TM
-            else:
-                terms, parts = self._by_kernels(form, own.times(others), layout.bands(tile), others, wanted)
+            product_TM = own.times(others)
+            found = None
+            if form is not None:
+                found = self._by_kernels(form, product_TM, layout.bands(tile), others, wanted)
+            if found is None:
+                form = None
+                found = self._by_rows(product_TM, layout, (tile, band), z_BD.shape[1], others, wanted)
+            terms, parts = found
             total += terms.total
             count += terms.count
             if not wanted:
@@ -251,7 +256,7 @@ class RowLoss(TiledLoss):
                 own.add_weighted(right_gradient, tuple(part[:, live_L] for part in parts))
             else:
                 own.add_weighted(right_gradient[columns], parts)
-            del terms, parts  # before there are those of the next tile
+            del product_TM, found, terms, parts  # before there are those of the next tile
         gradient_BD = torch.empty_like(z_BD)
         gradient_BD[layout.anchor_order_B] = self.distance.left_gradient(left_gradient_BF[:, :size], z_BD)
         if live_L is None:
@@ -264,22 +269,40 @@ class RowLoss(TiledLoss):
         return total, count, [gradient_BD, gradient_LD, *gradients]
 
     def _by_rows(
-        self, product_TM: Tensor, layout: Layout, tile: slice, band: slice, dim: int, wanted: bool
-    ) -> tuple[RowTerms, Tensor]:
-        """The terms of a tile, and their slopes by its products, where they are wanted."""
-        d_TM = self.distance.of(product_TM)
-        rows = layout.rows(d_TM, tile, band, dim, only_band=self.only_positives)
+        self,
+        product_TM: Tensor,
+        layout: Layout,
+        place: tuple[slice, slice],
+        dim: int,
+        others: Factor,
+        wanted: bool,
+    ) -> tuple[RowTerms, Parts]:
+        """The terms of a tile and, where wanted, the parts of their slopes by its products, whose memory is reused."""
+        rows = layout.rows(self.distance.of(product_TM), *place, dim, only_band=self.only_positives)
         terms = (self.fused or self.rows)(rows)
-        return terms, self._product_slope(terms, rows) if wanted else terms.slope_TM
+        return terms, others.parts(self._product_slope(terms, rows)) if wanted else ()
 
     def _by_kernels(
         self, form: Form, product_TM: Tensor, bands: Bands, others: Factor, wanted: bool
-    ) -> tuple[RowTerms, Parts]:
-        """The same with slopes in the parts that the references multiply."""
-        from dmlstudy.losses import kernels  # needs Triton, which comes with PyTorch for CUDA alone
-
+    ) -> tuple[RowTerms, Parts] | None:
+        """The same by kernels; None, which is said once, where they do not run and are not asked for by name."""
         parts = others.room(product_TM) if wanted else ()
-        total, count = kernels.sweep(form, self.distance, product_TM, bands, parts)
+        try:
+            from dmlstudy.losses import kernels  # needs Triton, which comes with PyTorch for CUDA alone
+
+            total, count = kernels.sweep(form, self.distance, product_TM, bands, parts)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of many kinds: no C compiler, a GPU that Triton does not know
+            if self.needs_kernels:
+                raise
+            self.kernel_devices = ()
+            warnings.warn(
+                f"{type(self).__name__} runs without its kernels, more slowly: {type(error).__name__}:"
+                f" {one_line(error, 200)}",
+                stacklevel=2,
+            )
+            return None
         return RowTerms(total, count, product_TM), parts
 
     def _product_slope(self, terms: RowTerms, rows: Tile) -> Tensor:
