@@ -6,7 +6,9 @@ Shapes: H height, W width of what is cut from, in pixels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +63,10 @@ class Augmentation(ViewOps):
     def only_cuts(self) -> bool:
         """True if a view is made of a box within the picture alone."""
         return self.crop == "random_resized" or (self.crop == "random" and self.padding == 0)
+
+    def views(self, seed: int, epoch: int) -> Callable[[int], RandomView]:
+        """``random_view`` of each image in an epoch."""
+        return partial(self.random_view, seed, epoch)
 
     def random_view(self, seed: int, epoch: int, index: int) -> RandomView:
         """The view of the image ``index`` in an epoch, the same on every rank and in every batch."""

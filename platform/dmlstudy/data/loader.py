@@ -14,11 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from dmlstudy.data.augmentation import Augmentation, RandomView
+from dmlstudy.data.augmentation import Augmentation
 from dmlstudy.data.images import Indices, Inputs, RandomViews
 from dmlstudy.data.processes import SHARES, Processes, can_share_memory
 from dmlstudy.data.view_ops import one_thread
@@ -95,13 +95,6 @@ class Readable(Protocol):
     def read(self, indices: Indices, views: RandomViews | None = None) -> Inputs: ...
 
 
-@runtime_checkable
-class Decoded(Protocol):
-    """Images of which it is known whether reading them is work for a processor."""
-
-    decodes: bool
-
-
 class Loader:
     """Batches of images read ahead in order, by ``threads`` threads; nothing but speed depends on their number.
 
@@ -130,7 +123,7 @@ class Loader:
         self._empty = empty
         self._lock = threading.Lock()
         if processes is None:
-            decodes = isinstance(images, Decoded) and images.decodes
+            decodes = getattr(images, "decodes", False)
             processes = decodes and self._threads > MOST_THREADS and can_share_memory()
         self._processes = Processes(images, self._augmentation, seed, self._threads) if processes else None
         self._start()
@@ -177,12 +170,8 @@ class Loader:
             read.close()
 
     def _by_threads(self, batches: Iterable[Indices], epoch: int) -> Iterator[Inputs]:
-        views: RandomViews | None = None
-        if (augmentation := self._augmentation) is not None:
-
-            def views(index: int) -> RandomView:
-                return augmentation.random_view(self._seed, epoch, index)
-
+        augmentation = self._augmentation
+        views = None if augmentation is None else augmentation.views(self._seed, epoch)
         has_ops = augmentation is not None and augmentation.has_ops
         with ThreadPoolExecutor(self._threads, initializer=one_thread if has_ops else None) as pool:
             waiting: deque[tuple[_Batch, list[Future[None]]]] = deque()

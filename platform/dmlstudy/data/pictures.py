@@ -218,6 +218,7 @@ class LazyImages:
     """
 
     decodes: ClassVar[bool] = True
+    """Reading is work for a processor, which a loader may leave to processes."""
 
     pictures: Pictures
     row_N: Indices

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dmlstudy.data.images import Indices, Inputs
 
 if TYPE_CHECKING:
-    from dmlstudy.data.augmentation import Augmentation, RandomView
+    from dmlstudy.data.augmentation import Augmentation
     from dmlstudy.data.loader import Readable
 
 SHARES = 4
@@ -97,12 +97,7 @@ class _Source:
         import torch
 
         epoch, indices = key
-        augmentation, views = self._augmentation, None
-        if augmentation is not None:
-
-            def views(index: int) -> RandomView:
-                return augmentation.random_view(self._seed, epoch, index)
-
+        views = None if self._augmentation is None else self._augmentation.views(self._seed, epoch)
         started = time.perf_counter()
         try:
             images = torch.from_numpy(self._images.read(indices, views))

@@ -114,7 +114,9 @@ class Factor:
 
     def rows(self, which: slice) -> Factor:
         """Some of the rows."""
-        return Factor(self.x_NF[which], self.product)
+        own = copy(self)
+        own.x_NF = self.x_NF[which]
+        return own
 
     def times(self, other: Factor) -> Tensor:
         """x y^T (N, M)."""
@@ -144,11 +146,6 @@ class _Bfloat16(Factor):
         super().__init__(x_NF.bfloat16(), product)
         self.dtype = x_NF.dtype
 
-    def rows(self, which: slice) -> Factor:
-        own = copy(self)
-        own.x_NF = self.x_NF[which]
-        return own
-
     def times(self, other: Factor) -> Tensor:
         return _of_bf16(self.x_NF, other.x_NF.T, self.dtype)
 
@@ -175,11 +172,6 @@ class _TwoBfloat16(Factor):
         high_NF, low_NF = _split(x_NF)
         super().__init__(torch.cat([high_NF, low_NF, high_NF], dim=1), product)
         self.dtype, self.size = x_NF.dtype, x_NF.shape[1]
-
-    def rows(self, which: slice) -> Factor:
-        own = copy(self)
-        own.x_NF = self.x_NF[which]
-        return own
 
     @property
     def high_NF(self) -> Tensor:

@@ -17,8 +17,11 @@ from dmlstudy.losses.interface import ALONE, Labels
 from dmlstudy.training.exactness import CASES, Batch, Case, global_batch, step_of
 from dmlstudy.training.step import Step
 
-LIMITS = {"float64": 1e-8, "float32": 1e-3, "bf16x3": 2e-2}
+LIMITS = {"float64": 1e-8, "float32": 1e-3, "bf16x3": 1e-2}
 """The largest relative error of a gradient; tf32 and bf16 are shown and not judged, for some losses are steep."""
+
+STEEP = {("adaptive_bound", "bf16x3"): 2e-2}
+"""The limit of a case that multiplies errors of its products by a thousand, on a CPU too."""
 
 
 def measure(bench: Bench) -> None:
@@ -54,7 +57,9 @@ def _look_at(bench: Bench, case: Case) -> None:
     beyond = [
         f"{name}: gradient off by {errors[name][1]:.0e}"
         for name, limit in LIMITS.items()
-        if name in errors and "precision" not in case.params and not errors[name][1] <= limit
+        if name in errors
+        and "precision" not in case.params
+        and not errors[name][1] <= STEEP.get((case.name, name), limit)
     ]
     told = " ".join(f"{name} {value:.0e}/{gradient:.0e}" for name, (value, gradient) in errors.items())
     where = " ".join(f"{place}x{num}" for place, num in waits.most_common(4))
