@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -120,77 +119,119 @@ def gpu_mib() -> float:
         return 0.0
 
 
-def workers_below(pid: int) -> list[psutil.Process]:
-    """Processes of training workers that a driver has started, or what it started has."""
+def processes_below(pid: int, word: str) -> list[psutil.Process]:
+    """Processes that this one has started, or what it started has, with the word in their command line."""
     found = []
     for process in psutil.Process(pid).children(recursive=True):
         try:
-            if "RayTrainWorker" in " ".join(process.cmdline()):
+            if word in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue
     return found
 
 
-def kill_a_worker(process: subprocess.Popen[str], after_s: float, wait_s: float) -> bool:
-    """Kill a training worker by -9, some time after the first one came; false if none came."""
-    ends = time.monotonic() + wait_s
-    while process.poll() is None and time.monotonic() < ends:
-        if workers_below(process.pid):
-            time.sleep(after_s)
-            for worker in workers_below(process.pid):
-                worker.send_signal(signal.SIGKILL)
-                return True
-        time.sleep(0.1)
-    return False
+class Run:
+    """``dmlstudy run`` of one study, in a store of its own; killed once by -9 where ``victim`` says what of it."""
 
+    def __init__(self, commands: Commands, name: str, plan: dict[str, object], victim: str | None, logs: Path) -> None:
+        self.commands, self.name, self.victim = commands, name, victim
+        self.note, self.problem, self.seconds = "", "", 0.0
+        self._log = logs / f"{name}.log"
+        (commands.folder / f"{name}.yaml").write_text(STUDY.format(name=name, **plan))
+        self._thread = threading.Thread(target=self._go)
 
-def leaderboard(commands: Commands, name: str) -> list[dict[str, object]]:
-    out, _ = commands.run("leaderboard", name, "--json")
-    rows = json.loads(out)
-    return rows["rows"] if isinstance(rows, dict) else rows
+    def start(self) -> Run:
+        self._thread.start()
+        return self
 
+    def wait(self) -> Run:
+        self._thread.join()
+        return self
 
-def look_at(commands: Commands, table: Table, on_gpu: bool) -> None:
-    """All of it, in the order in which a user would."""
-    share = "0.5" if on_gpu else "0"
-    small = ("multi_similarity", "proxy_anchor", "graph_consistency", "structure", "arcface")
-    out, seconds = commands.run("selfcheck", *small, "--gpus-per-worker", share, "--json")
-    found = json.loads(out)
-    table.add(f"selfcheck, two ranks on one device, {len(found["cases"])} cases", seconds, "s", f"not exact: {found['wrong']}" if found["wrong"] else "")
-
-    data = commands.folder / "pictures"
-    make_pictures(data, classes=48, each=40 if on_gpu else 6)
-    sizes = dict(data=data, size=112 if on_gpu else 32, backbone="resnet18" if on_gpu else "small_conv")
-    effort = dict(epochs=3 if on_gpu else 1, trials=3 if on_gpu else 1)
-    plans = {"one": dict(workers=1, gpus=0.25), "again": dict(workers=1, gpus=0.25), "two": dict(workers=2, gpus=0.5)}
-    before = gpu_mib()
-    boards = {}
-    for name, plan in plans.items():
-        plan = {**plan, "cpus": 2 if on_gpu else 0.5, "gpus": plan["gpus"] if on_gpu else 0}
-        (commands.folder / f"{name}.yaml").write_text(STUDY.format(name=name, **sizes, **effort, **plan))
+    def _go(self) -> None:
         began = time.monotonic()
-        process = commands.start("run", f"{name}.yaml")
-        killed: list[bool] = []
-        killer = threading.Thread(target=lambda p=process: killed.append(kill_a_worker(p, 6 if on_gpu else 1, 120)))
-        if name == "again":
-            killer.start()
-        out, _ = process.communicate()
-        if name == "again":
-            killer.join()
-        (commands.folder / f"{name}.log").write_text(out)
-        problem = "" if process.returncode == 0 else f"exit code {process.returncode}: {out[-1500:]}"
-        note = "" if name != "again" else ("a worker was killed" if any(killed) else "NO worker was killed")
-        table.add(f"study '{name}': {plan['workers']} x {plan['gpus']} GPU", time.monotonic() - began, "s", problem, note)
-        if not problem:
-            boards[name] = leaderboard(commands, name)
-    if {"one", "again"} <= set(boards):
-        table.add("leaderboards with and without a killed worker differ by", difference(boards["one"], boards["again"]), "")
+        try:
+            code = self._once(began)
+            if self.victim == "driver":
+                code = self._once(began)
+        except (OSError, psutil.Error) as error:
+            code = repr(error)
+        self.seconds = time.monotonic() - began
+        self.problem = f"ended by {code}" if code else ""
+
+    def _once(self, began: float) -> object:
+        """Run it to its end, and write its lines down with the second at which they came."""
+        process = self.commands.start("run", f"{self.name}.yaml")
+        assert process.stdout is not None
+        with open(self._log, "a") as log:
+            for line in process.stdout:
+                log.write(f"{time.monotonic() - began:6.1f} {line}")
+                log.flush()
+                if "no best yet" in line or " best " in line:
+                    self._kill(process)
+        return process.wait()
+
+    def _kill(self, process: subprocess.Popen[str]) -> None:
+        """After the first trial: while others train."""
+        if self.victim is None or self.note:
+            return
+        doomed = [process] if self.victim == "driver" else processes_below(process.pid, "RayTrainWorker")[:1]
+        for one in doomed:
+            one.send_signal(signal.SIGKILL)
+        self.note = f"{len(doomed)} {self.victim} killed"
+
+
+def leaderboard(commands: Commands, name: str) -> object:
+    out, _ = commands.run("leaderboard", name, "--json")
+    return json.loads(out)
+
+
+PLANS = {"one": None, "again": "worker", "resumed": "driver", "two": None}
+"""Studies, and what is killed of them. All but the last are the same; that one has two ranks a trial."""
+
+
+def look_at(folder: Path, logs: Path, table: Table, on_gpu: bool) -> None:
+    """All of it, in the order in which a user would; the studies side by side."""
+    commands = Commands(folder)
+    small = ("multi_similarity", "proxy_anchor", "graph_consistency", "structure", "arcface")
+    out, seconds = commands.run("selfcheck", *small, "--gpus-per-worker", "0.5" if on_gpu else "0", "--json")
+    found = json.loads(out)
+    problem = f"not exact: {found['wrong']}" if found["wrong"] else ""
+    table.add(f"selfcheck, two ranks on one device, {len(found['cases'])} cases", seconds, "s", problem)
+
+    data = folder / "pictures"
+    make_pictures(data, classes=48, each=16 if on_gpu else 6)
+    before = gpu_mib()
+    runs = []
+    for name, victim in PLANS.items():
+        workers = 2 if name == "two" else 1
+        plan = {"data": data, "workers": workers, "size": 32, "backbone": "small_conv", "epochs": 1, "trials": 1}
+        plan |= {"cpus": 0.5, "gpus": 0}
+        if on_gpu:
+            plan |= {"size": 112, "backbone": "resnet18", "epochs": 3, "trials": 2, "cpus": 2, "gpus": 0.25 * workers}
+        own = folder / name
+        own.mkdir()
+        runs.append(Run(Commands(own), name, plan, victim, logs))
+        if on_gpu:
+            runs[-1].start()
+        else:
+            runs[-1].start().wait()
+    boards = {}
+    for run in runs:
+        run.wait()
+        table.add(f"study '{run.name}'", run.seconds, "s", run.problem, run.note)
+        if not run.problem:
+            boards[run.name] = leaderboard(run.commands, run.name)
+    for name in {"again", "resumed"} & set(boards):
+        if "one" in boards:
+            most = difference(boards["one"], boards[name])
+            table.add(f"leaderboards of 'one' and '{name}' differ by", most, "")
     wait_until(lambda: gpu_mib() <= before + 64, 15)
     left = gpu_mib() - before
     table.add("memory of the card that is still taken", left, "MiB", "not given back" if left > 64 else "")
     if "one" in boards:
-        use(commands, table, data, on_gpu)
+        use(runs[0].commands, table, data, on_gpu)
 
 
 def use(commands: Commands, table: Table, data: Path, on_gpu: bool) -> None:
@@ -235,18 +276,14 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on a CPU")
-    parser.add_argument("--keep", type=Path, help="copy logs and the report into this folder")
+    parser.add_argument("--keep", type=Path, help="write the studies' logs into this folder, each line with its second")
     arguments = parser.parse_args()
     table = Table()
     with tempfile.TemporaryDirectory() as folder:
-        commands = Commands(Path(folder))
         try:
-            look_at(commands, table, on_gpu=not arguments.cpu)
+            look_at(Path(folder), arguments.keep or Path(folder), table, on_gpu=not arguments.cpu)
         except (RuntimeError, ValueError, KeyError) as error:
             table.add("FAILED", float("nan"), "", str(error))
-        if arguments.keep is not None:
-            for path in [*Path(folder).glob("*.log"), *Path(folder).glob("*.html")]:
-                shutil.copy(path, arguments.keep)
     return int(table.wrong)
 
 
