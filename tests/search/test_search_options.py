@@ -596,8 +596,8 @@ def test_people_are_told_of_places_that_a_generation_leaves_idle() -> None:
     search = in_memory(options())
     assert search.idle_places(2) is None
     assert search.idle_places(7) == (
-        "7 trials could run at once, but a generation of the search has 2: raise search.generation_size to 4,"
-        " or set search.deterministic: false"
+        "7 trials could run at once, but a generation of the search has 2, at most 1 of each family: raise"
+        " search.generation_size to 4, or set search.deterministic: false"
     )
     assert "generation_size to 6" in str(search.idle_places(1000))  # trials of a family
     assert in_memory(options(generation_size=4)).idle_places(7) is None

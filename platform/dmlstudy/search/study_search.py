@@ -773,8 +773,9 @@ class StudySearch:
         if not self._in_generations or self._is_search_over or search.generation_size >= size:
             return None
         return (
-            f"{num_at_once} trials could run at once, but a generation of the search has {num_together}: raise"
-            f" search.generation_size to {size}, or set search.deterministic: false"
+            f"{num_at_once} trials could run at once, but a generation of the search has {num_together},"
+            f" at most {search.generation_size} of each family: raise search.generation_size to {size}, or set"
+            " search.deterministic: false"
         )
 
     # What has come of it
