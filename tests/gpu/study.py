@@ -101,7 +101,9 @@ def make_pictures(folder: Path, classes: int, each: int) -> None:
             height, width = draws.integers(160, 320, 2)
             y, x = np.mgrid[:height, :width]
             turned = angle + draws.normal(0, 0.15)
-            stripes = np.sin(2 * np.pi * (x * np.cos(turned) + y * np.sin(turned)) / period + draws.uniform(0, 6))
+            stripes = np.sin(
+                2 * np.pi * (x * np.cos(turned) + y * np.sin(turned)) / period + draws.uniform(0, 6)
+            )
             pixels = (0.5 + 0.5 * stripes)[..., None] * colour + draws.normal(0, 30, (height, width, 3))
             picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
             picture.save(folder / f"class{label:02}" / f"{k}.jpg", quality=90)
@@ -133,7 +135,9 @@ def processes_below(pid: int, word: str) -> list[psutil.Process]:
 class Run:
     """``dmlstudy run`` of one study, in a store of its own; killed once by -9 where ``victim`` says what of it."""
 
-    def __init__(self, commands: Commands, name: str, plan: dict[str, object], victim: str | None, logs: Path) -> None:
+    def __init__(
+        self, commands: Commands, name: str, plan: dict[str, object], victim: str | None, logs: Path
+    ) -> None:
         self.commands, self.name, self.victim = commands, name, victim
         self.note, self.problem, self.seconds = "", "", 0.0
         self._log = logs / f"{name}.log"
@@ -218,10 +222,24 @@ def look_at(folder: Path, logs: Path, table: Table, on_gpu: bool) -> None:
     runs = []
     for name, victim in PLANS.items():
         workers = 2 if name == "two" else 1
-        plan = {"data": data, "workers": workers, "size": 32, "backbone": "small_conv", "epochs": 1, "trials": 1}
+        plan = {
+            "data": data,
+            "workers": workers,
+            "size": 32,
+            "backbone": "small_conv",
+            "epochs": 1,
+            "trials": 1,
+        }
         plan |= {"cpus": 0.5, "gpus": 0}
         if on_gpu:
-            plan |= {"size": 112, "backbone": "resnet18", "epochs": 3, "trials": 2, "cpus": 2, "gpus": 0.25 * workers}
+            plan |= {
+                "size": 112,
+                "backbone": "resnet18",
+                "epochs": 3,
+                "trials": 2,
+                "cpus": 2,
+                "gpus": 0.25 * workers,
+            }
         own = folder / name
         own.mkdir()
         runs.append(Run(Commands(own), name, plan, victim, logs))
@@ -258,11 +276,15 @@ def use(commands: Commands, table: Table, data: Path, on_gpu: bool) -> None:
     vectors = {}
     for device in ["cpu", "cuda"] if on_gpu else ["cpu"]:
         _, seconds = commands.run("embed", "model", str(data), "-o", f"{device}.parquet", "--device", device)
-        vectors[device] = np.stack(pq.read_table(commands.folder / f"{device}.parquet")["embedding"].to_numpy())
+        vectors[device] = np.stack(
+            pq.read_table(commands.folder / f"{device}.parquet")["embedding"].to_numpy()
+        )
         table.add(f"embed on {device}, {len(vectors[device])} pictures", seconds, "s")
     if len(vectors) == 2:
         most = float(np.abs(vectors["cpu"] - vectors["cuda"]).max())
-        table.add("largest difference of a vector's numbers", most, "", "too large" if most > DIFFERENCE else "")
+        table.add(
+            "largest difference of a vector's numbers", most, "", "too large" if most > DIFFERENCE else ""
+        )
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> None:
@@ -274,7 +296,9 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on a CPU")
-    parser.add_argument("--keep", type=Path, help="write the studies' logs into this folder, each line with its second")
+    parser.add_argument(
+        "--keep", type=Path, help="write the studies' logs into this folder, each line with its second"
+    )
     arguments = parser.parse_args()
     table = Table()
     with tempfile.TemporaryDirectory() as folder:
