@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,11 @@ from typer.main import get_command
 import dmlstudy
 from dmlstudy import cli
 from dmlstudy.engine import selfcheck
+from dmlstudy.engine.interruption import StudyInterrupted
 from dmlstudy.engine.jobs import Job
 from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.leaderboard import FrontTrial, Leaderboard, Row
+from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import CLAIMS
 from dmlstudy.store import Store
 from dmlstudy.training import exactness
@@ -42,6 +47,45 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "line"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+)
+def test_a_signal_ends_a_command_with_a_line(
+    number: signal.Signals, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(study_file, "load", told)
+    assert call(monkeypatch, "run", SPEC) == 128 + number
+    assert capsys.readouterr().err == f"{line}\n"
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(study_file, "load", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        monkeypatch.setattr(cli.studies, "_run", lambda *_, **__: None)
+        assert call(monkeypatch, "run", SPEC) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_study_that_was_interrupted_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise StudyInterrupted
+
+    monkeypatch.setattr("dmlstudy.studies.run.run_study", interrupted)
+    assert call(monkeypatch, "run", SPEC, "--store", tmp_path, "--quiet") == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("interrupted; what was finished is kept, `dmlstudy resume digits")
 
 
 def test_every_verb_has_an_example_that_names_it() -> None:

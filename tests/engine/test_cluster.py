@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -488,7 +490,10 @@ def test_variables_are_set_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_ray_that_does_not_start_here_is_one_line_and_leaves_no_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy machine the dashboard takes too long, and Ray raises an Exception of its log's last lines."""
+    """On a busy machine the dashboard takes too long, and Ray raises an Exception of its log's last lines.
+
+    The last of them says what was wrong.
+    """
 
     def init(**options: object) -> None:
         assert "RAY_API_SERVER_ADDRESS" in os.environ
@@ -498,5 +503,38 @@ def test_a_ray_that_does_not_start_here_is_one_line_and_leaves_no_variable(
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ClusterError) as caught, connected(None, ResourcesConfig()):
         pytest.fail("there is no Ray")
-    assert str(caught.value) == "no Ray cluster at this machine: The last 20 lines of dashboard.log:"
+    assert str(caught.value) == (
+        "Ray did not start on this machine: The last 20 lines of dashboard.log: … INFO two"
+    )
     assert "RAY_API_SERVER_ADDRESS" not in os.environ
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_sigterm_is_heard_by_whoever_heard_it_before_ray(
+    monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    """Ray takes the signal for itself as soon as it starts, and ends the process without a line."""
+
+    class Heard(BaseException):
+        pass
+
+    def hear(number: int, frame: object) -> None:
+        raise Heard
+
+    def send() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+
+    def init(**options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        if is_early:
+            send()
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "check_capacity", lambda resources: None)
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        with pytest.raises(Heard), connected(None, ResourcesConfig()):
+            send()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,8 +30,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done · 1 a study or job failed, or what was asked for is not so (a champion that stays, a"
     " study that does not run) · 2 wrong input, or a store or cluster that cannot be used, in one line ·"
-    " 130 interrupted by Ctrl-C.",
+    " 130 interrupted by Ctrl-C · 143 ended by SIGTERM.",
 )
+
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code of a command that Ctrl-C ended: typer makes it of a KeyboardInterrupt, as shells do."""
 
 
 GIVEN: dict[str, str] = {}
@@ -164,16 +169,26 @@ ENGINES = ("mlflow", "optuna", "ray", "sqlalchemy")
 """Libraries whose unexpected errors become one line too."""
 
 
+class _Terminated(BaseException):
+    """SIGTERM, where nobody else hears it: what a command holds is let go of, as after Ctrl-C."""
+
+
 def main() -> None:
     """Run the command line; wrong input and what the machine refuses are one line and exit code 2."""
     try:
         try:
-            code = app(prog_name="dmlstudy", standalone_mode=False)
+            with _sigterm_heard():
+                code = app(prog_name="dmlstudy", standalone_mode=False)
         finally:
             sys.stdout.flush()
+        if code == INTERRUPTED:
+            print("interrupted", file=sys.stderr)
         sys.exit(code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    except _Terminated:
+        print("ended by SIGTERM", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
     except typer.Abort:
         print("aborted", file=sys.stderr)
         sys.exit(1)
@@ -186,6 +201,24 @@ def main() -> None:
             raise
         print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def _sigterm_heard() -> Iterator[None]:
+    """In its block SIGTERM raises, unless it is ignored."""
+
+    def hear(number: int, frame: object) -> None:
+        raise _Terminated
+
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread() and before == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    else:
+        yield
 
 
 def _error_line(error: Exception) -> str | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dmlstudy.cli.app import (
     DEFAULT_STORE,
+    INTERRUPTED,
     ClusterOption,
     JsonOption,
     PatienceOption,
@@ -190,7 +191,7 @@ def _tested(
             )
     except StudyInterrupted:
         print(interrupted("the same command"), file=sys.stderr)
-        raise typer.Exit(130) from None
+        sys.exit(INTERRUPTED)  # it is said
     except (SpecError, StudyFailed) as error:
         failures[name] = " ".join(str(error).split())
         return [of_studies.untested(claim, failures[name]) for claim in study.claims]

@@ -17,6 +17,7 @@ from rich.tree import Tree
 
 from dmlstudy.cli.app import (
     DEFAULT_STORE,
+    INTERRUPTED,
     AddressOption,
     ClusterOption,
     JobOption,
@@ -652,7 +653,7 @@ def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = Fals
             )
     except StudyInterrupted:
         print(interrupted(f"`{again}`"), file=sys.stderr)
-        raise typer.Exit(130) from None
+        sys.exit(INTERRUPTED)  # it is said
     except StudyFailed as error:
         print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from None

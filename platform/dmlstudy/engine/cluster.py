@@ -15,7 +15,7 @@ import ray
 
 from dmlstudy.engine import ray_private
 from dmlstudy.records import ResourcesConfig
-from dmlstudy.text import first_line
+from dmlstudy.text import REASON, first_line, one_line
 
 Node = dict[str, float]
 """A node's resources, as Ray counts them."""
@@ -56,7 +56,7 @@ def connected(
             # and give up where several Rays run on this machine; they inherit where it is.
             port = _free_port()
             told.enter_context(variables({"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}))
-            with ray_private.on_loopback_only():
+            with ray_private.on_loopback_only(), ray_private.sigterm_heard_as_before():
                 ray.init(
                     address="local",
                     include_dashboard=True,
@@ -66,10 +66,15 @@ def connected(
                     logging_level=logging.WARNING,
                 )
         else:
-            ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+            with ray_private.sigterm_heard_as_before():
+                ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
     except Exception as error:  # of a dashboard that does not start, Ray raises just that
         told.close()
-        raise unreachable(address or "this machine", error) from None
+        raise (_not_started(error) if address is None else unreachable(address, error)) from None
+    except BaseException:  # an interruption
+        ray.shutdown()
+        told.close()
+        raise
     try:
         note()
         check_capacity(resources)
@@ -125,6 +130,13 @@ def unreachable(address: str, error: Exception) -> ClusterError:
             " put the cluster's into ~/.ray/auth_token (chmod 600) or RAY_AUTH_TOKEN"
         )
     return ClusterError(f"no Ray cluster at {address}: {first_line(error)}")
+
+
+def _not_started(error: Exception) -> ClusterError:
+    """The message for a Ray that did not start here. Where Ray quotes a log, its last line is the reason."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    told = [first_line(error)] + ([one_line(lines[-1], REASON)] if len(lines) > 1 else [])
+    return ClusterError(f"Ray did not start on this machine: {' … '.join(told)}")
 
 
 def present_token() -> None:

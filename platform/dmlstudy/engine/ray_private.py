@@ -11,8 +11,10 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -170,6 +172,24 @@ SERVICES = {"gcs_server": "its control service", "raylet": "its raylet"}
 def on_loopback_only() -> AbstractContextManager[Any]:
     """In its block a Ray that is started has loopback for its node's address: it is to be no part of a cluster."""
     return patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
+
+
+@contextmanager
+def sigterm_heard_as_before() -> Iterator[None]:
+    """In its block a Ray may be connected to, and whoever heard SIGTERM still does.
+
+    Ray takes SIGTERM for itself, and ends the process without a line. Where nobody heard it before, Ray may.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:  # what Ray makes of a SIGTERM
+        if callable(before):
+            before(signal.SIGTERM, None)
+        raise
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def enable_token() -> None:

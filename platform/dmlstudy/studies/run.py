@@ -105,23 +105,25 @@ def _run_one(spec: StudySpec, store: Store, *, address: str | None, tell: Tell) 
         remarks += starts.settle(spec, store, present)
         folder = store.study_folder(spec.name)
         interruption = Interruption(folder / STOPPING)
-        with (
-            ExitStack() as at_the_end,
-            variables(engine_settings(spec.file.resources)),
-            engine_noise_to(folder / "engine.log"),
-            _kept(folder / "progress.log", tell) as said,
-            ClusterWatch(address, lambda why: _end_at_once(spec, store, said, interruption, why)) as watch,
-            connected(address, spec.file.resources, watch.note_connected),
-            interruption,
-            hold.watched(lambda other: _end_for(other, spec, said)),
-        ):
-            at_the_end.callback(data.remove_unused)  # workers are ended by force
-            for remark in remarks:
-                said(remark)
-            try:
+        try:
+            with (
+                ExitStack() as at_the_end,
+                variables(engine_settings(spec.file.resources)),
+                engine_noise_to(folder / "engine.log"),
+                _kept(folder / "progress.log", tell) as said,
+                ClusterWatch(
+                    address, lambda why: _end_at_once(spec, store, said, interruption, why)
+                ) as watch,
+                connected(address, spec.file.resources, watch.note_connected),
+                interruption,
+                hold.watched(lambda other: _end_for(other, spec, said)),
+            ):
+                at_the_end.callback(data.remove_unused)  # workers are ended by force
+                for remark in remarks:
+                    said(remark)
                 return _run_here(spec, store, said, interruption, watch, found, left_at)
-            except KeyboardInterrupt:
-                raise StudyInterrupted from None
+        except KeyboardInterrupt:
+            raise StudyInterrupted from None
 
 
 def _run_here(
