@@ -42,6 +42,10 @@ protocol: {{num_folds: 1, verdict_seeds: 2}}
 resources: {{workers: {workers}, cpus_per_worker: {cpus}, gpus_per_worker: {gpus}}}
 """
 
+LARGE: dict[str, object] = {"size": 112, "backbone": "resnet18", "epochs": 3, "trials": 2, "cpus": 2}
+SMALL: dict[str, object] = {"size": 32, "backbone": "small_conv", "epochs": 1, "trials": 1, "cpus": 0.5}
+"""What a study is like on a GPU, and on a CPU."""
+
 DIFFERENCE = 1e-3
 """The most that a model's vectors may differ between card and CPU: what ``dmlstudy pull`` allows."""
 
@@ -50,14 +54,11 @@ class Table:
     """Rows, printed as they come."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
         self.wrong = False
 
     def add(self, what: str, value: float, unit: str, problem: str = "", note: str = "") -> None:
-        row = Row("study", what, value, unit, problem=problem, note=note)
         self.wrong |= bool(problem)
-        self.rows.append(row)
-        print(row, flush=True)
+        print(Row("study", what, value, unit, problem=problem, note=note), flush=True)
 
 
 class Commands:
@@ -144,13 +145,11 @@ class Run:
         (commands.folder / f"{name}.yaml").write_text(STUDY.format(name=name, **plan))
         self._thread = threading.Thread(target=self._go)
 
-    def start(self) -> Run:
+    def start(self) -> None:
         self._thread.start()
-        return self
 
-    def wait(self) -> Run:
+    def wait(self) -> None:
         self._thread.join()
-        return self
 
     def _go(self) -> None:
         began = time.monotonic()
@@ -161,7 +160,10 @@ class Run:
         except (OSError, psutil.Error) as error:
             code = repr(error)
         self.seconds = time.monotonic() - began
-        self.problem = f"ended by {code}" if code else ""
+        if code:
+            self.problem = f"ended by {code}"
+        elif self.victim is not None and not self.note:
+            self.problem = f"no {self.victim} was killed"
 
     def _once(self, began: float) -> object:
         """Run it to its end, and write its lines down with the second at which they came."""
@@ -182,7 +184,7 @@ class Run:
         doomed = [process] if self.victim == "driver" else processes_below(process.pid, "RayTrainWorker")[:1]
         for one in doomed:
             one.send_signal(signal.SIGKILL)
-        self.note = f"{len(doomed)} {self.victim} killed"
+            self.note = f"1 {self.victim} killed"
 
 
 def scores(commands: Commands, name: str) -> dict[str, float]:
@@ -222,31 +224,14 @@ def look_at(folder: Path, logs: Path, table: Table, on_gpu: bool) -> None:
     runs = []
     for name, victim in PLANS.items():
         workers = 2 if name == "two" else 1
-        plan = {
-            "data": data,
-            "workers": workers,
-            "size": 32,
-            "backbone": "small_conv",
-            "epochs": 1,
-            "trials": 1,
-        }
-        plan |= {"cpus": 0.5, "gpus": 0}
-        if on_gpu:
-            plan |= {
-                "size": 112,
-                "backbone": "resnet18",
-                "epochs": 3,
-                "trials": 2,
-                "cpus": 2,
-                "gpus": 0.25 * workers,
-            }
+        plan = (LARGE if on_gpu else SMALL) | {"data": data, "workers": workers}
+        plan["gpus"] = 0.25 * workers if on_gpu else 0
         own = folder / name
         own.mkdir()
         runs.append(Run(Commands(own), name, plan, victim, logs))
-        if on_gpu:
-            runs[-1].start()
-        else:
-            runs[-1].start().wait()
+        runs[-1].start()
+        if not on_gpu:
+            runs[-1].wait()
     boards = {}
     for run in runs:
         run.wait()

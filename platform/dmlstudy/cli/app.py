@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 
@@ -210,15 +210,24 @@ def _sigterm_heard() -> Iterator[None]:
     def hear(number: int, frame: object) -> None:
         raise _Terminated
 
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is threading.main_thread() and before == signal.SIG_DFL:
+    is_heard = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if is_heard:
         signal.signal(signal.SIGTERM, hear)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    else:
+    try:
         yield
+    finally:
+        if is_heard:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def end_interrupted(again: str) -> NoReturn:
+    """End a study's command that was interrupted; ``again`` names the one that goes on."""
+    from dmlstudy.engine.interruption import interrupted
+
+    print(interrupted(again), file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 
 def _error_line(error: Exception) -> str | None:

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from dmlstudy.cli.app import (
     DEFAULT_STORE,
-    INTERRUPTED,
     ClusterOption,
     JsonOption,
     PatienceOption,
@@ -20,6 +19,7 @@ from dmlstudy.cli.app import (
     SetOption,
     StoreOption,
     app,
+    end_interrupted,
     store_at,
 )
 from dmlstudy.cli.tables import WIDTH, console, say, show_json, show_table
@@ -171,7 +171,7 @@ def _tested(
     failures: dict[str, str],
 ) -> list[ClaimFinding]:
     """Run or resume the study of some claims; what cannot be run is a reason for which they are not tested."""
-    from dmlstudy.engine.interruption import StudyInterrupted, interrupted
+    from dmlstudy.engine.interruption import StudyInterrupted
     from dmlstudy.engine.progress import as_long_as_heard, terminal
     from dmlstudy.registry.leaderboard import leaderboard
     from dmlstudy.spec.study_file import SpecError
@@ -190,8 +190,7 @@ def _tested(
                 written.spec, place, address=address, tell=_unheard if quiet else as_long_as_heard(tell)
             )
     except StudyInterrupted:
-        print(interrupted("the same command"), file=sys.stderr)
-        sys.exit(INTERRUPTED)  # it is said
+        end_interrupted("the same command")
     except (SpecError, StudyFailed) as error:
         failures[name] = " ".join(str(error).split())
         return [of_studies.untested(claim, failures[name]) for claim in study.claims]

@@ -17,7 +17,6 @@ from rich.tree import Tree
 
 from dmlstudy.cli.app import (
     DEFAULT_STORE,
-    INTERRUPTED,
     AddressOption,
     ClusterOption,
     JobOption,
@@ -28,6 +27,7 @@ from dmlstudy.cli.app import (
     SetOption,
     StoreOption,
     app,
+    end_interrupted,
     model_at,
     store_at,
 )
@@ -636,7 +636,7 @@ def prune(
 
 def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = False) -> None:
     """Run a study, or what is left of it, with its progress on the terminal."""
-    from dmlstudy.engine.interruption import StudyInterrupted, interrupted
+    from dmlstudy.engine.interruption import StudyInterrupted
     from dmlstudy.engine.progress import as_long_as_heard, terminal
     from dmlstudy.studies.conclude import StudyFailed
     from dmlstudy.studies.run import run_study
@@ -652,8 +652,7 @@ def _run(study: StudySpec, place: Store, address: str | None, quiet: bool = Fals
                 study, place, address=address, tell=_written_off if quiet else as_long_as_heard(tell)
             )
     except StudyInterrupted:
-        print(interrupted(f"`{again}`"), file=sys.stderr)
-        sys.exit(INTERRUPTED)  # it is said
+        end_interrupted(f"`{again}`")
     except StudyFailed as error:
         print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from None

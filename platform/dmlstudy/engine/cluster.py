@@ -47,41 +47,36 @@ def connected(
         _knock(address)
     if address is not None:
         present_token()
-    told = ExitStack()
-    try:
+    with ExitStack() as told:
         if own is not None:
             told.enter_context(variables({"RAY_ADDRESS": own}))  # Ray may have told this job another's
-        if address is None:
-            # The State API frees the placement group of a gang that died. Its processes would look for it,
-            # and give up where several Rays run on this machine; they inherit where it is.
-            port = _free_port()
-            told.enter_context(variables({"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}))
-            with ray_private.on_loopback_only(), ray_private.sigterm_heard_as_before():
-                ray.init(
-                    address="local",
-                    include_dashboard=True,
-                    dashboard_host="127.0.0.1",
-                    dashboard_port=port,
-                    log_to_driver=True,
-                    logging_level=logging.WARNING,
-                )
-        else:
+        try:
             with ray_private.sigterm_heard_as_before():
-                ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
-    except Exception as error:  # of a dashboard that does not start, Ray raises just that
-        told.close()
-        raise (_not_started(error) if address is None else unreachable(address, error)) from None
-    except BaseException:  # an interruption
-        ray.shutdown()
-        told.close()
-        raise
-    try:
+                if address is None:
+                    # The State API frees the placement group of a gang that died. Its processes would look for it,
+                    # and give up where several Rays run on this machine; they inherit where it is.
+                    port = _free_port()
+                    told.enter_context(variables({"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{port}"}))
+                    with ray_private.on_loopback_only():
+                        ray.init(
+                            address="local",
+                            include_dashboard=True,
+                            dashboard_host="127.0.0.1",
+                            dashboard_port=port,
+                            log_to_driver=True,
+                            logging_level=logging.WARNING,
+                        )
+                else:
+                    ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+        except Exception as error:  # of a dashboard that does not start, Ray raises just that
+            raise (_not_started(error) if address is None else unreachable(address, error)) from None
+        except BaseException:  # an interruption
+            ray.shutdown()
+            raise
+        told.callback(ray.shutdown)
         note()
         check_capacity(resources)
         yield
-    finally:
-        ray.shutdown()
-        told.close()
 
 
 def own_address() -> str | None:
