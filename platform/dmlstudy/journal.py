@@ -52,7 +52,7 @@ def roll_back(connection: Any) -> None:
 
 def of_writer(database: Path) -> None:
     """Give a database the journal that suits one who writes much to it; one that cannot be changed keeps its own."""
-    with contextlib.suppress(sqlite3.Error), _opened(database) as connection:
+    with contextlib.suppress(sqlite3.Error), opened(database) as connection:
         (write_ahead if is_local(database.parent) else roll_back)(connection)
 
 
@@ -61,10 +61,11 @@ def at_rest(database: Path) -> None:
 
     Where others have the database open it stays as it is.
     """
-    with contextlib.suppress(sqlite3.Error), _opened(database) as connection:
+    with contextlib.suppress(sqlite3.Error), opened(database) as connection:
         roll_back(connection)
 
 
-def _opened(database: Path) -> contextlib.closing[sqlite3.Connection]:
-    there = f"file:{quote(str(database))}?mode=rw"  # one that is not there is not made
-    return contextlib.closing(sqlite3.connect(there, timeout=PATIENCE_S, isolation_level=None, uri=True))
+def opened(database: Path, wait_s: float = PATIENCE_S) -> contextlib.closing[sqlite3.Connection]:
+    """A connection to a database that is there, for a ``with``; it waits so long for whoever else is writing."""
+    there = f"file:{quote(str(database))}?mode=rw"
+    return contextlib.closing(sqlite3.connect(there, timeout=wait_s, isolation_level=None, uri=True))

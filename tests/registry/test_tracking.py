@@ -22,6 +22,7 @@ from dmlstudy.records import (
     TrialConfig,
 )
 from dmlstudy.registry import tracking
+from dmlstudy.registry.run_writer import ByClient
 from dmlstudy.registry.runs import Run, raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
@@ -200,7 +201,9 @@ def test_a_run_is_at_work_between_its_pauses_only(store: Store, monkeypatch: pyt
 
 @pytest.mark.parametrize("moment", ["in the run's own record", "in its tags", "at work"])
 def test_a_run_that_goes_on_and_is_killed(moment: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By MLflow's client; rows are all written at once."""
     name, now = f"going-on-{next(NUMBER)}", [1000.0]
+    monkeypatch.setattr(tracking, "writer_of", lambda store, client: ByClient(client))
     monkeypatch.setattr(time, "time", lambda: now[0])
     first = StudyTracker(store, name, {})
     run_id = first.start_trial("power #3", config(), 3)
@@ -325,25 +328,6 @@ def test_runs_of_others_in_the_experiment_are_left_alone(tracker: StudyTracker, 
     StudyTracker(store, tracker.study, {}).end_study("finished", {})
     run = run_of(tracker, foreign)
     assert (run.info.status, run.data.tags["status"]) == ("RUNNING", "running")
-
-
-def test_a_kill_amid_a_long_curve_leaves_no_ended_run(
-    tracker: StudyTracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_id = tracker.start_trial("x", config("power", "verdict", 1), None)
-    log_batch, calls = mlflow.MlflowClient.log_batch, []
-
-    def killed(self: Any, *arguments: Any, **named: Any) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        log_batch(self, *arguments, **named)
-
-    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", killed)
-    curve = [{"step": float(e), "train_loss": 1.0} for e in range(1, 1501)]
-    with pytest.raises(KeyboardInterrupt):
-        tracker.end_trial(run_id, "finished", curve, {"test_map_at_r": 0.5})
-    assert run_of(tracker, run_id).data.tags["status"] == "running"
 
 
 def test_a_finished_study_that_goes_on_is_running_again(tracker: StudyTracker, store: Store) -> None:

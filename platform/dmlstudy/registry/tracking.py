@@ -21,7 +21,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cas
 
 import mlflow
 import requests
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, journal, model_folder
@@ -30,6 +30,7 @@ from dmlstudy.metric_names import ENERGY_WH
 from dmlstudy.patience import ServerPatience
 from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
 from dmlstudy.registry import row_counts
+from dmlstudy.registry.run_writer import not_taken, writer_of
 from dmlstudy.registry.runs import (
     KIND,
     NOTE,
@@ -59,7 +60,6 @@ from dmlstudy.training.tasks import task_of
 from dmlstudy.trials import MLFLOW_STATUSES, Status
 from dmlstudy.verdict.sealed_plan import PLAN_FILE, SealedPlan
 
-BATCH = 1000
 SITTINGS = "sittings"
 """The tag of a study's run that counts its sessions."""
 NOTE_EVERY_S = 1.0
@@ -216,10 +216,7 @@ class Patience:
         try:
             return self.server.call(call, _is_outage)
         except (MlflowException, OSError) as error:
-            raise StoreError(
-                f"the MLflow store {self._store.tracking_uri} did not take a record:"
-                f" {first_line(error)}; mend it and run the study again, it goes on from there"
-            ) from error
+            raise not_taken(self._store, error) from error
 
     def _answers(self) -> bool:
         assert self._store.server is not None
@@ -281,6 +278,7 @@ class StudyTracker:
         self.store = store
         self.patiently = Patience(store, client, tell)
         self.client = cast(mlflow.MlflowClient, _PatientClient(client, self.patiently))
+        self._writer = writer_of(store, self.client)
         self.study = study
         self._run_ids: dict[int, str] = {}
         self._spans: dict[str, Spans] = {}
@@ -334,12 +332,11 @@ class StudyTracker:
         }
         if number is not None:
             tags["trial_number"] = str(number)
-        run_id = begin(self.client, self.experiment_id, label, tags).id
+        params = {name: str(value) for name, value in task_of(config).logged_params(config).items()}
+        run_id = self._writer.begin(self.experiment_id, label, tags, params)
         self._spans[run_id] = [(time.time(), None)]
         if number is not None:
             self._run_ids[number] = run_id
-        params = [Param(name, str(value)) for name, value in task_of(config).logged_params(config).items()]
-        self.client.log_batch(run_id, params=params)
         return run_id
 
     def end_trial(
@@ -375,19 +372,15 @@ class StudyTracker:
         if energy_wh is not None:
             points.append(Metric(ENERGY_WH, energy_wh, now, last))
         points = [point for point in points if math.isfinite(point.value)]
-        tags = [RunTag("status", status.value)] + ([RunTag("reason", reason[:5000])] if reason else [])
-        tags += [RunTag(VALUES, json.dumps(list(values)))] if values else []
-        tags += [RunTag(SPANS, self._paused_spans(run_id))] if status == Status.PAUSED else []
-        for start in range(0, max(len(points), 1), BATCH):  # the status last, for then everything is there
-            is_last = start + BATCH >= len(points)
-            self.client.log_batch(run_id, metrics=points[start : start + BATCH], tags=tags if is_last else [])
-        self._set_status(run_id, status)
+        tags = {
+            "status": status.value,
+            **({"reason": reason[:5000]} if reason else {}),
+            **({VALUES: json.dumps(list(values))} if values else {}),
+            **({SPANS: self._paused_spans(run_id)} if status == Status.PAUSED else {}),
+        }
+        self._writer.change(run_id, status.in_mlflow, tags, points)
         if status != Status.PAUSED:
             self._spans.pop(run_id, None)
-
-    def _set_status(self, run_id: str, status: Status) -> None:
-        """Give a run MLflow's own status, by the one call that writes it without reading the run before and after."""
-        self.client.set_terminated(run_id, status.in_mlflow)
 
     def seconds_at_work(self, run_id: str) -> float | None:
         """Seconds in which a run has been at work; None of one that has ended, or has paused before this session."""
@@ -413,9 +406,8 @@ class StudyTracker:
         """Let the run of a paused trial go on."""
         before = self._spans.get(run_id) or read(self.client, run_id).spans
         self._spans[run_id] = [*before, (time.time(), None)]
-        self._set_status(run_id, Status.RUNNING)  # killed after it, it pauses again
-        tags = [RunTag(SPANS, json.dumps(self._spans[run_id])), RunTag("status", Status.RUNNING.value)]
-        self.client.log_batch(run_id, tags=tags)
+        tags = {SPANS: json.dumps(self._spans[run_id]), "status": Status.RUNNING.value}
+        self._writer.change(run_id, Status.RUNNING.in_mlflow, tags)
 
     def recorded_ends(self, number: int) -> list[RecordedEnd]:
         """Ends of a search trial's runs, oldest first, without interrupted ones."""
