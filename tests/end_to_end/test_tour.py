@@ -36,6 +36,8 @@ def test_the_tour_goes_from_pictures_to_a_served_model(
     assert study.model is not None
     assert study.trials()["status"].value_counts().to_dict() == {"finished": 3, "pruned": 3}
     assert (tmp_path / "tour.html").is_file()
+    red = [output.text for cell in cells for output in cell.outputs if output.get("name") == "stderr"]
+    assert not any("ipywidgets" in text for text in red), red
     told = "".join(str(output.get("text", "")) for output in cells[8].outputs)
     share = int(told.partition("%")[0].split()[-1])
     assert 30 <= share <= 100, told  # by chance one of 60 characters: 2%

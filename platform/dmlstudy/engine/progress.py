@@ -209,8 +209,8 @@ class ProgressLines:
         champion = f"best {best[0]:.4f} {best[1]}" if best else "no best yet"
         took = f"{'':7}" if seconds is None else f"{seconds:5.1f} s"
         line = (
-            f"{count}  {assignment.label:<{self._width}}  {self._outcome(assignment):<28}"
-            f" {took}  {champion:<{self._width + 8}}  left {at_most}{self._time_left()}"
+            f"{count}  {assignment.label:<{self._width}}  {self._outcome(assignment):<26}"
+            f" {took}  left {at_most + self._time_left():<9}  {champion}"
         )
         self._tell(line)
 
