@@ -733,7 +733,7 @@ def test_claims_by_search_are_a_second_table(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     from dmlstudy.registry import leaderboard
-    from dmlstudy.registry.search_luck import SearchLuck
+    from dmlstudy.registry.search_luck import Procedure, SearchLuck
     from dmlstudy.studies import run
 
     def with_luck(_: object, study: str) -> Any:
@@ -742,7 +742,15 @@ def test_claims_by_search_are_a_second_table(
             each.model_copy(update={"num_seeds": num_searches, "effect": each.effect / 2})
             for each in board.comparisons
         ]
-        luck = SearchLuck(num_searches=num_searches, num_seeds=2, procedures=[], comparisons=again)
+        procedures = [
+            Procedure(
+                family=row.family,
+                score_by_search=[number + 0.25 * (number == at) for at in range(num_searches)],
+                deviation=0.0,
+            )
+            for number, row in enumerate(board.rows)
+        ]
+        luck = SearchLuck(num_searches=num_searches, num_seeds=2, procedures=procedures, comparisons=again)
         return board.model_copy(update={"luck": luck})
 
     monkeypatch.setattr(run, "run_study", lambda *_, **__: None)
@@ -755,11 +763,13 @@ def test_claims_by_search_are_a_second_table(
     _, _, second = without_intervals(told.out).partition(
         f"by search: {num_searches} searches of each family, each with its own best "
     )
-    assert "gpw-pk +0.1000 reproduced <0.001 not tested -" in second
+    of_each = rf"(?: [+-]\d\.\d{{4}}){{{num_searches}}}"
+    assert re.search(rf"gpw-pk{of_each} \+0\.1000 reproduced <0\.001 not tested -", second)
     assert (
         "by search: on these classes 1 reproduced, 1 contrary, 1 not distinguishable, 0 not tested" in second
     )
     assert ("only describe" in second) is (num_searches == 2)
+    assert ("3 searches decide little among 3 differences at once" in second) is (num_searches == 3)
 
 
 def test_a_study_of_claims_that_cannot_run_is_a_reason(

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from support.made_study import Maker
 
 from dmlstudy.registry import search_luck as luck_of
 from dmlstudy.registry import tracking
 from dmlstudy.registry.leaderboard import leaderboard
-from dmlstudy.registry.search_luck import search_luck
+from dmlstudy.registry.search_luck import errors_to_decide, search_luck, too_few
 from dmlstudy.store import Store
 from dmlstudy.verdict.comparison import UnitMeans, compare
 from dmlstudy.verdict.sequential import Plan
@@ -79,6 +80,19 @@ def test_the_deviation_of_a_search_is_less_that_of_its_seeds() -> None:
     assert found is not None
     assert found.procedures[0].deviation == 0.0  # never of a negative variance
     assert "2 searches only describe" in found.lines[-1]
+
+
+def test_searches_that_decide_little_among_many_differences_are_said_to() -> None:
+    """Student's 97.5% quantile of 2 degrees is 4.303; of 18 differences at once it is that of 1 - .025 / 18."""
+    assert errors_to_decide(3, 1) == pytest.approx(4.303, abs=1e-3)
+    assert errors_to_decide(3, 18) == pytest.approx(scipy.stats.t.ppf(1 - 0.025 / 18, 2))
+    (line,) = too_few(3, 18)
+    assert line == (
+        "3 searches decide little among 18 differences at once: one counts from 18.9 standard errors on, with 6"
+        " searches from 5.5"
+    )
+    assert too_few(3, 1) == too_few(8, 18) == []
+    assert "only describe" in too_few(2, 18)[0]
 
 
 def test_intervals_hold_for_the_procedure_where_those_of_one_search_do_not() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.leaderboard import Leaderboard, Row
-from dmlstudy.registry.search_luck import SearchLuck
+from dmlstudy.registry.search_luck import Procedure, SearchLuck
 from dmlstudy.spec import claims as spec
 from dmlstudy.spec import study_file
 from dmlstudy.spec.claims import Claim
@@ -319,7 +319,11 @@ def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
         compared("a", "c", -0.1, 0.9),
         compared("b", "c", 0.1, 0.001),
     ]
-    luck = SearchLuck(num_searches=3, num_seeds=2, procedures=[], comparisons=again)
+    searched = {"a": [0.5, 0.75, 0.5], "b": [0.25, 0.5, 0.5], "c": [1.0, 0.5, 0.5]}
+    procedures = [
+        Procedure(family=name, score_by_search=own, deviation=0.0) for name, own in searched.items()
+    ]
+    luck = SearchLuck(num_searches=3, num_seeds=2, procedures=procedures, comparisons=again)
     of_a, of_c = found_of(
         [claim("a-b"), claim("c-a")], board(ROWS, by_seed).model_copy(update={"luck": luck})
     )
@@ -334,7 +338,8 @@ def test_outcomes_by_search_stand_beside_those_by_seed() -> None:
     assert (of_c.by_search.effect, of_c.by_search.p, of_c.by_search.like_p) == (0.1, 0.9, None)
     assert (of_c.by_search.these, of_c.by_search.like_these) == ("not distinguishable", "not tested")
     (once,) = found_of([claim("a-b")], board(ROWS, by_seed))
-    assert (once.num_searches, once.by_search) == (0, None)
+    assert (of_a.differences, of_c.differences) == ([0.25, 0.25, 0.0], [0.5, -0.25, 0.0])
+    assert (once.num_searches, once.by_search, once.differences) == (0, None, [])
 
 
 def test_values_of_a_study_are_replaced_as_in_its_file() -> None:

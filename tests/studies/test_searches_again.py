@@ -16,7 +16,7 @@ from dmlstudy.store import Store
 from dmlstudy.studies import checks, estimate, run
 
 
-def study() -> StudySpec:
+def study(**protocol: Any) -> StudySpec:
     raw = {
         "name": "s",
         "data": {"name": "digits"},
@@ -24,7 +24,7 @@ def study() -> StudySpec:
         "training": {"epochs": 1},
         "families": {name: {"space": "triplet"} for name in ("low", "high", "middle")},
         "search": {"trials_per_family": 4},
-        "protocol": {"num_folds": 2, "searches": 3},
+        "protocol": {"num_folds": 2, "searches": 3, **protocol},
     }
     return study_file.parse(raw)
 
@@ -93,3 +93,9 @@ def test_validate_tells_what_the_searches_cost() -> None:
         "after that the 2 leading families are searched 2 times more: 16 trials to search and up to 12 for their"
         " verdicts, which the estimated time leaves out"
     ) in lines
+    assert not [line for line in lines if "decide little" in line]
+    named = [["high", "low"], ["high", "middle"], ["middle", "low"]]
+    _, second = estimate.of_searches(study(compare=named, search_leaders=3))
+    assert second.startswith(
+        "3 searches decide little among 3 differences at once: one counts from 7.6 standard"
+    )

@@ -275,16 +275,16 @@ def _show(found: Sequence[ClaimFinding], studies: Mapping[str, ClaimsOf]) -> Non
         )
         say("")
         _show_points(tested)
-    by_search = {each.id: each.by_search for each in tested if each.by_search}
-    if by_search:
-        _show_by_search(by_search, min(each.num_searches for each in tested if each.by_search))
+    searched_again = [each for each in tested if each.by_search]
+    if searched_again:
+        _show_by_search(searched_again)
     for finding in found:
         if finding.effect is None:
             say(f"{finding.id}: not tested: {finding.why} ({finding.place})")
         elif finding.why:
             say(f"{finding.id}: not tested on classes like these: {finding.why}")
     say(f"{len(found)} claims; {_counted(found)}")
-    if by_search:
+    if searched_again:
         say(f"by search: {_counted([each.by_search for each in found])}")
     say(
         "p: Holm's, among the claims of one study; [ ]: 95% for all of them at once, on these classes; these classes:"
@@ -311,13 +311,21 @@ def _show_points(tested: Sequence[ClaimFinding]) -> None:
     say("")
 
 
-def _show_by_search(found: Mapping[str, PairOutcome], num_searches: int) -> None:
+def _show_by_search(found: Sequence[ClaimFinding]) -> None:
     """The same claims with the search as the unit."""
     from dmlstudy.registry.search_luck import too_few
 
+    num_searches = min(each.num_searches for each in found)
     say(f"by search: {num_searches} searches of each family, each with its own best")
-    show_table(("claim", *OUTCOMES), [(id, *_outcomes(each)) for id, each in found.items()])
-    for line in too_few(num_searches):
+    show_table(
+        ("claim", "of each search", *OUTCOMES),
+        [
+            (each.id, " ".join(f"{one:+.4f}" for one in each.differences), *_outcomes(each.by_search))
+            for each in found
+            if each.by_search
+        ],
+    )
+    for line in too_few(num_searches, len(found)):
         say(line)
     say("")
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from dmlstudy.records import Record, is_untrained
-from dmlstudy.verdict.comparison import NOT_KEPT, Comparison, UnitMeans, compare
+from dmlstudy.verdict.comparison import ALPHA, NOT_KEPT, Comparison, UnitMeans, compare
 from dmlstudy.verdict.sequential import Plan
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 FEWEST_TO_DECIDE = 3
 """Searches below which differences are described and hardly ever decided: with two, t is 12.7."""
+
+MOST_ERRORS = 5.0
+"""Standard errors; a reader expects that a difference of more is seen."""
 
 SHUFFLED = "each search shuffled the rows anew"
 
@@ -58,14 +62,25 @@ class SearchLuck(Record):
         lines += [f"  {each}" for each in self.comparisons]
         deviations = ", ".join(f"{each.family} {each.deviation:.4f}" for each in self.procedures)
         lines.append(f"deviation of one search beyond that of its seeds: {deviations}")
-        return [*lines, *too_few(self.num_searches)]
+        return [*lines, *too_few(self.num_searches, len(self.comparisons))]
 
 
-def too_few(num_searches: int) -> list[str]:
-    """A line that so few searches only describe; none where there are enough to decide."""
-    if num_searches >= FEWEST_TO_DECIDE:
+def errors_to_decide(num_searches: int, num_pairs: int) -> float:
+    """Standard errors from which on a difference counts, t(searches - 1, 1 - alpha / (2 pairs)): Holm's first step."""
+    return float(stdtrit(num_searches - 1, 1 - ALPHA / (2 * num_pairs)))
+
+
+def too_few(num_searches: int, num_pairs: int) -> list[str]:
+    """A line that so few searches decide little among so many pairs; none where there are enough."""
+    if num_searches < FEWEST_TO_DECIDE:
+        return [f"{num_searches} searches only describe: it takes {FEWEST_TO_DECIDE} or more to decide"]
+    needed, with_more = (errors_to_decide(number, num_pairs) for number in (num_searches, 2 * num_searches))
+    if needed < MOST_ERRORS:
         return []
-    return [f"{num_searches} searches only describe: it takes {FEWEST_TO_DECIDE} or more to decide"]
+    return [
+        f"{num_searches} searches decide little among {num_pairs} differences at once: one counts from {needed:.1f}"
+        f" standard errors on, with {2 * num_searches} searches from {with_more:.1f}"
+    ]
 
 
 def luck_lines(board: Leaderboard) -> list[str]:

@@ -58,6 +58,7 @@ class ClaimFinding(PairOutcome):
 
     ``why`` says why a claim is not tested, or not for other classes. ``by_search`` is the outcome of ``num_searches``
     searches, each with its own best: the luck of the search is in it. It is None where the searches were done once.
+    ``differences`` are those of each search, the first one first.
 
     ``apart`` names the parameters that both families search, of which the judged configurations have other values.
     Where it is empty they differ in the claim's switch alone, and in what only one of them searches.
@@ -79,6 +80,7 @@ class ClaimFinding(PairOutcome):
     apart: list[str] = []
     num_searches: int = 0
     by_search: PairOutcome | None = None
+    differences: list[float] = []
 
 
 class CheckedClaims(NamedTuple):
@@ -133,6 +135,8 @@ def findings(
     rows = {row.family: row for row in board.rows}
     compared = _by_pair(board.comparisons)
     by_search = _by_pair(board.luck.comparisons) if board.luck else {}
+    procedures = board.luck.procedures if board.luck else []
+    scores_by_search = {each.family: each.score_by_search for each in procedures}
     found = []
     for claim in claims:
         why = _why_not(claim, board, rows) or (
@@ -152,6 +156,8 @@ def findings(
         }
         if again := by_search.get(claim.pair):
             facts |= {"num_searches": again.num_seeds, "by_search": _of(claim, again)}
+            first, second = (scores_by_search[family] for family in claim.pair)
+            facts |= {"differences": [one - other for one, other in zip(first, second, strict=True)]}
         unknown = "" if each.like_adjusted_p_value is not None else each.like_unknown
         found.append(untested(claim, unknown, board.study).model_copy(update=facts))
     return found

@@ -16,6 +16,7 @@ import torch
 from dmlstudy import data
 from dmlstudy.data import ClosedSet
 from dmlstudy.records import SeedRange, TrialConfig, TrialReport
+from dmlstudy.registry.search_luck import too_few
 from dmlstudy.search.stop_rule import FEWEST
 from dmlstudy.spec.study_file import SpecError, StudySpec, default_values
 from dmlstudy.studies import checks, retention
@@ -97,7 +98,7 @@ def _of_stop_rule(spec: StudySpec) -> list[str]:
 
 
 def of_searches(spec: StudySpec) -> list[str]:
-    """A line on the searches that are done again, which the estimated time does not hold."""
+    """Lines on the searches that are done again: the estimated time does not hold them, and they may decide little."""
     protocol = spec.file.protocol
     if protocol.searches == 1:
         return []
@@ -108,10 +109,13 @@ def of_searches(spec: StudySpec) -> list[str]:
         * protocol.search_seeds
         * (protocol.search_leaders + min(protocol.search_leaders, spec.num_untrained))
     )
+    is_chosen = not isinstance(protocol.pairs, str)
+    num_pairs = len(protocol.pairs) if is_chosen else math.comb(protocol.search_leaders, 2)
     return [
         f"after that the {protocol.search_leaders} leading families are searched {again} times more:"
         f" {'at most ' if spec.file.search.stop_when else ''}{num_search} trials to search and up to"
-        f" {num_verdict} for their verdicts, which the estimated time leaves out"
+        f" {num_verdict} for their verdicts, which the estimated time leaves out",
+        *too_few(protocol.searches, num_pairs),
     ]
 
 
