@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dmlstudy.files import draft_of
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection, tracking
 from dmlstudy.registry.runs import raw_runs
 from dmlstudy.store import Store, StoreError, holds_nothing, make_whole
 
@@ -114,7 +114,7 @@ def check(folder: Path, how: str, shares: list[float]) -> None:
         store = Store(folder / f"killed-{share}")
         assert not list(store.root.glob(".*.draft*")), "no draft stays"
         assert len(store.identity()) == 16
-        client = tracking.connect(store)
+        client = connection.connect(store)
         experiment = tracking.experiment_of(client, store, "s")
         (run,) = raw_runs(client, experiment, "tags.dmlstudy_kind = 'study'")
         assert run.data.tags["store_id"] == store.identity()
@@ -153,17 +153,17 @@ def half_made(folder: Path) -> Store:
 def test_who_looks_at_a_half_made_store_sees_an_empty_one(tmp_path: Path) -> None:
     store = half_made(tmp_path)
     with pytest.raises(StoreError, match="no studies in the store"):
-        tracking.connect(store)
+        connection.connect(store)
 
 
 def test_a_database_that_another_program_is_making_is_left_to_it(tmp_path: Path) -> None:
     store = half_made(tmp_path)
-    assert not tracking._is_void(store.mlflow_file)
+    assert not connection._is_void(store.mlflow_file)
     os.utime(store.mlflow_file, (0, 0))
-    assert tracking._is_void(store.mlflow_file)
-    assert tracking.connect(store, create=True).search_experiments()
+    assert connection._is_void(store.mlflow_file)
+    assert connection.connect(store, create=True).search_experiments()
     os.utime(store.mlflow_file, (0, 0))
-    assert not tracking._is_void(store.mlflow_file)
+    assert not connection._is_void(store.mlflow_file)
 
 
 def test_a_database_that_holds_anything_is_never_made_anew(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_database_that_holds_anything_is_never_made_anew(tmp_path: Path) -> No
     os.utime(store.mlflow_file, (0, 0))
     before = store.mlflow_file.read_bytes()
     with pytest.raises(StoreError, match="does not answer"):
-        tracking.connect(store, create=True)
+        connection.connect(store, create=True)
     with sqlite3.connect(store.mlflow_file) as database:
         assert database.execute("SELECT name FROM experiments").fetchall()[-1] == ("mine",)
     database.close()
@@ -182,7 +182,7 @@ def test_a_database_that_holds_anything_is_never_made_anew(tmp_path: Path) -> No
     store.mlflow_file.write_bytes(b"not a database" * 100)
     assert not holds_nothing(store.mlflow_file)
     with pytest.raises(StoreError, match="file is not a database"):
-        tracking.connect(store, create=True)
+        connection.connect(store, create=True)
     assert store.mlflow_file.read_bytes() == b"not a database" * 100
 
 

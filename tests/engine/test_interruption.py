@@ -23,7 +23,7 @@ from mlflow.exceptions import MlflowException
 from dmlstudy.engine.cluster import ClusterError
 from dmlstudy.engine.interruption import Interruption, StudyInterrupted
 from dmlstudy.patience import ServerPatience
-from dmlstudy.registry.tracking import Patience
+from dmlstudy.registry.connection import Patience
 from dmlstudy.spec import study_file
 from dmlstudy.store import Store, StoreError
 from dmlstudy.studies import run as studies

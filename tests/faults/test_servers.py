@@ -28,7 +28,7 @@ from support.ports import free_port
 from support.postgres import running_postgres
 from support.trees import end_tree
 
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection
 from dmlstudy.registry.runs import raw_runs
 from dmlstudy.store import Store, StoreError
 
@@ -289,7 +289,7 @@ def test_only_an_outage_is_waited_for(tmp_path: Path) -> None:
     """A full disk fails at once; a server that is away fails after the patience, and then at once."""
     told: list[str] = []
     store = Store(tmp_path, f"http://127.0.0.1:{free_port()}", patience_s=1.5)
-    patiently = tracking.Patience(store, mlflow.MlflowClient(store.tracking_uri), told.append)
+    patiently = connection.Patience(store, mlflow.MlflowClient(store.tracking_uri), told.append)
 
     def full() -> None:
         raise OSError(28, "No space left on device")

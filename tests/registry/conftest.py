@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection
 from dmlstudy.store import Store
 
 
@@ -12,5 +12,5 @@ from dmlstudy.store import Store
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     made = Store(tmp_path_factory.mktemp("registry") / "store")
     made.prepare()
-    tracking.connect(made, create=True)
+    connection.connect(made, create=True)
     return made

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 
 from dmlstudy.records import BatchConfig, DataConfig, EmbedderConfig, LossConfig, TrainingConfig, TrialConfig
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection, tracking
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store
@@ -78,7 +78,7 @@ def test_a_note_too_long_for_a_tag_leaves_no_older_one(store: Store, monkeypatch
 
 def test_a_study_of_an_older_store_is_found_without_the_experiments_tag(store: Store) -> None:
     tracker = StudyTracker(store, "older", {})
-    client: mlflow.MlflowClient = tracking.connect(store)
+    client: mlflow.MlflowClient = connection.connect(store)
     assert tracking.runs_of(store, "older").study.id == tracker.parent_id
     client.delete_experiment_tag(tracker.experiment_id, tracking.STUDY_RUN)
     assert tracking.runs_of(store, "older").study.id == tracker.parent_id

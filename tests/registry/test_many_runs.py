@@ -15,7 +15,7 @@ from playwright.sync_api import Page, sync_playwright
 from support.many_runs import FAMILIES, NUM_JUDGED, ORIGINALS, replay
 from support.ui import ui_of
 
-from dmlstudy.registry import mlflow_view, row_counts, tracking
+from dmlstudy.registry import connection, mlflow_view, row_counts
 from dmlstudy.registry.runs import raw_runs
 from dmlstudy.store import Store
 
@@ -51,7 +51,7 @@ def plan(store: Store) -> str:
 
 
 def test_a_database_that_has_not_counted_does_so_when_it_is_opened(few: Store) -> None:
-    tracking.connect(few)
+    connection.connect(few)
     with sqlite3.connect(few.mlflow_file) as database:
         (counted,) = database.execute("SELECT stat FROM sqlite_stat1 WHERE tbl = 'runs'").fetchone()
         (num_runs,) = database.execute("SELECT count(*) FROM runs").fetchone()
@@ -85,7 +85,7 @@ def test_few_runs_are_not_counted(tmp_path: Path) -> None:
 
 def test_models_of_an_experiment_and_their_metrics_are_few(few: Store) -> None:
     """MLflow's page asks for all models of an experiment. Every judged trial keeps a network, few are registered."""
-    client = tracking.connect(few)
+    client = connection.connect(few)
     experiment = client.get_experiment_by_name("few")
     assert experiment is not None
     judged = list(raw_runs(client, experiment.experiment_id, "tags.dmlstudy_kind = 'verdict'"))

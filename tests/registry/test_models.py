@@ -14,7 +14,7 @@ import pytest
 from support.verdict_trials import verdict_trial
 
 from dmlstudy import data, embedders
-from dmlstudy.registry import models, tracking
+from dmlstudy.registry import connection, models
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.saved import Model
@@ -70,7 +70,7 @@ def test_what_is_registered_says_where_it_is_from(registered: Registered) -> Non
     assert (second.study, second.family, second.run_id) == ("models", "power", registered.run_ids[1])
     assert second.aliases == ["champion"]
     assert len(second.sha256) == 64
-    client = tracking.connect(registered.store)
+    client = connection.connect(registered.store)
     description = client.get_model_version(second.name, str(second.version)).description
     assert description.startswith("# seed 2")
     assert "dmlstudy pull digits-embedder/2 --to model" in description
@@ -81,7 +81,7 @@ def test_what_is_registered_says_where_it_is_from(registered: Registered) -> Non
 
 
 def test_the_run_is_left_ended(registered: Registered) -> None:
-    client = tracking.connect(registered.store)
+    client = connection.connect(registered.store)
     for run_id in registered.run_ids:
         assert client.get_run(run_id).info.status == "FINISHED"
     assert mlflow.active_run() is None
@@ -216,7 +216,7 @@ def test_fetched_for_the_time_being(registered: Registered, tmp_path: Path) -> N
 
 
 def test_mlflow_alone_gives_the_same_embeddings(registered: Registered) -> None:
-    tracking.connect(registered.store)
+    connection.connect(registered.store)
     loaded = mlflow.pyfunc.load_model("models:/digits-embedder@champion")
     images = pictures(9)
     z = loaded.predict(images)

@@ -20,7 +20,7 @@ from support.verdict_trials import verdict_trial
 
 from dmlstudy.data import unit_scores_as_bytes
 from dmlstudy.records import UnitScores
-from dmlstudy.registry import models, promotion, tracking
+from dmlstudy.registry import connection, models, promotion
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
@@ -58,7 +58,7 @@ def registered(
                 file.write_bytes(unit_scores_as_bytes(of_classes))
                 tracker.log_unit_scores(run_id, file)
         tracker.end_trial(run_id, "finished", [], {f"test_{origin.get('objective', 'map_at_r')}": score})
-    client = tracking.connect(store)
+    client = connection.connect(store)
     if name not in {model.name for model in client.search_registered_models()}:
         client.create_registered_model(name)
     tags = {"study": study, "family": "red"}
@@ -188,7 +188,7 @@ def test_rolled_back_from_an_alias_set_by_hand_past_a_version_that_is_deleted(
     for _ in range(2):
         version = registered(store, name, SAME)
         promotion.promote(store, f"{name}/{version.version}", "by hand")
-    client = tracking.connect(store)
+    client = connection.connect(store)
     by_hand = registered(store, name, SAME)
     client.set_registered_model_alias(name, "champion", str(by_hand.version))
     assert promotion.rollback(store, name).champion == 3
@@ -199,7 +199,7 @@ def test_rolled_back_from_an_alias_set_by_hand_past_a_version_that_is_deleted(
 def test_decisions_of_an_older_store_are_read_and_taken_over(store: Store, name: str) -> None:
     promotion.offer(store, registered(store, name, GOOD))
     registered(store, name, SAME)
-    client = tracking.connect(store)
+    client = connection.connect(store)
     entry = {
         "at": "2025-01-01T00:00:00+00:00",
         "version": 1,
@@ -225,7 +225,7 @@ class Died(BaseException):
 def test_killed_before_any_write_it_is_completed_by_the_next_call(
     what: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_writes, client = 0, tracking.connect(store)
+    num_writes, client = 0, connection.connect(store)
     while True:
         name = f"model-{next(NUMBERS)}"
         client.create_registered_model(name)
@@ -286,7 +286,7 @@ def dying(call: Any, left: list[int]) -> Any:
 
 
 def test_a_description_of_one_s_own_stays(store: Store, name: str) -> None:
-    client = tracking.connect(store)
+    client = connection.connect(store)
     promotion.offer(store, registered(store, name, GOOD))
     written = client.get_registered_model(name).description
     assert written.startswith("In use: **version 1** `@champion`, red of study-")
@@ -307,7 +307,7 @@ def test_one_that_is_no_better_stays_the_challenger_unless_someone_says_why(stor
     assert forced.is_promoted
     assert forced.reason == "without a comparison: half the size"
     assert aliases(store, name) == {"champion": 2, "challenger": 1}
-    client = tracking.connect(store)
+    client = connection.connect(store)
     assert client.get_model_version(name, "2").tags["decision"] == forced.reason
     with pytest.raises(StoreError, match=f"{name}/2 is the champion already"):
         promotion.promote(store, name)
@@ -396,7 +396,7 @@ def test_a_store_that_may_only_be_read_is_one_line_without_a_traceback(
         promotion.promote(own, f"{name}/2", "anyway")
     assert "\n" not in str(raised.value)
     assert "Traceback" not in capfd.readouterr().err
-    tracking.connect(store)
+    connection.connect(store)
 
 
 @pytest.mark.parametrize("call", ["get_registered_model", "set_registered_model_tag"])

@@ -17,7 +17,7 @@ import pytest
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection
 from dmlstudy.registry.run_writer import COLUMNS, ByClient, ByRows, RunWriter, writer_of
 from dmlstudy.registry.runs import KIND, RunKind
 from dmlstudy.store import Store, StoreError
@@ -54,7 +54,7 @@ def altered(store: Store, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def client(store: Store) -> mlflow.MlflowClient:
-    return tracking.connect(store)
+    return connection.connect(store)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_what_was_deleted_in_mlflow_is_not_written_to(
 
 
 def test_tables_of_another_mlflow_are_left_to_its_client(altered: Store) -> None:
-    client = tracking.connect(altered)
+    client = connection.connect(altered)
     assert isinstance(writer_of(altered, client), ByRows)
     with contextlib.closing(sqlite3.connect(altered.mlflow_file)) as database:
         database.execute("ALTER TABLE latest_metrics ADD COLUMN unit VARCHAR(10)")
@@ -174,7 +174,7 @@ def test_tables_of_another_mlflow_are_left_to_its_client(altered: Store) -> None
 
 
 def test_what_is_refused_in_the_midst_leaves_nothing(altered: Store) -> None:
-    client = tracking.connect(altered)
+    client = connection.connect(altered)
     experiment = str(client.create_experiment("study"))
     writer = writer_of(altered, client)
     run_id = writer.begin(experiment, "a", TAGS, {})
@@ -198,11 +198,11 @@ KILLED = """
 import sys
 from pathlib import Path
 from mlflow.entities import Metric
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection
 from dmlstudy.registry.run_writer import writer_of
 from dmlstudy.store import Store
 store = Store(Path(sys.argv[1]))
-writer = writer_of(store, tracking.connect(store))
+writer = writer_of(store, connection.connect(store))
 print("ready", flush=True)
 while True:
     points = [Metric("loss", 1 / step, step, step) for step in range(1, 200)]

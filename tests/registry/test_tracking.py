@@ -21,7 +21,7 @@ from dmlstudy.records import (
     TrainingConfig,
     TrialConfig,
 )
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection, tracking
 from dmlstudy.registry.run_writer import ByClient
 from dmlstudy.registry.runs import Run, raw_runs
 from dmlstudy.registry.tracking import StudyTracker
@@ -392,14 +392,14 @@ def test_more_runs_than_one_page(tracker: StudyTracker, monkeypatch: pytest.Monk
 def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(StoreError) as caught:
-        tracking.connect(Store(tmp_path))
+        connection.connect(Store(tmp_path))
     assert "does not answer" in str(caught.value)
     assert "check --store or --tracking-uri" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_study_names_the_known_ones(tracker: StudyTracker, store: Store) -> None:
-    client = tracking.connect(store)
+    client = connection.connect(store)
     assert tracking.experiment_of(client, store, tracker.study) == tracker.experiment_id
     with pytest.raises(StoreError, match=rf"^no study 'nothing' in the store .*{tracker.study}"):
         tracking.experiment_of(client, store, "nothing")
@@ -407,5 +407,5 @@ def test_an_unknown_study_names_the_known_ones(tracker: StudyTracker, store: Sto
 
 def test_looking_makes_no_database(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"^no studies in the store .*; start one with"):
-        tracking.connect(Store(tmp_path))
+        connection.connect(Store(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 from support.made_study import Maker
 
 from dmlstudy import data
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection
 from dmlstudy.store import Store
 
 
@@ -14,7 +14,7 @@ from dmlstudy.store import Store
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     made = Store(tmp_path_factory.mktemp("report") / "store")
     made.prepare()
-    tracking.connect(made, create=True)
+    connection.connect(made, create=True)
     return made
 
 

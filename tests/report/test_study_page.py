@@ -14,7 +14,7 @@ from support.loaded_page import parsed
 from support.made_study import Maker
 
 from dmlstudy import cli
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection
 from dmlstudy.report.study_page import write_report
 from dmlstudy.search.warm_start import RANKINGS, WARM_START, PointRanks, stored_weights
 from dmlstudy.store import Store
@@ -73,7 +73,7 @@ def test_little_is_said_of_a_family_where_there_is_little(page: Path) -> None:
 
 
 def test_the_page_is_kept_with_the_studys_run(small: Maker, page: Path, tmp_path: Path) -> None:
-    client = tracking.connect(small.store)
+    client = connection.connect(small.store)
     kept = client.download_artifacts(small.tracker.parent_id, "report.html", str(tmp_path))
     assert Path(kept).read_bytes() == page.read_bytes()
     assert client.get_run(small.tracker.parent_id).info.status == "FINISHED"

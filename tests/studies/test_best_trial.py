@@ -8,7 +8,7 @@ import pytest
 from support.tune_simulator import study
 
 from dmlstudy.records import TrialConfig
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection, tracking
 from dmlstudy.registry.folds import publish_folds
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.registry.runs import NOTE, RunKind, StudyRuns
@@ -104,7 +104,7 @@ def test_report_and_status_say_the_same(store: Store, search: StudySearch) -> No
 
 
 def test_folds_are_shown_of_the_same_trials(runs: StudyRuns, search: StudySearch, store: Store) -> None:
-    client = tracking.connect(store)
+    client = connection.connect(store)
     publish_folds(client, runs.experiment_id, BEST, "map_at_r")
     assert {run.family: run.number for run in runs.every(RunKind.FOLD)} == BEST
 

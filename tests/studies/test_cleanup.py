@@ -17,7 +17,7 @@ import pytest
 
 from dmlstudy import cli, embedders
 from dmlstudy.files import draft_of
-from dmlstudy.registry import deletion, models, tracking
+from dmlstudy.registry import connection, deletion, models, tracking
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.storage import open_storage, trials_of
 from dmlstudy.store import Store, StoreError, sole_driver
@@ -30,7 +30,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     made = Store(tmp_path_factory.mktemp("cleanup") / "store")
     made.prepare()
-    tracking.connect(made, create=True)
+    connection.connect(made, create=True)
     return made
 
 
@@ -64,7 +64,7 @@ def ran(store: Store, name: str, alias: str = "", **spec: Any) -> str:
 
 
 def is_there(store: Store, name: str) -> bool:
-    client = tracking.connect(store)
+    client = connection.connect(store)
     return bool(
         client.get_experiment_by_name(name)
         or trials_of(store, name)
@@ -83,7 +83,7 @@ def test_a_study_is_deleted_and_its_name_is_free(store: Store) -> None:
     assert not is_there(store, "gone")
     with pytest.raises(StoreError, match=r"no study 'gone' in the store .*there are: kept"):
         cleanup.delete(store, "gone")
-    assert tracking.connect(store).get_run(kept).info.lifecycle_stage == "active"
+    assert connection.connect(store).get_run(kept).info.lifecycle_stage == "active"
     assert len(trials_of(store, "kept")) == 1
     ran(store, "gone")
     assert cleanup.extent(store, "gone").num_runs == 1
@@ -129,8 +129,8 @@ def test_a_deletion_killed_in_between_is_done_again(
     assert store.study_folder("broken").exists(), "its folder goes last"
     cleanup.delete(store, "broken", with_models=True)
     assert not is_there(store, "broken")
-    assert not tracking.connect(store).search_registered_models("name = 'broken-embedder'")
-    experiments = tracking.connect(store).search_experiments(view_type=mlflow.entities.ViewType.ALL)
+    assert not connection.connect(store).search_registered_models("name = 'broken-embedder'")
+    experiments = connection.connect(store).search_experiments(view_type=mlflow.entities.ViewType.ALL)
     assert not [each.name for each in experiments if each.name.startswith("broken")]
 
 
@@ -150,7 +150,7 @@ def test_a_study_that_runs_and_a_model_in_use_are_not_deleted(store: Store) -> N
 
 def test_a_study_of_another_store_is_not_deleted(store: Store) -> None:
     ran(store, "theirs")
-    client = tracking.connect(store)
+    client = connection.connect(store)
     client.set_tag(
         tracking.runs_of(store, "theirs").study.id,
         tracking.STORE,
@@ -184,7 +184,7 @@ def test_what_killed_commands_have_left_is_pruned(
     place.prepare()
     run_id = ran(place, "s")
     ran(place, "driven")
-    client = tracking.connect(place)
+    client = connection.connect(place)
     client.delete_run(run_id)
     folder = place.study_folder("s")
     left = [

@@ -18,7 +18,7 @@ import pytest
 from support.tune_simulator import Tune, study
 
 from dmlstudy import data, embedders, model_folder
-from dmlstudy.registry import models, tracking
+from dmlstudy.registry import connection, models, tracking
 from dmlstudy.registry.runs import raw_runs
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import StudySearch
@@ -132,7 +132,7 @@ def concluded(store: Store) -> None:
 
 def seen(store: Store) -> dict[str, Any]:
     """All that a user sees of a store, without ids and times."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
     runs = list(raw_runs(client, experiment.experiment_id))
     names = {run.info.run_id: run.info.run_name for run in runs} | {experiment.experiment_id: "EXPERIMENT"}

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from dmlstudy import data
 from dmlstudy.cli.app import app
 from dmlstudy.records import TrialConfig, UnitScores
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection, tracking
 from dmlstudy.registry.leaderboard import leaderboard
 from dmlstudy.registry.runs import PLAN, PLAN_SHA256, Run, RunKind
 from dmlstudy.registry.tracking import StudyTracker
@@ -209,7 +209,7 @@ def other_folds(store: Store, _: Path) -> None:
 
 
 def client_of(store: Store) -> mlflow.MlflowClient:
-    return tracking.connect(store)
+    return connection.connect(store)
 
 
 def study_run(store: Store) -> str:

@@ -18,7 +18,7 @@ from dmlstudy import data, embedders
 from dmlstudy.embedders import weights
 from dmlstudy.model_folder import seal
 from dmlstudy.records import LossConfig, StartConfig, TrialConfig
-from dmlstudy.registry import models, tracking
+from dmlstudy.registry import connection, models
 from dmlstudy.registry.card import _start
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.spec import registered, study_file
@@ -62,7 +62,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, generations: list[Path]) -> 
     """A store in which the first two models are versions of ``digits``, the first one the champion."""
     made = Store(tmp_path_factory.mktemp("store") / "store")
     made.prepare()
-    tracking.connect(made, create=True)
+    connection.connect(made, create=True)
     tracker = StudyTracker(made, "models", {})
     for seed, folder in enumerate(generations[:2]):
         run_id = tracker.start_trial(f"power verdict seed {seed}", verdict_trial("power"), None)
@@ -120,7 +120,7 @@ def test_a_study_keeps_the_version_it_began_with(store: Store, own: Store) -> No
     assert "was trained on 5 of the 5 development classes, so validation scores are of classes it" in note
     place = Path(str(start.place))
     assert start.sha256 == weights.digest(weights.read(place))
-    client = tracking.connect(store)
+    client = connection.connect(store)
     client.set_registered_model_alias("digits", "champion", "2")
     try:
         again = study(written)

@@ -31,7 +31,7 @@ from dmlstudy.records import (
     TrainingConfig,
     TrialConfig,
 )
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection, tracking
 from dmlstudy.registry.runs import RunKind
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
@@ -233,7 +233,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store whose MLflow database is made once, for that takes seconds."""
     made = Store(tmp_path_factory.mktemp("control") / "store")
     made.prepare()
-    tracking.connect(made, create=True)
+    connection.connect(made, create=True)
     return made
 
 
@@ -394,7 +394,7 @@ def test_logs_of_a_trial_whose_folds_chose(ran: Store) -> None:
     assert "chosen" not in trial_log(ran, "s", 0)
     (run,) = tracking.runs_of(ran, "s").every(RunKind.SEARCH, number=0)
     for name, value in {"wise_ft": 0.5, "wise_ft_0.5_map_at_r": 0.7, "wise_ft_1.0_map_at_r": 0.6}.items():
-        tracking.connect(ran).log_metric(run.id, name, value)
+        connection.connect(ran).log_metric(run.id, name, value)
     lines = trial_log(ran, "s", 0)
     assert lines[lines.index("chosen") + 1 :][:3] == [
         "  training.wise_ft: 0.5, chosen on the folds",

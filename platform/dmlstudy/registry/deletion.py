@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 
 from mlflow.entities import ViewType
 
-from dmlstudy.registry import models, runs, tracking
+from dmlstudy.registry import connection, models, runs
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.store import Store, StoreError
 
@@ -30,12 +30,12 @@ class Held(NamedTuple):
     versions: list[RegisteredVersion]
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def held(store: Store, study: str) -> Held:
     """The study in MLflow; raises StoreError for one of this name that belongs to another store."""
     if store.server is None and not store.mlflow_file.is_file():
         return Held([], [], [])
-    client = tracking.connect(store)
+    client = connection.connect(store)
     view = ViewType.ACTIVE_ONLY if store.server else ViewType.ALL
     experiments = [
         each
@@ -61,10 +61,10 @@ def _check_own(store: Store, study: str, stores: list[str | None]) -> None:
         )
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def delete(store: Store, study: str, found: Held) -> None:
     """Delete it; killed in between, the same again deletes the rest."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     for name in {version.name for version in found.versions}:
         own = {str(version.version) for version in found.versions if version.name == name}
         if own.issuperset(str(each.version) for each in client.search_model_versions(f"name='{name}'")):
@@ -90,7 +90,7 @@ def deleted_runs(store: Store, older_than_s: float) -> list[str]:
     """Runs of the store's own database that someone deleted, on MLflow's page or by its client, so long ago."""
     if store.server is not None or not store.mlflow_file.is_file():
         return []
-    tracking.connect(store)
+    connection.connect(store)
     return list(_database(store)._get_deleted_runs(older_than=int(older_than_s * 1000)))
 
 

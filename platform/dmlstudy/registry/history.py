@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy.files import temporary_folder
 from dmlstudy.records import Record
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection, tracking
 from dmlstudy.registry.runs import TRIALS, Run, StudyRuns
 from dmlstudy.store import Store, StoreError
 from dmlstudy.text import first_line
@@ -30,7 +30,7 @@ class History(Record):
 
 def history(store: Store, study: str) -> History:
     """Read what is kept of a study; raises StoreError where there is no such study."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     found = StudyRuns(client, tracking.experiment_of(client, store, study))
     runs = [run for run in found.every() if run.kind in TRIALS]
     return History(tags=found.study.tags, texts=_texts(client, found.study.id), runs=runs)
@@ -39,7 +39,7 @@ def history(store: Store, study: str) -> History:
 @contextmanager
 def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]:
     """A copy, for the time being, of the model that a verdict trial has left. Raises StoreError where there is none."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     runs = StudyRuns(client, tracking.experiment_of(client, store, study))
     own = [run for run in runs.judged(family) if run.seed == seed]
     if not own:
@@ -54,7 +54,7 @@ def model_of(store: Store, study: str, family: str, seed: int) -> Iterator[Path]
 
 def keep_page(store: Store, study: str, text: str) -> None:
     """Keep a study's page with its run, in place of an earlier one. Raises StoreError where it is not taken."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     run_id = StudyRuns(client, tracking.experiment_of(client, store, study)).study.id
     try:
         client.log_text(run_id, text, PAGE)

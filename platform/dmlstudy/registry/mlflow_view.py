@@ -18,7 +18,7 @@ from mlflow.entities import Metric, Param, RunTag
 from dmlstudy import metric_names
 from dmlstudy.metric_names import VALIDATION
 from dmlstudy.records import is_untrained
-from dmlstudy.registry import tracking
+from dmlstudy.registry import connection
 from dmlstudy.registry.leaderboard import Leaderboard, Row
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.runs import KIND as KIND_TAG
@@ -214,7 +214,7 @@ def links(store: Store, port: int) -> dict[str, str]:
     """The address of each study's leaderboard on MLflow's page at this port, newest first; raises StoreError."""
     return {
         experiment.name: f"http://127.0.0.1:{port}/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={KEY}"
-        for experiment in tracking.connect(store).search_experiments()
+        for experiment in connection.connect(store).search_experiments()
         if VIEW in experiment.tags
     }
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dmlstudy import model_folder
 from dmlstudy.files import sha256, temporary_folder
 from dmlstudy.records import Ancestor, Record
-from dmlstudy.registry import ancestry, drafts, runs, standalone_file, tracking
+from dmlstudy.registry import ancestry, connection, drafts, runs, standalone_file
 from dmlstudy.registry.card import usage
 from dmlstudy.registry.environment import installed
 from dmlstudy.saved import Model, is_model
@@ -92,7 +92,7 @@ def register(
     Called again for the same run it writes what is missing and nothing twice, and fetches the model only if one of its
     files or its description is not there. Raises ValueError for a folder without an example.
     """
-    client = tracking.connect(store)
+    client = connection.connect(store)
     model = _logged(client, run_id)
     with temporary_folder() as scratch:
         fetched = functools.cache(lambda: fetch(Path(scratch)))
@@ -206,20 +206,20 @@ def _of_run(client: mlflow.MlflowClient, name: str, run_id: str) -> Any | None:
     return min(found, key=lambda version: int(version.version), default=None)
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def versions(store: Store, only: str | None = None) -> list[RegisteredVersion]:
     """Every version of every registered embedder in the store, or of the ``only`` one named, newest last."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     names = [only] if only else sorted(model.name for model in client.search_registered_models())
     found = [v for name in names for v in client.search_model_versions(f"name = '{name}'")]
     detailed = [client.get_model_version(v.name, v.version) for v in found]
     return sorted((_version(client, v) for v in detailed), key=lambda v: (v.name, v.version))
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def with_alias(store: Store, name: str, alias: str) -> RegisteredVersion | None:
     """The version of ``name`` that has the alias, if there is one."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     try:
         return _version(client, client.get_model_version_by_alias(name, alias))
     except MlflowException as error:
@@ -228,7 +228,7 @@ def with_alias(store: Store, name: str, alias: str) -> RegisteredVersion | None:
         return None
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def resolve(store: Store, reference: str) -> RegisteredVersion:
     """The version that NAME, NAME@ALIAS or NAME/VERSION means (NAME alone: its champion).
 
@@ -238,7 +238,7 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
     if match is None:
         raise StoreError(f"{reference!r}: expected NAME, NAME@ALIAS or NAME/VERSION")
     name, alias, number = match.groups()
-    client = tracking.connect(store)
+    client = connection.connect(store)
     try:
         if number:
             version = client.get_model_version(name, number)
@@ -253,7 +253,7 @@ def resolve(store: Store, reference: str) -> RegisteredVersion:
     return _version(client, version)
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def pull(store: Store, reference: str, to: Path, *, replace: bool = False) -> RegisteredVersion:
     """Copy a registered model into the folder ``to``, verified; with ``replace`` in place of a model that is there.
 
@@ -320,7 +320,7 @@ def fetched(store: Store, reference: str, *, device: str = "cpu", batch_size: in
         yield _opened(store, reference, Path(scratch), device, batch_size)
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def _opened(store: Store, reference: str, scratch: Path, device: str, batch_size: int) -> Model:
     return _fetched(reference, resolve(store, reference), scratch, device, batch_size)
 

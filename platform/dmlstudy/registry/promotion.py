@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import Record
-from dmlstudy.registry import card, leaderboard, model_page, models, tracking
+from dmlstudy.registry import card, connection, leaderboard, model_page, models, tracking
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
 from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.store import Store, StoreError
@@ -132,7 +132,7 @@ class Challenge(Record):
         return f" on {PLURALS[self.models.unit]} like these"
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def compared(store: Store, first: str, second: str) -> Challenge:
     """Two registered versions as models, and by the verdict seeds of the families they are the models of.
 
@@ -143,7 +143,7 @@ def compared(store: Store, first: str, second: str) -> Challenge:
     return _compared(store, a, b)
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def offer(store: Store, version: RegisteredVersion, second: RegisteredVersion | None = None) -> Decision:
     """Make a new version the champion where there is none or it is better, else the challenger.
 
@@ -163,7 +163,7 @@ def offer(store: Store, version: RegisteredVersion, second: RegisteredVersion | 
     return _challenged(store, version, champion)
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def promote(store: Store, reference: str, anyway: str | None = None) -> Decision:
     """Make a version the champion if it is better than the one there is, or ``anyway`` for the reason given.
 
@@ -185,7 +185,7 @@ def promote(store: Store, reference: str, anyway: str | None = None) -> Decision
     return _challenged(store, version, champion)
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def rivals(store: Store, reference: str) -> tuple[str, str] | None:
     """A version and the champion whose place it is to take, as NAME/VERSION; None where there is no other."""
     version = models.resolve(store, reference)
@@ -195,19 +195,19 @@ def rivals(store: Store, reference: str) -> tuple[str, str] | None:
     return f"{version.name}/{version.version}", f"{champion.name}/{champion.version}"
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def note_compatibility(store: Store, reference: str, found: Compatibility) -> None:
     """Keep a version's compatibility with the champion before it as a section of its card on MLflow's page.
 
     A section of the same is replaced.
     """
-    client, version = tracking.connect(store), models.resolve(store, reference)
+    client, version = connection.connect(store), models.resolve(store, reference)
     written = client.get_model_version(version.name, str(version.version)).description or ""
     text = card.with_compatibility(written, card.compatibility(found))
     client.update_model_version(version.name, str(version.version), text)
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def rollback(store: Store, name: str) -> Decision:
     """Put the version back in use that the present one took over from; each further time the one before that.
 
@@ -249,10 +249,10 @@ def _in_use_before(decisions: list[Decision], champion: int) -> list[int]:
     return in_use
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def history(store: Store, name: str) -> list[Decision]:
     """Decisions on a model's versions, oldest first."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     try:
         tags = client.get_registered_model(name).tags
     except MlflowException as error:
@@ -400,7 +400,7 @@ def _completed(store: Store, name: str) -> list[Decision]:
 
 def _write(store: Store, name: str, decisions: list[Decision]) -> None:
     """Keep as many of the newest as a tag takes."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     kept = decisions[-MOST_KEPT:]
     while (
         len(text := json.dumps([each.model_dump(exclude_defaults=True) for each in kept]))
@@ -414,7 +414,7 @@ def _write(store: Store, name: str, decisions: list[Decision]) -> None:
 
 def _apply(store: Store, name: str, decision: Decision) -> None:
     """Note the decision with its version and set the aliases; once more changes nothing."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     client.set_model_version_tag(name, str(decision.version), "decision", decision.reason)
     client.set_registered_model_alias(name, CHAMPION, str(decision.champion))
     challenger = decision.challenger  # None: of an older store, or of a first version alone
@@ -424,10 +424,10 @@ def _apply(store: Store, name: str, decision: Decision) -> None:
         client.set_registered_model_alias(name, CHALLENGER, str(challenger))
 
 
-@tracking.in_one_line
+@connection.in_one_line
 def describe(store: Store, name: str) -> None:
     """Tell on the model's page what is in use, how it is loaded and what was decided, unless someone wrote there."""
-    client = tracking.connect(store)
+    client = connection.connect(store)
     written = client.get_registered_model(name).description or ""
     if written and not written.endswith(model_page.WRITTEN):
         return

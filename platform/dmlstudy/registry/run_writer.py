@@ -24,8 +24,8 @@ from mlflow.utils.validation import _validate_batch_log_data
 
 from dmlstudy import journal
 from dmlstudy.registry import runs
-from dmlstudy.store import Store, StoreError
-from dmlstudy.text import first_line
+from dmlstudy.registry.connection import not_taken
+from dmlstudy.store import Store
 from dmlstudy.trials import Status
 
 BATCH = 1000
@@ -63,14 +63,6 @@ def writer_of(store: Store, client: mlflow.MlflowClient) -> RunWriter:
     if store.server is not None or not _is_known(store.mlflow_file):
         return by_client
     return ByRows(store, by_client)
-
-
-def not_taken(store: Store, error: Exception) -> StoreError:
-    """The error of a record that a store has not taken, as of a full disk."""
-    return StoreError(
-        f"the MLflow store {store.tracking_uri} did not take a record: {first_line(error)};"
-        " mend it and run the study again, it goes on from there"
-    )
 
 
 class ByClient:

@@ -6,31 +6,25 @@ is waited for (``Patience``); what it cannot take in the end is a StoreError of 
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import json
 import logging
 import math
-import os
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import mlflow
-import requests
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
 from dmlstudy import data, journal, model_folder
 from dmlstudy.files import temporary_folder
 from dmlstudy.metric_names import ENERGY_WH
-from dmlstudy.patience import ServerPatience
 from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
-from dmlstudy.registry import row_counts
-from dmlstudy.registry.run_writer import not_taken, writer_of
+from dmlstudy.registry.connection import Patience, PatientClient, connect, count_rows, disconnect
+from dmlstudy.registry.run_writer import writer_of
 from dmlstudy.registry.runs import (
     KIND,
     NOTE,
@@ -52,8 +46,7 @@ from dmlstudy.registry.runs import (
 )
 from dmlstudy.search.verdict_trials import JudgedBefore
 from dmlstudy.spec.study_file import replicate_name
-from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
-from dmlstudy.text import first_line
+from dmlstudy.store import Store, StoreError
 from dmlstudy.training import lineage
 from dmlstudy.training.shares import settled_of
 from dmlstudy.training.tasks import task_of
@@ -67,184 +60,9 @@ MOST_IN_A_TAG = 5000
 MODEL = "embedder"
 """The artifact of a verdict trial's run that is its model's folder."""
 
-MADE_BY_MLFLOW = {"alembic_version": "1", "experiments": "name = 'Default'", "workspaces": "name = 'default'"}
-"""Rows that MLflow writes into a database before anyone uses it: for each table a condition in SQL."""
-
-LEFT_S = 10.0
-"""Nobody makes a database any more to which nothing was written for so long: MLflow's migrations take seconds."""
-
 Spans: TypeAlias = list[tuple[float, float | None]]
 
-T = TypeVar("T")
-P = ParamSpec("P")
-
 _log = logging.getLogger(__name__)
-
-
-def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
-    """A client of the store's MLflow; raises StoreError where it does not answer.
-
-    The store's own database is made only if ``create`` says so.
-    """
-    if store.server:
-        knock_at_server(store.server)
-    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
-    try:
-        if store.server is None and create:
-            make_whole(store, store.mlflow_file, functools.partial(_make_database, store), is_void=_is_void)
-        elif store.server is None and not _is_there(store.mlflow_file):
-            raise StoreError(
-                f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
-            )
-        mlflow.set_tracking_uri(store.tracking_uri)
-        client = mlflow.MlflowClient(store.tracking_uri)
-        client.search_experiments(max_results=1)
-        _count_rows(store)
-    except StoreError:
-        raise
-    except Exception as error:
-        raise StoreError(
-            f"the MLflow store {store.tracking_uri} does not answer ({first_line(error)});"
-            f" {'free some room on the disk' if 'is full' in str(error) else 'check --store or --tracking-uri'}"
-        ) from None
-    return client
-
-
-def _count_rows(store: Store) -> None:
-    """Keep queries of the store's own database fast, however many runs there are."""
-    if store.server is None:
-        row_counts.refresh(store.mlflow_file)
-
-
-def _disconnect(store: Store) -> None:
-    """Close this process's connections to the store's own database; later calls make new ones."""
-    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegisteredModels
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
-
-    for kind in (Runs, RegisteredModels):
-        engine = kind._engine_map.get(store.tracking_uri)
-        if engine is not None:
-            engine.dispose()
-
-
-def _make_database(store: Store, draft: Path) -> None:
-    """Make MLflow's database, by dozens of migrations that each write to the disk."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    made = SqlAlchemyStore(f"sqlite:///{draft}", store.artifacts)  # type: ignore[no-untyped-call]
-    made._dispose_engine()  # type: ignore[no-untyped-call]
-    SqlAlchemyStore._engine_map.pop(made.db_uri, None)
-
-
-def _is_there(database: Path) -> bool:
-    return database.is_file() and database.stat().st_size > 0 and not _is_half_made(database)
-
-
-def _is_half_made(database: Path) -> bool:
-    """True if a killed process has left some of the tables, with no study recorded in them.
-
-    A database is made whole or not at all (``make_whole``); this is one that an older version made in its place.
-    """
-    try:
-        with contextlib.closing(sqlite3.connect(database, timeout=20)) as opened:
-            versions = opened.execute("SELECT version_num FROM alembic_version").fetchall()
-    except sqlite3.Error as error:
-        if "no such table" not in str(error):
-            return False
-        versions = []
-    if versions == [(_newest_schema(),)]:
-        return False
-    return holds_nothing(database, apart_from=MADE_BY_MLFLOW)
-
-
-def _is_void(database: Path) -> bool:
-    """True for an abandoned half-made database, not one that another program (MLflow's server) is just making."""
-    return time.time() - database.stat().st_mtime > LEFT_S and _is_half_made(database)
-
-
-@functools.cache
-def _newest_schema() -> str:
-    from mlflow.store.db.utils import _get_latest_schema_revision
-
-    return str(_get_latest_schema_revision())  # type: ignore[no-untyped-call]
-
-
-def in_one_line(
-    call: Callable[Concatenate[Store, P], T],
-) -> Callable[Concatenate[Store, P], T]:
-    """The same function of a store, that raises StoreError for what its MLflow refuses, as for want of a permission."""
-
-    @functools.wraps(call)
-    def asked(store: Store, /, *args: P.args, **named: P.kwargs) -> T:
-        try:
-            with _unlogged():
-                return call(store, *args, **named)
-        except MlflowException as error:
-            raise StoreError(
-                f"the MLflow store {store.tracking_uri} refuses: {first_line(error)}; see that you may do that there,"
-                " or name another with --store or --tracking-uri"
-            ) from error
-
-    return asked
-
-
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """Keep MLflow from logging the traceback of a database's refusal, which the caller receives."""
-    log = logging.getLogger("mlflow.store.db.utils")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-class Patience:
-    """Calls again what failed while the MLflow server was away, for at most ``store.patience_s`` an outage."""
-
-    def __init__(self, store: Store, client: mlflow.MlflowClient, tell: Callable[[str], object]) -> None:
-        self._store = store
-        self._client = client
-        left_s = store.patience_s if store.server else 0.0
-        self.server = ServerPatience("MLflow server", store.server or "", left_s, self._answers, tell)
-        if store.server:  # its own retries take up to minutes, and say nothing
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-
-    def __call__(self, call: Callable[[], T]) -> T:
-        """The result of ``call``; raises StoreError where the store cannot take it."""
-        try:
-            return self.server.call(call, _is_outage)
-        except (MlflowException, OSError) as error:
-            raise not_taken(self._store, error) from error
-
-    def _answers(self) -> bool:
-        assert self._store.server is not None
-        try:
-            knock_at_server(self._store.server)
-            self._client.search_experiments(max_results=1)
-        except (MlflowException, StoreError, OSError):
-            return False
-        return True
-
-
-def _is_outage(error: Exception) -> bool:
-    """True if the server, or the database behind it, may only be away; a full disk here does not count."""
-    if isinstance(error, MlflowException):
-        return int(error.get_http_status_code()) >= 500  # type: ignore[no-untyped-call]
-    return isinstance(error, StoreError | requests.exceptions.RequestException | ConnectionError)
-
-
-class _PatientClient:
-    """An MLflow client whose every call goes through a ``Patience``."""
-
-    def __init__(self, client: mlflow.MlflowClient, patiently: Patience) -> None:
-        self._client = client
-        self._patiently = patiently
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        return lambda *args, **kwargs: self._patiently(functools.partial(method, *args, **kwargs))
 
 
 class StudyTracker:
@@ -277,7 +95,7 @@ class StudyTracker:
             journal.of_writer(store.mlflow_file)
         self.store = store
         self.patiently = Patience(store, client, tell)
-        self.client = cast(mlflow.MlflowClient, _PatientClient(client, self.patiently))
+        self.client = cast(mlflow.MlflowClient, PatientClient(client, self.patiently))
         self._writer = writer_of(store, self.client)
         self.study = study
         self._run_ids: dict[int, str] = {}
@@ -442,7 +260,7 @@ class StudyTracker:
         text = json.dumps(note)
         self.client.set_tag(self.parent_id, NOTE, text if len(text) <= MOST_IN_A_TAG else "")
         self._noted, self._note_written = None, time.monotonic()
-        _count_rows(self.store)
+        count_rows(self.store)
 
     def _run_of(self, number: int) -> str | None:
         """The finished run of a search trial, of this session or an earlier one."""
@@ -464,9 +282,9 @@ class StudyTracker:
         tags = [RunTag(k, str(v)) for k, v in summary.items() if not isinstance(v, float)]
         self.client.log_batch(self.parent_id, metrics=metrics, tags=[*tags, RunTag("status", status)])
         self.client.set_terminated(self.parent_id, Status(status).in_mlflow)
-        _count_rows(self.store)
+        count_rows(self.store)
         if self.store.server is None:
-            _disconnect(self.store)
+            disconnect(self.store)
             journal.at_rest(self.store.mlflow_file)
 
     def finished_verdicts(self) -> set[tuple[str, int]]:
