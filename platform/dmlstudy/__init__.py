@@ -28,6 +28,8 @@ def __getattr__(name: str) -> Any:
     """The interface, the rooms that belong to it, and ``__version__``, as the installed package says."""
     import importlib
 
+    if name in (*_OF_INTERFACE, *_ROOMS):
+        _silence_advice_on_widgets()
     if name in _OF_INTERFACE:
         return getattr(importlib.import_module("dmlstudy.interface"), name)
     if name in _ROOMS:
@@ -48,3 +50,18 @@ def _version() -> str:
         return importlib.metadata.version("dmlstudy")
     except importlib.metadata.PackageNotFoundError:  # code that a job brought along, installed nowhere
         return "unknown"
+
+
+def _silence_advice_on_widgets() -> None:
+    """Keep Ray and tqdm from asking a notebook's reader to install widgets: progress here is lines of text."""
+    import importlib
+    import logging
+    import sys
+    import warnings
+
+    if "ipykernel" not in sys.modules:
+        return
+    logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        importlib.import_module("tqdm.auto")

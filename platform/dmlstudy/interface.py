@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import html
-import importlib
-import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import (
     AbstractContextManager,
@@ -16,7 +13,6 @@ from contextlib import (
     nullcontext,
     redirect_stderr,
     redirect_stdout,
-    suppress,
 )
 from pathlib import Path
 from typing import Any, TextIO
@@ -262,14 +258,3 @@ def _seen(stream: TextIO) -> AbstractContextManager[TextIO]:
 
 def _cells(tag: str, texts: tuple[str, ...]) -> str:
     return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
-
-
-def _silence_advice_on_widgets() -> None:
-    """Keep Ray and tqdm from asking a notebook's reader to install widgets: progress here is lines of text."""
-    logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
-    with warnings.catch_warnings(), suppress(ImportError):
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        importlib.import_module("tqdm.auto")
-
-
-_silence_advice_on_widgets()

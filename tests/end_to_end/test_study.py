@@ -24,7 +24,7 @@ FAMILIES = {"pair-power", "pair-exponential", "triplet", "multi-similarity"}
 TRIAL_LINE = re.compile(
     r" ?(\d+)/26  (\S+) (#\d+|verdict seed \d) +(test_)?map_at_r [01]\.\d{4}"
     r"( ± [01]\.\d{4}| stopped, fold \d of \d, epoch \d of \d)?"
-    r" +\d+\.\d s  (best [01]\.\d{4} \S+ #\d+|no best yet) +left (\.\.\.|\d+ s|\d+:\d\d min)"
+    r" +\d+\.\d s  left (\.\.\.|\d+ s|\d+:\d\d min) +(best [01]\.\d{4} \S+ #\d+|no best yet)"
 )
 
 
