@@ -66,6 +66,11 @@ def at_rest(database: Path) -> None:
 
 
 def opened(database: Path, wait_s: float = PATIENCE_S) -> contextlib.closing[sqlite3.Connection]:
-    """A connection to a database that is there, for a ``with``; it waits so long for whoever else is writing."""
+    """As ``connected``, for a ``with``."""
+    return contextlib.closing(connected(database, wait_s))
+
+
+def connected(database: Path, wait_s: float) -> sqlite3.Connection:
+    """A connection, for any thread, to a database that is there; it waits so long for whoever else is writing."""
     there = f"file:{quote(str(database))}?mode=rw"
-    return contextlib.closing(sqlite3.connect(there, timeout=wait_s, isolation_level=None, uri=True))
+    return sqlite3.connect(there, timeout=wait_s, isolation_level=None, check_same_thread=False, uri=True)

@@ -14,7 +14,7 @@ import sqlalchemy
 
 from dmlstudy import journal as journals
 from dmlstudy.search import storage as storages
-from dmlstudy.search.storage import open_storage, read_storage, to_disk
+from dmlstudy.search.storage import number_of, open_storage, read_storage, to_disk
 from dmlstudy.store import Store, StoreError
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -164,6 +164,15 @@ def test_what_is_sent_to_disk_is_there_without_the_log(
     assert found() == 1
     storage.remove_session()
     storage.engine.dispose()
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_number_counts_the_trials_of_its_own_study(is_file: bool, tmp_path: Path) -> None:
+    storage = open_storage(Store(tmp_path)) if is_file else optuna.storages.InMemoryStorage()
+    for name in ("a", "b", "a", "a", "b"):
+        study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+        made = storage.create_new_trial(study._study_id, optuna.trial.create_trial(value=1.0))
+        assert number_of(storage, made) == storage.get_trial(made).number == len(study.trials) - 1
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_READONLY])

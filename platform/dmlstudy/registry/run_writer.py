@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +57,9 @@ class RunWriter(Protocol):
     ) -> None:
         """Log what a run has come to, and give it a status of MLflow's, as of now."""
 
+    def close(self) -> None:
+        """Let go of the store; a later call opens it again."""
+
 
 def writer_of(store: Store, client: mlflow.MlflowClient) -> RunWriter:
     """The writer of a store: by rows where it has a database of its own with the tables known here, else by client."""
@@ -95,6 +99,9 @@ class ByClient:
         if not opens:
             self._client.set_terminated(run_id, status)
 
+    def close(self) -> None:
+        pass
+
 
 class ByRows:
     """Writes rows of an SQLite database; of an odd experiment or run it leaves the refusal to ``otherwise``."""
@@ -102,6 +109,9 @@ class ByRows:
     def __init__(self, store: Store, otherwise: RunWriter) -> None:
         self._store = store
         self._otherwise = otherwise
+        self._one_at_a_time = threading.Lock()
+        self._rows: sqlite3.Connection | None = None
+        """Kept open, for SQLite reads its tables anew for each connection, which takes longer than to write rows."""
 
     def begin(self, experiment_id: str, name: str, tags: Mapping[str, str], params: Mapping[str, str]) -> str:
         run_id = uuid.uuid4().hex
@@ -162,16 +172,26 @@ class ByRows:
                 return
         self._otherwise.change(run_id, status, tags, metrics)
 
+    def close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+
+    __del__ = close
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is written in the block, or nothing of it; raises StoreError where the database does not take it."""
-        try:
-            with journal.opened(self._store.mlflow_file, PATIENCE_S) as rows:
-                rows.execute("BEGIN IMMEDIATE")
-                with rows:
-                    yield rows
-        except sqlite3.Error as error:
-            raise not_taken(self._store, error) from error
+        with self._one_at_a_time:
+            try:
+                if self._rows is None:
+                    self._rows = journal.connected(self._store.mlflow_file, PATIENCE_S)
+                self._rows.execute("BEGIN IMMEDIATE")
+                with self._rows:
+                    yield self._rows
+            except sqlite3.Error as error:
+                self.close()
+                raise not_taken(self._store, error) from error
 
 
 def _checked(

@@ -283,6 +283,7 @@ class StudyTracker:
         self.client.log_batch(self.parent_id, metrics=metrics, tags=[*tags, RunTag("status", status)])
         self.client.set_terminated(self.parent_id, Status(status).in_mlflow)
         count_rows(self.store)
+        self._writer.close()
         if self.store.server is None:
             disconnect(self.store)
             journal.at_rest(self.store.mlflow_file)

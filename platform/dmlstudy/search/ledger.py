@@ -29,7 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.early_stopping import SearchCurve
 from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
-from dmlstudy.search.storage import to_disk
+from dmlstudy.search.storage import number_of, to_disk
 from dmlstudy.search.subsearch import Follower, Subsearch, subsearches_of
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.training.shares import with_settled
@@ -178,7 +178,7 @@ class Ledger:
     def create(self, trial: FrozenTrial) -> FrozenTrial:
         """Store a new trial, from which it gets its number."""
         trial._trial_id = self._storage.create_new_trial(self.study._study_id, trial)
-        trial.number = self._storage.get_trial(trial._trial_id).number
+        trial.number = number_of(self._storage, trial._trial_id)
         to_disk(self._storage)  # before MLflow, which outlasts a loss of power, knows its number
         return trial
 

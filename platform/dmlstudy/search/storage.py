@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import quote
 
 import optuna
@@ -309,9 +309,23 @@ def to_disk(storage: optuna.storages.BaseStorage) -> None:
 
     A database that synchronises each commit has done so before.
     """
-    if isinstance(storage, optuna.storages.RDBStorage) and storage.engine.dialect.name == "sqlite":
+    if _is_file(storage):
         with storage.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def number_of(storage: optuna.storages.BaseStorage, trial_id: int) -> int:
+    """A trial's number, from a file without the rest of the trial, which Optuna would read in five queries."""
+    if not _is_file(storage):
+        return storage.get_trial(trial_id).number
+    with storage.engine.connect() as connection:
+        asked = connection.exec_driver_sql("SELECT number FROM trials WHERE trial_id = ?", (trial_id,))
+        return int(asked.scalar_one())
+
+
+def _is_file(storage: optuna.storages.BaseStorage) -> TypeGuard[optuna.storages.RDBStorage]:
+    """True of SQLite."""
+    return isinstance(storage, optuna.storages.RDBStorage) and storage.engine.dialect.name == "sqlite"
 
 
 def _is_of_the_machine(error: BaseException | None) -> bool:
