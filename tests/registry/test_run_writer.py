@@ -26,6 +26,7 @@ TAGS = {
     KIND: RunKind.SEARCH.value,
     "seed": "0",
     "status": "running",
+    "mlflow.user": "Ada",
     "family": "<b>Käfer</b> 'a'; DROP TABLE runs",
 }
 PARAMS = {"training.lr": "0.001", "data.path": "/data/" + "x" * 9000, "empty": ""}
@@ -145,8 +146,9 @@ def test_names_that_mlflow_refuses_are_refused(
 ) -> None:
     for writer in (writer_of(store, client), ByClient(client)):
         run_id = writer.begin(experiment, "a", TAGS, {})
-        with pytest.raises(MlflowException):
+        with pytest.raises((StoreError, MlflowException)):
             writer.change(run_id, "FINISHED", {"status": "finished"}, [Metric(name, 1.0, 1, 1)])
+        assert client.get_run(run_id).info.status == "RUNNING"
 
 
 def test_what_was_deleted_in_mlflow_is_not_written_to(

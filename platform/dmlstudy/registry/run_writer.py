@@ -19,7 +19,8 @@ from typing import Protocol
 
 import mlflow
 from mlflow.entities import Metric, Param, RunTag
-from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME, MLFLOW_USER
 from mlflow.utils.uri import append_to_uri_path
 from mlflow.utils.validation import _validate_batch_log_data
 
@@ -43,7 +44,7 @@ COLUMNS = {
     "metrics": "key value timestamp run_uuid step is_nan",
     "latest_metrics": "key value timestamp step is_nan run_uuid",
 }
-"""The tables of a database that is written to by its rows, which MLflow has had since its version 1."""
+"""The tables that are written to, as MLflow 3 has them."""
 
 
 class RunWriter(Protocol):
@@ -115,7 +116,7 @@ class ByRows:
 
     def begin(self, experiment_id: str, name: str, tags: Mapping[str, str], params: Mapping[str, str]) -> str:
         run_id = uuid.uuid4().hex
-        _, checked, told = _checked(params=params, tags={**tags, MLFLOW_RUN_NAME: name})
+        _, checked, told = self._checked({**tags, MLFLOW_RUN_NAME: name}, params=params)
         with self._transaction() as rows:
             found = rows.execute(
                 "SELECT artifact_location FROM experiments WHERE experiment_id = ? AND lifecycle_stage = 'active'",
@@ -126,8 +127,8 @@ class ByRows:
                 rows.execute(
                     "INSERT INTO runs (run_uuid, name, source_type, source_name, entry_point_name, user_id, status,"
                     " start_time, source_version, lifecycle_stage, artifact_uri, experiment_id)"
-                    " VALUES (?, ?, 'UNKNOWN', '', '', 'unknown', 'RUNNING', ?, '', 'active', ?, ?)",
-                    (run_id, name, _now_ms(), place, int(experiment_id)),
+                    " VALUES (?, ?, 'UNKNOWN', '', '', ?, 'RUNNING', ?, '', 'active', ?, ?)",
+                    (run_id, name, tags.get(MLFLOW_USER, "unknown"), _now_ms(), place, int(experiment_id)),
                 )
                 rows.executemany(
                     "INSERT INTO tags (run_uuid, key, value) VALUES (?, ?, ?)", _of(run_id, told)
@@ -141,7 +142,7 @@ class ByRows:
     def change(
         self, run_id: str, status: str, tags: Mapping[str, str], metrics: Sequence[Metric] = ()
     ) -> None:
-        checked, _, told = _checked(metrics=metrics, tags=tags)
+        checked, _, told = self._checked(tags, metrics=metrics)
         points = [(run_id, each.key, float(each.value), each.timestamp, each.step) for each in checked]
         newest = {}
         for point in sorted(points, key=lambda point: (point[4], point[3], point[2])):
@@ -179,6 +180,18 @@ class ByRows:
 
     __del__ = close
 
+    def _checked(
+        self, tags: Mapping[str, str], *, params: Mapping[str, str] = {}, metrics: Sequence[Metric] = ()
+    ) -> tuple[Sequence[Metric], list[Param], list[RunTag]]:
+        """Names and values as MLflow writes them, which cuts long ones; raises StoreError where it refuses one."""
+        given = [Param(*each) for each in params.items()], [RunTag(*each) for each in tags.items()]
+        checked: tuple[Sequence[Metric], list[Param], list[RunTag]]
+        try:
+            checked = _validate_batch_log_data(metrics, *given)  # type: ignore[no-untyped-call]
+        except MlflowException as error:
+            raise not_taken(self._store, error) from error
+        return checked
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is written in the block, or nothing of it; raises StoreError where the database does not take it."""
@@ -192,20 +205,6 @@ class ByRows:
             except sqlite3.Error as error:
                 self.close()
                 raise not_taken(self._store, error) from error
-
-
-def _checked(
-    *,
-    metrics: Sequence[Metric] = (),
-    params: Mapping[str, str] | None = None,
-    tags: Mapping[str, str],
-) -> tuple[Sequence[Metric], list[Param], list[RunTag]]:
-    """Names and values as MLflow writes them: it refuses some, and cuts long ones."""
-    given = [Param(*each) for each in (params or {}).items()]
-    checked: tuple[Sequence[Metric], list[Param], list[RunTag]] = _validate_batch_log_data(  # type: ignore[no-untyped-call]
-        metrics, given, [RunTag(*each) for each in tags.items()]
-    )
-    return checked
 
 
 def _of(run_id: str, pairs: Sequence[Param | RunTag]) -> list[tuple[str, str, str]]:
