@@ -65,13 +65,15 @@ def experiment(store: Store, client: mlflow.MlflowClient, request: pytest.Fixtur
 
 
 def rows_of(store: Store, run_id: str) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of a run, without its id and the times at which it was written."""
+    """All rows of a run in their order, without its id and the times at which it was written."""
     found = {}
     with contextlib.closing(sqlite3.connect(store.mlflow_file)) as database:
         for table, names in COLUMNS.items():
             said = ", ".join(name for name in names.split() if name not in ("start_time", "end_time"))
-            rows = database.execute(f"SELECT {said} FROM {table} WHERE run_uuid = ?", (run_id,)).fetchall()
-            found[table] = sorted(tuple(str(value).replace(run_id, "ID") for value in row) for row in rows)
+            rows = database.execute(
+                f"SELECT {said} FROM {table} WHERE run_uuid = ? ORDER BY rowid", (run_id,)
+            ).fetchall()
+            found[table] = [tuple(str(value).replace(run_id, "ID") for value in row) for row in rows]
     return found
 
 

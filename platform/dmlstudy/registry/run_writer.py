@@ -143,10 +143,10 @@ class ByRows:
         self, run_id: str, status: str, tags: Mapping[str, str], metrics: Sequence[Metric] = ()
     ) -> None:
         checked, _, told = self._checked(tags, metrics=metrics)
-        points = [(run_id, each.key, float(each.value), each.timestamp, each.step) for each in checked]
-        newest = {}
-        for point in sorted(points, key=lambda point: (point[4], point[3], point[2])):
-            newest[point[1]] = point
+        points = [(each.step, each.timestamp, float(each.value), each.key, run_id) for each in checked]
+        newest: dict[str, tuple[int, int, float, str, str]] = {}
+        for point in points:  # in the order in which they are given, which readers see
+            newest[point[3]] = max(newest.get(point[3], point), point)
         with self._transaction() as rows:
             changed = rows.execute(
                 "UPDATE runs SET status = ?, end_time = ? WHERE run_uuid = ? AND lifecycle_stage = 'active'",
@@ -154,12 +154,12 @@ class ByRows:
             )
             if changed.rowcount:
                 rows.executemany(
-                    "INSERT INTO metrics (run_uuid, key, value, timestamp, step, is_nan) VALUES (?, ?, ?, ?, ?, 0)"
+                    "INSERT INTO metrics (step, timestamp, value, key, run_uuid, is_nan) VALUES (?, ?, ?, ?, ?, 0)"
                     " ON CONFLICT DO NOTHING",
                     points,
                 )
                 rows.executemany(
-                    "INSERT INTO latest_metrics (run_uuid, key, value, timestamp, step, is_nan)"
+                    "INSERT INTO latest_metrics (step, timestamp, value, key, run_uuid, is_nan)"
                     " VALUES (?, ?, ?, ?, ?, 0) ON CONFLICT DO UPDATE SET value = excluded.value,"
                     " timestamp = excluded.timestamp, step = excluded.step, is_nan = 0"
                     " WHERE (excluded.step, excluded.timestamp, excluded.value) > (step, timestamp, value)",
