@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+import dmlstudy
 from dmlstudy import cli, data, embedders, hashing, model_folder, online
 from dmlstudy.data import Fit, Reading, preprocessing
 from dmlstudy.data.decoding import ORIENTATION_TAG
@@ -95,6 +97,19 @@ def agrees(folder: Path, output: Path) -> None:
             np.testing.assert_allclose(got["structure"], omega_ND, atol=1e-5)
 
 
+def places_in(path: Path) -> set[str]:
+    """Names of folders of this machine that a file, or a file of an archive, holds."""
+    folders = {
+        str(Path(each).resolve())
+        for each in (dmlstudy.__path__[0], torch.__path__[0], Path.home(), Path.cwd())
+    }
+    contents = [path.read_bytes()]
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            contents += [archive.read(name) for name in archive.namelist()]
+    return {folder for folder in folders if any(folder.encode() in content for content in contents)}
+
+
 def check_embedder(case: tuple[Any, ...], kind: Format, folder: Path) -> None:
     backbone, size, channels, head = case
     options = {"dim": 6, "width": 4} | HEADS[head]
@@ -107,6 +122,8 @@ def check_embedder(case: tuple[Any, ...], kind: Format, folder: Path) -> None:
     exported = export(Model.open(folder / "model"), output, kind)
     assert 0 <= exported.difference <= 1e-5
     agrees(folder / "model", output)
+    for path in (output, *(folder / "model").rglob("*.pt2")):
+        assert places_in(path) == set()
     assert sorted(path.name for path in folder.iterdir()) == [output.name, "model"]
     embedders.verify(folder / "model")
 

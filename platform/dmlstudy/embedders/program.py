@@ -23,11 +23,24 @@ def write_program(module: nn.Module, x_N: Tensor, other_M: Tensor, path: Path) -
     module.requires_grad_(False)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns about its own internals
-        program = torch.export.export(module, (x_N,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        program = exported(module, x_N)
         difference = (program.module()(other_M).float() - module(other_M).float()).abs().max().item()
         if not difference <= TOLERANCE:
             raise RuntimeError(f"{path}: the exported program differs from the model by {difference:.2g}")
         torch.export.save(program, path)
+
+
+def exported(module: nn.Module, x_N: Tensor, dim: str = "batch") -> torch.export.ExportedProgram:
+    """The module's graph for any number of items, which it calls ``dim``.
+
+    ``torch.export`` notes with each node where in the code it stands. That is left out: it names folders of whoever
+    exports, and makes two machines' files of one model differ.
+    """
+    program = torch.export.export(module, (x_N,), dynamic_shapes=({0: torch.export.Dim(dim)},))
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
 
 
 def vectors(example_NF: NDArray[np.floating] | None, num: int, num_features: int) -> Tensor:

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from dmlstudy import embedders, online, saved
 from dmlstudy.data import preprocessing
+from dmlstudy.embedders.program import exported
 from dmlstudy.files import ZIP, check_output, written_whole
 from dmlstudy.hashing.program import Codes
 from dmlstudy.online.program import LearnedLayers
@@ -128,6 +129,10 @@ class _Embedder(nn.Module):
         return {"embedding": z_ND} if omega_ND is None else {"embedding": z_ND, "structure": omega_ND}
 
 
+ITEMS = "N"
+"""The name that files give to the number of items."""
+
+
 class _Learned(nn.Module):
     """Points to a learner's embeddings of a gallery."""
 
@@ -165,17 +170,11 @@ PROGRAMS: Mapping[str, Callable[[Model], nn.Module]] = {
 """By the kind of model (``saved.KINDS``)."""
 
 
-def _program(module: nn.Module, batch_N: NDArray[Any]) -> torch.export.ExportedProgram:
-    """The module's graph for any number of items."""
-    with torch.no_grad():
-        return torch.export.export(
-            module, (torch.from_numpy(batch_N),), dynamic_shapes=({0: torch.export.Dim("N")},)
-        )
-
-
 def _torch_export(module: nn.Module, name: str, batch_N: NDArray[Any], about: Mapping[str, Any]) -> bytes:
     content = io.BytesIO()
-    torch.export.save(_program(module, batch_N), content, extra_files={ABOUT: json.dumps(about, indent=1)})
+    with torch.no_grad():
+        program = exported(module, torch.from_numpy(batch_N), ITEMS)
+    torch.export.save(program, content, extra_files={ABOUT: json.dumps(about, indent=1)})
     return content.getvalue()
 
 
@@ -190,11 +189,13 @@ def _read_torch_export(content: bytes) -> Run:
 
 
 def _onnx(module: nn.Module, name: str, batch_N: NDArray[Any], about: Mapping[str, Any]) -> bytes:
+    with torch.no_grad():
+        traced = exported(module, torch.from_numpy(batch_N), ITEMS)
     program = torch.onnx.export(
-        _program(module, batch_N),
+        traced,
         input_names=[name],
         output_names=list(about["outputs"]),
-        dynamic_shapes=({0: torch.export.Dim("N")},),
+        dynamic_shapes=({0: torch.export.Dim(ITEMS)},),
         dynamo=True,
         verbose=False,
     )
