@@ -91,7 +91,7 @@ def test_searches_that_decide_little_among_many_differences_are_said_to() -> Non
         "3 searches decide little among 18 differences at once: one counts from 18.9 standard errors on, with 6"
         " searches from 5.5"
     )
-    assert too_few(3, 1) == too_few(8, 18) == []
+    assert too_few(3, 0) == too_few(3, 1) == too_few(8, 18) == []
     assert "only describe" in too_few(2, 18)[0]
 
 

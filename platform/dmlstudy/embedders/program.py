@@ -36,7 +36,8 @@ def exported(module: nn.Module, x_N: Tensor, dim: str = "batch") -> torch.export
     ``torch.export`` notes with each node where in the code it stands. That is left out: it names folders of whoever
     exports, and makes two machines' files of one model differ.
     """
-    program = torch.export.export(module, (x_N,), dynamic_shapes=({0: torch.export.Dim(dim)},))
+    with torch.no_grad():
+        program = torch.export.export(module, (x_N,), dynamic_shapes=({0: torch.export.Dim(dim)},))
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)

@@ -74,6 +74,8 @@ def too_few(num_searches: int, num_pairs: int) -> list[str]:
     """A line that so few searches decide little among so many pairs; none where there are enough."""
     if num_searches < FEWEST_TO_DECIDE:
         return [f"{num_searches} searches only describe: it takes {FEWEST_TO_DECIDE} or more to decide"]
+    if not num_pairs:
+        return []
     needed, with_more = (errors_to_decide(number, num_pairs) for number in (num_searches, 2 * num_searches))
     if needed < MOST_ERRORS:
         return []

@@ -172,8 +172,7 @@ PROGRAMS: Mapping[str, Callable[[Model], nn.Module]] = {
 
 def _torch_export(module: nn.Module, name: str, batch_N: NDArray[Any], about: Mapping[str, Any]) -> bytes:
     content = io.BytesIO()
-    with torch.no_grad():
-        program = exported(module, torch.from_numpy(batch_N), ITEMS)
+    program = exported(module, torch.from_numpy(batch_N), ITEMS)
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about, indent=1)})
     return content.getvalue()
 
@@ -189,10 +188,8 @@ def _read_torch_export(content: bytes) -> Run:
 
 
 def _onnx(module: nn.Module, name: str, batch_N: NDArray[Any], about: Mapping[str, Any]) -> bytes:
-    with torch.no_grad():
-        traced = exported(module, torch.from_numpy(batch_N), ITEMS)
     program = torch.onnx.export(
-        traced,
+        exported(module, torch.from_numpy(batch_N), ITEMS),
         input_names=[name],
         output_names=list(about["outputs"]),
         dynamic_shapes=({0: torch.export.Dim(ITEMS)},),
