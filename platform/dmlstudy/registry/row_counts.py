@@ -6,9 +6,10 @@ PostgreSQL counts by itself.
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from pathlib import Path
+
+from dmlstudy import journal
 
 FEWEST_RUNS = 100
 """With fewer runs any plan is fast."""
@@ -26,7 +27,7 @@ def refresh(database: Path) -> bool:
     A database that is in use, full or not to be written is left as it is: only the speed depends on it.
     """
     try:
-        with contextlib.closing(sqlite3.connect(database, timeout=1)) as opened:
+        with journal.opened(database) as opened:
             num_runs = _count(opened, "SELECT max(rowid) FROM runs")
             if num_runs < max(FEWEST_RUNS, GROWTH * _counted(opened)):
                 return False

@@ -1,7 +1,7 @@
 """Writing a study to MLflow: one experiment per study, a parent run, a nested run per trial.
 
 Only the study's driver writes, so runs end properly whatever happens to a worker. A server that goes away
-is waited for (``Patience``); what it cannot take in the end is a StoreError of one line.
+is waited for (``connection.Patience``); what it cannot take in the end is a StoreError of one line.
 """
 
 from __future__ import annotations
