@@ -1,6 +1,6 @@
 """A study on GPUs from its pictures to a served model, by the command line alone: a table of what it took and found.
 
-    python tests/gpu/study.py                a card, some four minutes; needs the whole environment
+    python tests/gpu/study.py                a card, some six minutes; needs the whole environment
     python tests/gpu/study.py --cpu          the same at tiny sizes on a CPU, to see that it runs
 
 Where measure.py asks what losses and trainers do on a card, this asks what the engine does there. Gangs have shares of
@@ -19,13 +19,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
+import requests
 from bench import Row
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.ports import free_port
 
 PLATFORM = Path(__file__).resolve().parents[2] / "platform"
 
@@ -251,7 +257,7 @@ def look_at(folder: Path, logs: Path, table: Table, on_gpu: bool) -> None:
 
 
 def use(commands: Commands, table: Table, data: Path, on_gpu: bool) -> None:
-    """Report, pull, embed on both devices."""
+    """Report, pull, embed on both devices, a gallery, and a server of it."""
     import pyarrow.parquet as pq
 
     _, seconds = commands.run("report", "one", "-o", "one.html")
@@ -266,10 +272,80 @@ def use(commands: Commands, table: Table, data: Path, on_gpu: bool) -> None:
         )
         table.add(f"embed on {device}, {len(vectors[device])} pictures", seconds, "s")
     if len(vectors) == 2:
-        most = float(np.abs(vectors["cpu"] - vectors["cuda"]).max())
-        table.add(
-            "largest difference of a vector's numbers", most, "", "too large" if most > DIFFERENCE else ""
+        add_difference(table, "largest difference of a vector's numbers", vectors["cpu"], vectors["cuda"])
+    _, seconds = commands.run("index", "cpu.parquet", "-o", "gallery")
+    table.add("index of the CPU's vectors", seconds, "s")
+    stored = pq.read_table(commands.folder / "cpu.parquet")
+    device = "cuda" if on_gpu else "cpu"
+    began = time.monotonic()
+    with served(commands, device) as address:
+        table.add(f"serve on {device}, until it is ready", time.monotonic() - began, "s")
+        ask(address, table, data, stored["id"].to_pylist(), vectors["cpu"])
+
+
+def ask(address: str, table: Table, data: Path, ids: list[str], vectors: np.ndarray) -> None:
+    """Each picture of the gallery, sixteen at a time: its nearest item must be itself, by the vector on disk."""
+
+    def post(path: str, picture: str) -> object:
+        answer = requests.post(
+            f"{address}{path}",
+            (data / picture).read_bytes(),
+            headers={"Content-Type": "image/jpeg"},
+            timeout=60,
         )
+        answer.raise_for_status()
+        return answer.json()
+
+    def nearest(picture: str) -> str:
+        return post("/retrieve?k=1", picture)["results"][0][0]["id"]  # type: ignore[index, no-any-return]
+
+    for picture in ids[:16]:
+        nearest(picture)  # it has begun
+    waits = []
+    for picture in ids[:100]:
+        began = time.monotonic()
+        nearest(picture)
+        waits.append(1e3 * (time.monotonic() - began))
+    table.add("a picture to its nearest item over HTTP, one at a time, median", float(np.median(waits)), "ms")
+    began = time.monotonic()
+    with ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(nearest, ids))
+    rate = len(ids) / (time.monotonic() - began)
+    wrong = sum(ours != theirs for ours, theirs in zip(found, ids, strict=True))
+    problem = f"{wrong} were answered with another picture" if wrong else ""
+    table.add(f"{len(ids)} pictures by 16 connections", rate, "a second", problem)
+    few = [post("/embed", picture)["embeddings"][0] for picture in ids[:50]]  # type: ignore[index]
+    add_difference(table, "the server's vectors beside those on disk", np.array(few), vectors[:50])
+
+
+def add_difference(table: Table, what: str, one: np.ndarray, other: np.ndarray) -> None:
+    most = float(np.abs(one - other).max())
+    table.add(what, most, "", "too large" if most > DIFFERENCE else "")
+
+
+@contextmanager
+def served(commands: Commands, device: str) -> Iterator[str]:
+    """The address of ``dmlstudy serve``, which is ended after it; RuntimeError if it does not come up."""
+    port = str(free_port())
+    process = commands.start(
+        "serve", "model", "--gallery", "gallery", "--device", device, "--port", port, "--no-access-log"
+    )
+    address = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        try:
+            return requests.get(f"{address}/ready", timeout=5).ok
+        except requests.ConnectionError:
+            return process.poll() is not None
+
+    try:
+        wait_until(is_ready, 120)
+        if process.poll() is not None:
+            raise RuntimeError(f"dmlstudy serve ended: {process.communicate()[0][-3000:]}")
+        yield address
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> None:

@@ -21,6 +21,7 @@ TOLERANCE = 1e-3
 def measure(bench: Bench) -> None:
     _retrieval(bench)
     _k_means(bench)
+    _indexes(bench)
     _embedding(bench)
 
 
@@ -74,9 +75,39 @@ def _k_means(bench: Bench) -> None:
         return
     num, num_clusters = bench.sized((200, 10), (20_000, 4_000))
     z_ND, _ = _embeddings(num, bench.sized(8, 512), bench)
-    started = time.perf_counter()
-    retrieval.k_means(z_ND, num_clusters, num_restarts=1, device=bench.device)
-    bench.row(f"k-means, {num} items, {num_clusters} clusters, 1 restart", time.perf_counter() - started, "s")
+    for name, device in (("the CPU", None), ("the device", bench.device)):
+        started = time.perf_counter()
+        retrieval.k_means(z_ND, num_clusters, num_restarts=1, device=device)
+        what = f"k-means by {name}, {num} items, {num_clusters} clusters, 1 restart"
+        bench.row(what, time.perf_counter() - started, "s")
+
+
+def _indexes(bench: Bench) -> None:
+    """What a server searches: the same vectors and queries by faiss on the CPU and on the GPU."""
+    if "faiss" in stand_ins.used():
+        bench.row("indexes", 0, "s", note="left out: faiss is not here")
+        return
+    num, dim = bench.sized((1_000, 16), (200_000, 128))
+    z_ND, _ = _embeddings(num, dim, bench)
+    queries_QD = z_ND[: bench.sized(50, 5_000)]
+    tuning = retrieval.Tuning(num_cells=bench.sized(4, 1024), code_bytes=8)
+    exact_QK = None
+    for kind in ("flat", "ivf", "ivf_pq"):
+        for device in ("cpu", "gpu") if bench.device.type == "cuda" else ("cpu",):
+            index = retrieval.EmbeddingIndex(kind, dim, model_version="m", tuning=tuning, device=device)
+            started = time.perf_counter()
+            index.train(z_ND).add(z_ND, np.arange(num))
+            made_s = time.perf_counter() - started
+            index.search(queries_QD[:8], K)  # it has begun
+            started = time.perf_counter()
+            found_QK, _ = index.search(queries_QD, K)
+            rate = len(queries_QD) / (time.perf_counter() - started)
+            exact_QK = found_QK if exact_QK is None else exact_QK
+            recall = np.mean(
+                [np.isin(ours, exact).mean() for ours, exact in zip(found_QK, exact_QK, strict=True)]
+            )
+            note = f"made in {made_s:.3g} s; {recall:.4f} of the exact {K} neighbours"
+            bench.row(f"{kind} of {num} x {dim} on the {device}", rate, "queries/s", note=note)
 
 
 def _embedding(bench: Bench) -> None:
