@@ -798,6 +798,13 @@ def test_claims_are_listed_and_written(
     assert call(monkeypatch, "claims", "--only", "gpw-fusion", "--write", tmp_path / "claims") == 0
     (path,) = (tmp_path / "claims").iterdir()
     assert "1 claims, 3 families" in capfd.readouterr().out
+    assert call(monkeypatch, "claims", "--list", "--only", "gpw-pretrained", "--json") == 0
+    listed = json.loads(capfd.readouterr().out)
+    assert all("embedder.weights" in claim["not_tested"] for claim in listed["claims"])
+    assert listed["studies"] == {}
+    assert call(monkeypatch, "claims", "--only", "gpw-pretrained", "--write", tmp_path / "none") == 2
+    assert "nothing to write: gpw-frozen-batch-norm: needs a network" in capfd.readouterr().err
+    assert not (tmp_path / "none").exists()
     assert call(monkeypatch, "validate", path, "--no-estimate") == 0
     tree = capfd.readouterr().out
     assert "like pair-exponential-pooled: takes its points, trial by trial:" in tree

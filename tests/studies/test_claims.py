@@ -49,6 +49,22 @@ def test_the_file_is_whole() -> None:
     }
 
 
+def test_claims_on_networks_that_have_learned_are_tested_where_there_are_weights() -> None:
+    claims = spec.chosen(FILE, ["gpw-pretrained", "gpw-pk"])
+    assert [claim.id for claim in claims if spec.why_not(claim, STUDIES)] == [
+        "gpw-frozen-batch-norm",
+        "gpw-frozen-backbone",
+    ]
+    assert "--set embedder.weights=default" in spec.why_not(claims[-1], STUDIES)
+    with_weights = spec.studies_of(FILE, claims, OWN, {}, ["embedder.weights=default"])
+    assert not any(spec.why_not(claim, with_weights) for claim in claims)
+    trees = spec_of(with_weights["gpw-pretrained"]).spec.tree
+    assert trees("trained-norm")[-1].strip() == "differs: embedder.freeze_bn False; frozen-norm: True"
+    assert trees("late-backbone")[-1].strip() == "differs: training.freeze_backbone_epochs 2; frozen-norm: 0"
+    with pytest.raises(SpecError, match="embedder"):
+        spec_of(spec.studies_of(FILE, claims, OWN, {}, ["embedder=3"])["gpw-pretrained"])
+
+
 OF_STRUCTURE = {"training.structure_lr_mult", "embedder.structure_input"}
 """Keys that only the head reads which the regularizer structure trains; without it they are refused."""
 

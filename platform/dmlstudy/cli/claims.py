@@ -115,6 +115,8 @@ def claims(
     given = {key: value for key, value in settings.items() if value is not None}
     studies = spec.studies_of(file, chosen, spec.data_at(data or ()), given, assignments or ())
     if write is not None:
+        if not studies:
+            raise ValueError(f"--write: nothing to write: {chosen[0].id}: {spec.why_not(chosen[0], studies)}")
         _write(studies, write, json)
         return
     if list_:
@@ -129,7 +131,7 @@ def claims(
     }
     from dmlstudy.studies.claims import untested
 
-    told = [found.get(claim.id) or untested(claim, claim.not_tested or "") for claim in chosen]
+    told = [found.get(claim.id) or untested(claim, spec.why_not(claim, studies)) for claim in chosen]
     if json:
         show_json([finding.model_dump() for finding in told])
     else:
@@ -229,9 +231,11 @@ def _write(studies: Mapping[str, ClaimsOf], folder: Path, json: bool) -> None:
 def _list(
     file: ClaimsFile, chosen: Sequence[Claim], studies: Mapping[str, ClaimsOf], estimate: bool, json: bool
 ) -> None:
+    from dmlstudy.spec.claims import why_not
     from dmlstudy.spec.study_file import SpecError
     from dmlstudy.studies import claims as of_studies
 
+    whys = {claim.id: why_not(claim, studies) for claim in chosen}
     costs: dict[str, str] = {}
     for name, study in studies.items():
         try:
@@ -239,7 +243,8 @@ def _list(
         except SpecError as error:
             costs[name] = f"claims-{name}: cannot be run: {error}"
     if json:
-        facts: dict[str, Any] = {"papers": file.papers, "claims": [claim.model_dump() for claim in chosen]}
+        told = [claim.model_dump() | {"not_tested": whys[claim.id] or None} for claim in chosen]
+        facts: dict[str, Any] = {"papers": file.papers, "claims": told}
         show_json(facts | {"studies": costs})
         return
     for paper, title in file.papers.items():
@@ -249,16 +254,16 @@ def _list(
         say(f"{paper}: {title}")
         show_table(
             ("claim", "what is claimed", "place", "tested by"),
-            [(claim.id, claim.claim, claim.place, _tested_by(claim)) for claim in own],
+            [(claim.id, claim.claim, claim.place, _tested_by(claim, whys[claim.id])) for claim in own],
         )
         say("")
     for line in costs.values():
         say(line)
 
 
-def _tested_by(claim: Claim) -> str:
-    if claim.not_tested is not None:
-        return f"not tested: {claim.not_tested}"
+def _tested_by(claim: Claim, why_not: str) -> str:
+    if why_not:
+        return f"not tested: {why_not}"
     return f"{claim.first} {claim.expected} than {claim.second}"
 
 

@@ -42,6 +42,9 @@ BUNDLED: Mapping[Kind, Mapping[str, Any]] = {
 }
 """The data that come with the package: 300 of Omniglot's characters, and 8x8 digits."""
 
+WEIGHTS = "needs a network that has learned already: --set embedder.weights=default, a file or models:/NAME@champion"
+"""Why claims of a study that needs weights are not tested without them."""
+
 SIDE, SIDE_OF_PICTURES = 28, 64
 """Pixels of a side of drawings, as of Omniglot's, and of other pictures."""
 
@@ -81,10 +84,12 @@ class Claim(Record):
 class ClaimStudy(Record):
     """A study that claims share: its file without data and families, and what differs with the data's size.
 
-    ``small`` and ``large`` are further sections, beside the package's own data and beside the user's.
+    ``small`` and ``large`` are further sections, beside the package's own data and beside the user's. One that
+    ``needs_weights`` asks what to do with a network that has learned already.
     """
 
     data: Kind
+    needs_weights: bool = False
     file: dict[str, Any]
     small: dict[str, Any] = {}
     large: dict[str, Any] = {}
@@ -208,7 +213,8 @@ def studies_of(
     """Study files of these claims, by study; ``assignments`` (``key=value``) and ``settings`` replace some values.
 
     A study holds the families of its claims and those that these are like, and compares the claims' pairs alone. With
-    ``protocol.searches`` the search of each of its families is done again. Raises SpecError for what is no assignment.
+    ``protocol.searches`` the search of each of its families is done again. One that needs weights is left out where
+    its embedder has none. Raises SpecError for what is no assignment.
     """
     found: dict[str, ClaimsOf] = {}
     for name, study in file.studies.items():
@@ -233,8 +239,15 @@ def studies_of(
         if protocol.get("searches", 1) != 1:
             protocol["search_leaders"] = len(raw["families"])
         raw["protocol"] = protocol
+        if study.needs_weights and not _has_weights(raw["embedder"]):
+            continue
         found[name] = ClaimsOf(raw, own, its_data)
     return found
+
+
+def why_not(claim: Claim, studies: Mapping[str, ClaimsOf]) -> str:
+    """The reason for which none of these studies tests a claim; empty where one does."""
+    return claim.not_tested or ("" if claim.study in studies else WEIGHTS)
 
 
 def _changed(raw: Mapping[str, Any], assignments: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -242,6 +255,11 @@ def _changed(raw: Mapping[str, Any], assignments: Sequence[str] | Mapping[str, A
         return assigned(raw, assignments, StudyFile.model_fields)
     except ValueError as error:
         raise SpecError(error) from None
+
+
+def _has_weights(embedder: object) -> bool:
+    """Tell of a section if it names weights; true of what is none, which the study's own check refuses."""
+    return not isinstance(embedder, Mapping) or bool(embedder.get("weights"))
 
 
 def _pairs(claims: Iterable[Claim]) -> list[list[str]]:
