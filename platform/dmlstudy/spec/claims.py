@@ -43,7 +43,7 @@ BUNDLED: Mapping[Kind, Mapping[str, Any]] = {
 """The data that come with the package: 300 of Omniglot's characters, and 8x8 digits."""
 
 WEIGHTS = "needs a network that has learned already: --set embedder.weights=default, a file or models:/NAME@champion"
-"""Why claims of a study that needs weights are not tested without them."""
+"""The reason for which claims of a study that needs weights are not tested without them."""
 
 SIDE, SIDE_OF_PICTURES = 28, 64
 """Pixels of a side of drawings, as of Omniglot's, and of other pictures."""
@@ -258,7 +258,7 @@ def _changed(raw: Mapping[str, Any], assignments: Sequence[str] | Mapping[str, A
 
 
 def _has_weights(embedder: object) -> bool:
-    """Tell of a section if it names weights; true of what is none, which the study's own check refuses."""
+    """True also for what is no section, which the study's own check refuses."""
     return not isinstance(embedder, Mapping) or bool(embedder.get("weights"))
 
 
