@@ -5,7 +5,7 @@ Shapes: B rows of a batch, N rows, F features, D bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +87,7 @@ class HashingModel(nn.Module):
         self.method.prepare(self._standardised(x_NF))
 
     def _standardised(self, x_NF: Tensor) -> Tensor:
-        return (x_NF - self.mean_F) / self.scale
+        return (x_NF - self.mean_F).div_(self.scale)
 
     def forward(self, x_BF: Tensor, generator: torch.Generator) -> HashingLoss:
         """The loss of a batch; all randomness is ``generator``'s."""
@@ -113,13 +113,10 @@ class HashingModel(nn.Module):
         with torch.inference_mode():
             return np.concatenate([self.structure.head(x).cpu().numpy() for x in self._parts(x_NF)])
 
-    def _parts(self, x_NF: NDArray[np.float32]) -> list[Tensor]:
+    def _parts(self, x_NF: NDArray[np.float32]) -> Iterator[Tensor]:
         device = next(self.parameters()).device
-        starts = range(0, max(1, len(x_NF)), ROWS_AT_ONCE)
-        return [
-            self._standardised(torch.from_numpy(x_NF[start : start + ROWS_AT_ONCE]).to(device))
-            for start in starts
-        ]
+        for start in range(0, max(1, len(x_NF)), ROWS_AT_ONCE):
+            yield self._standardised(torch.from_numpy(x_NF[start : start + ROWS_AT_ONCE]).to(device))
 
 
 def build(
