@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from dmlstudy.spec import claims as spec
 from dmlstudy.spec import study_file
 from dmlstudy.spec.claims import Claim
 from dmlstudy.spec.study_file import SpecError
-from dmlstudy.studies import checks
+from dmlstudy.studies import checks, estimate
 from dmlstudy.studies.claims import ClaimFinding, cost, findings, spec_of, untested, write
+from dmlstudy.studies.wall_time import Seconds
 from dmlstudy.verdict.comparison import Comparison, compare, holm
 
 FILE = spec.read()
@@ -63,6 +65,24 @@ def test_claims_on_networks_that_have_learned_are_tested_where_there_are_weights
     assert trees("late-backbone")[-1].strip() == "differs: training.freeze_backbone_epochs 2; frozen-norm: 0"
     with pytest.raises(SpecError, match="embedder"):
         spec_of(spec.studies_of(FILE, claims, OWN, {}, ["embedder=3"])["gpw-pretrained"])
+
+
+def test_the_time_is_that_of_each_loss_and_term_not_of_the_first_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Codes by SSDH take four times as long as by GreedyHash."""
+    measured: list[str] = []
+
+    def stand_in(spec: Any, dataset: Any, name: str, machine: Any) -> Seconds:
+        measured.append(name)
+        return Seconds(1000.0, 1000.0) if name == "ssdh" else Seconds(1.0, 1.0)
+
+    monkeypatch.setattr(estimate, "_measured", stand_in)
+    written = spec_of(STUDIES["nasa-codes"]).spec
+    line = cost(written, checks.check_parts(written), measure=True)
+    losses = ("sgh", "ssdh", "greedyhash", "tbh")
+    assert sorted(measured) == sorted([*losses, *(f"{loss}-nasa" for loss in losses)])
+    assert re.search(r"time: at most about \S+ (min|h)\b.* of it is ssdh", line), line
 
 
 OF_STRUCTURE = {"training.structure_lr_mult", "embedder.structure_input"}

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -120,10 +120,15 @@ def of_searches(spec: StudySpec) -> list[str]:
 
 
 def roughly(spec: StudySpec, dataset: TrialData) -> str:
-    """The line on the time that the study takes, with each family taken as long as the first one."""
-    machine, first = this_machine(), next(iter(spec.families))
-    seconds = _measured(spec, dataset, first, machine)
-    return in_words(spec, dict.fromkeys(spec.families, seconds), START_S, machine, _measured_on(spec))
+    """The line on the time that the study takes; of families with the same loss and term only the first is measured."""
+    machine, of_kind, trials = this_machine(), dict[Hashable, Seconds](), dict[str, Seconds]()
+    for name, family in spec.families.items():
+        config = spec.trial_config(family, default_values(family))
+        kind = config.loss.name, config.regularizer and config.regularizer.name
+        if kind not in of_kind:
+            of_kind[kind] = _measured(spec, dataset, name, machine)
+        trials[name] = of_kind[kind]
+    return in_words(spec, trials, START_S, machine, _measured_on(spec))
 
 
 def device_of(spec: StudySpec) -> torch.device:
