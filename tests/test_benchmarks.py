@@ -27,6 +27,7 @@ SMALLEST = {
     "classes": "arcface --classes 1000 --size 32 --rounds 1",
     "cost": "search_spaces/studies/cub200.yaml --batches 1",
     "drift": "--seeds 1 --eta 0.05",
+    "folds": "--searches 5",
     "features": "--pictures 100 --epochs 2 --rounds 1 --kept-trials 1",
     "loader": "--pictures 8 --epochs 1 --rounds 1",
     "losses": "contrastive --sizes 64 --dims 16 --rounds 1",
