@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from support.ranks import config
 from support.verdict_trials import verdict_trial
 
-from dmlstudy import data, embedders
+from dmlstudy import cli, data, embedders
 from dmlstudy.embedders import weights
 from dmlstudy.model_folder import seal
 from dmlstudy.records import LossConfig, StartConfig, TrialConfig
@@ -396,3 +397,22 @@ def test_stores_are_named_as_on_the_command_line(tmp_path: Path) -> None:
     given = spec.trial_config(spec.families["ms"], study_file.default_values(spec.families["ms"]))
     assert given.embedder.weights == f"models:/a@b?store={tmp_path / 'there'}"
     assert given.loss != LossConfig(name="none")
+
+
+def test_claims_on_a_registered_model_are_timed_from_its_weights(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed(model: str) -> int:
+        embedder = f"embedder={{backbone: small_conv, width: 4, dim: 6, weights: 'models:/{model}@champion'}}"
+        options = ["--set", embedder, "--set", "batch.per_epoch=2", "--store", str(store.root)]
+        monkeypatch.setattr(
+            sys, "argv", ["dmlstudy", "claims", "--list", "--only", "gpw-pretrained", *options]
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    assert listed("digits") == 0
+    assert "time: at most about" in capsys.readouterr().out
+    assert listed("nobody") == 2
+    assert "no model 'nobody@champion'" in capsys.readouterr().err

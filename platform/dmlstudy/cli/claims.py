@@ -119,11 +119,11 @@ def claims(
             raise ValueError(f"--write: nothing to write: {chosen[0].id}: {spec.why_not(chosen[0], studies)}")
         _write(studies, write, json)
         return
+    place = store_at(store, tracking_uri, tracking_timeout)
     if list_:
-        _list(file, chosen, studies, estimate, json)
+        _list(file, chosen, studies, place, estimate, json)
         return
     failures: dict[str, str] = {}
-    place = store_at(store, tracking_uri, tracking_timeout)
     found = {
         finding.id: finding
         for name, study in studies.items()
@@ -184,7 +184,7 @@ def _tested(
     try:
         written = of_studies.spec_of(study)
         if not (quiet or _is_finished(place, written)):
-            print(_cost(written, estimate), file=sys.stderr)
+            print(_cost(written, place, estimate), file=sys.stderr)
         with terminal() as stream:
             width = None if console.is_terminal else WIDTH
             tell = Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=True).print
@@ -205,11 +205,13 @@ def _is_finished(place: Store, written: CheckedClaims) -> bool:
     )
 
 
-def _cost(written: CheckedClaims, estimate: bool) -> str:
-    from dmlstudy.studies import checks
+def _cost(written: CheckedClaims, place: Store, estimate: bool) -> str:
+    from dmlstudy.studies import checks, starts
     from dmlstudy.studies import claims as of_studies
 
-    return of_studies.cost(written.spec, checks.check_parts(written.spec), measure=estimate)
+    dataset = checks.check_parts(written.spec)
+    with starts.looked_at(written.spec, place, starts.present(written.spec, dataset)):
+        return of_studies.cost(written.spec, dataset, measure=estimate)
 
 
 def _write(studies: Mapping[str, ClaimsOf], folder: Path, json: bool) -> None:
@@ -229,7 +231,12 @@ def _write(studies: Mapping[str, ClaimsOf], folder: Path, json: bool) -> None:
 
 
 def _list(
-    file: ClaimsFile, chosen: Sequence[Claim], studies: Mapping[str, ClaimsOf], estimate: bool, json: bool
+    file: ClaimsFile,
+    chosen: Sequence[Claim],
+    studies: Mapping[str, ClaimsOf],
+    place: Store,
+    estimate: bool,
+    json: bool,
 ) -> None:
     from dmlstudy.spec.claims import why_not
     from dmlstudy.spec.study_file import SpecError
@@ -239,7 +246,7 @@ def _list(
     costs: dict[str, str] = {}
     for name, study in studies.items():
         try:
-            costs[name] = _cost(of_studies.spec_of(study), estimate)
+            costs[name] = _cost(of_studies.spec_of(study), place, estimate)
         except SpecError as error:
             costs[name] = f"claims-{name}: cannot be run: {error}"
     if json:
