@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -286,7 +287,7 @@ def use(commands: Commands, table: Table, data: Path, on_gpu: bool) -> None:
 def ask(address: str, table: Table, data: Path, ids: list[str], vectors: np.ndarray) -> None:
     """Each picture of the gallery, sixteen at a time: its nearest item must be itself, by the vector on disk."""
 
-    def post(path: str, picture: str) -> object:
+    def post(path: str, picture: str) -> Any:
         answer = requests.post(
             f"{address}{path}",
             (data / picture).read_bytes(),
@@ -297,7 +298,7 @@ def ask(address: str, table: Table, data: Path, ids: list[str], vectors: np.ndar
         return answer.json()
 
     def nearest(picture: str) -> str:
-        return post("/retrieve?k=1", picture)["results"][0][0]["id"]  # type: ignore[index, no-any-return]
+        return str(post("/retrieve?k=1", picture)["results"][0][0]["id"])
 
     for picture in ids[:16]:
         nearest(picture)  # it has begun
@@ -314,7 +315,7 @@ def ask(address: str, table: Table, data: Path, ids: list[str], vectors: np.ndar
     wrong = sum(ours != theirs for ours, theirs in zip(found, ids, strict=True))
     problem = f"{wrong} were answered with another picture" if wrong else ""
     table.add(f"{len(ids)} pictures by 16 connections", rate, "a second", problem)
-    few = [post("/embed", picture)["embeddings"][0] for picture in ids[:50]]  # type: ignore[index]
+    few = [post("/embed", picture)["embeddings"][0] for picture in ids[:50]]
     add_difference(table, "the server's vectors beside those on disk", np.array(few), vectors[:50])
 
 
@@ -345,7 +346,7 @@ def served(commands: Commands, device: str) -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> None:
@@ -365,7 +366,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             look_at(Path(folder), arguments.keep or Path(folder), table, on_gpu=not arguments.cpu)
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError, OSError) as error:
             table.add("FAILED", float("nan"), "", str(error))
     return int(table.wrong)
 
