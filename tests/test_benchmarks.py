@@ -27,7 +27,6 @@ SMALLEST = {
     "classes": "arcface --classes 1000 --size 32 --rounds 1",
     "cost": "search_spaces/studies/cub200.yaml --batches 1",
     "drift": "--seeds 1 --eta 0.05",
-    "folds": "--searches 5",
     "features": "--pictures 100 --epochs 2 --rounds 1 --kept-trials 1",
     "loader": "--pictures 8 --epochs 1 --rounds 1",
     "losses": "contrastive --sizes 64 --dims 16 --rounds 1",
@@ -56,6 +55,19 @@ resources: {workers: 1}
 """
 
 
+FOLDS = """
+name: few-of-two-folds
+data: {name: digits}
+embedder: {backbone: small_conv, dim: 8, width: 4}
+batch: {classes: 2, images_per_class: 4, per_epoch: 2}
+training: {epochs: 1}
+families: {triplet: {space: triplet}}
+search: {trials_per_family: 6, scheduler: none}
+protocol: {num_folds: 2, verdict_seeds: 1}
+resources: {workers: 1}
+"""
+
+
 def printed(name: str, *arguments: str) -> str:
     ended = subprocess.run(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments],
@@ -70,7 +82,7 @@ def printed(name: str, *arguments: str) -> str:
 
 
 def test_every_benchmark_has_its_smallest_size() -> None:
-    assert {*SMALLEST, "online_table"} == {path.stem for path in BENCHMARKS.glob("*.py")} - SHARED
+    assert {*SMALLEST, "folds", "online_table"} == {path.stem for path in BENCHMARKS.glob("*.py")} - SHARED
 
 
 @pytest.mark.long
@@ -89,3 +101,13 @@ def test_the_table_of_a_stream_stands_beside_the_papers(tmp_path: Path) -> None:
     run_study(load(file), store, address=None, tell=lambda line: None)
     rows = printed("online_table", "few-of-a-stream", "--store", str(store.root)).splitlines()
     assert any(row.startswith("| rdml | 0.") and "| 0.76 ± 0.01 |" in row for row in rows), rows
+
+
+@pytest.mark.long
+def test_the_fold_test_is_replayed_on_a_study(tmp_path: Path) -> None:
+    file, store = tmp_path / "folds.yaml", Store(tmp_path / "store")
+    file.write_text(FOLDS)
+    run_study(load(file), store, address=None, tell=lambda line: None)
+    rows = printed("folds", "few-of-two-folds", "--store", str(store.root), "--searches", "5").splitlines()
+    assert rows[0] == "triplet: 6 trials of 2 folds"
+    assert any(re.match(r"\| fold test, 0\.05 \| \d+% \|", row) for row in rows), rows
