@@ -62,7 +62,7 @@ def by_wilcoxon(level: float) -> Stops:
     def stops(scores_F: Scores, num_ended: int, finished: list[Scores]) -> bool:
         if not finished:
             return False
-        best_F = max(finished, key=lambda each_F: float(each_F.mean()))
+        best_F = _best(finished)
         study = optuna.create_study(
             direction="maximize", pruner=optuna.pruners.WilcoxonPruner(p_threshold=level, n_startup_steps=0)
         )
@@ -79,7 +79,7 @@ def by_wilcoxon(level: float) -> Stops:
 def unpaired(scores_F: Scores, num_ended: int, finished: list[Scores]) -> bool:
     if not finished:
         return False
-    best_F = max(finished, key=lambda each_F: float(each_F.mean()))
+    best_F = _best(finished)
     error = float(best_F.std(ddof=1)) / math.sqrt(num_ended)
     return bool(scores_F[:num_ended].mean() < best_F.mean() - 2 * error)
 
@@ -92,8 +92,12 @@ def searched(scores_TF: Scores, stops: Stops) -> Outcome:
         num_seen += ended
         if ended == num_folds:
             finished.append(scores_F)
-    best = max(float(each_F.mean()) for each_F in finished)
-    return Outcome(1 - num_seen / scores_TF.size, float(scores_TF.mean(axis=1).max()) - best)
+    lost = float(scores_TF.mean(axis=1).max()) - float(_best(finished).mean())
+    return Outcome(1 - num_seen / scores_TF.size, lost)
+
+
+def _best(finished: list[Scores]) -> Scores:
+    return max(finished, key=lambda each_F: float(each_F.mean()))
 
 
 def _curve(scores_F: Scores) -> SearchCurve:

@@ -210,8 +210,10 @@ def _cost(written: CheckedClaims, place: Store, estimate: bool) -> str:
     from dmlstudy.studies import claims as of_studies
 
     dataset = checks.check_parts(written.spec)
+    if not estimate:
+        return of_studies.cost(written.spec, dataset, measure=False)
     with starts.looked_at(written.spec, place, starts.present(written.spec, dataset)):
-        return of_studies.cost(written.spec, dataset, measure=estimate)
+        return of_studies.cost(written.spec, dataset, measure=True)
 
 
 def _write(studies: Mapping[str, ClaimsOf], folder: Path, json: bool) -> None:
