@@ -85,6 +85,22 @@ def test_the_time_is_that_of_each_loss_and_term_not_of_the_first_family(
     assert re.search(r"time: at most about \S+ (min|h)\b.* of it is ssdh", line), line
 
 
+def test_the_time_of_another_embedder_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gpw-pretrained's three families two have one embedder."""
+    measured: list[str] = []
+
+    def stand_in(spec: Any, dataset: Any, name: str, machine: Any) -> Seconds:
+        measured.append(name)
+        return Seconds(1.0, 1.0)
+
+    monkeypatch.setattr(estimate, "_measured", stand_in)
+    claims = spec.chosen(FILE, ["gpw-pretrained"])
+    small = ["embedder.weights=default", "data.image_size=32"]
+    written = spec_of(spec.studies_of(FILE, claims, OWN, {}, small)["gpw-pretrained"]).spec
+    cost(written, checks.check_parts(written), measure=True)
+    assert measured == ["frozen-norm", "trained-norm"]
+
+
 OF_STRUCTURE = {"training.structure_lr_mult", "embedder.structure_input"}
 """Keys that only the head reads which the regularizer structure trains; without it they are refused."""
 

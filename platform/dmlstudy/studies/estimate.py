@@ -120,11 +120,15 @@ def of_searches(spec: StudySpec) -> list[str]:
 
 
 def roughly(spec: StudySpec, dataset: TrialData) -> str:
-    """The line on the time that the study takes; of families with the same loss and term only the first is measured."""
+    """The line on the time that the study takes.
+
+    Of families alike in loss, term, embedder and batch only the first is measured.
+    """
     machine, of_kind, trials = this_machine(), dict[Hashable, Seconds](), dict[str, Seconds]()
     for name, family in spec.families.items():
         config = spec.trial_config(family, default_values(family))
-        kind = config.loss.name, config.regularizer and config.regularizer.name
+        term = config.regularizer and config.regularizer.name
+        kind = config.loss.name, term, config.embedder, config.batch
         if kind not in of_kind:
             of_kind[kind] = _measured(spec, dataset, name, machine)
         trials[name] = of_kind[kind]
