@@ -11,11 +11,6 @@ from dmlstudy.verdict import tuning_curves
 from dmlstudy.verdict.tuning_curves import pointwise_curve, tuning_curve
 
 
-@pytest.mark.parametrize(("num", "published"), [(10, 0.0070), (19, 0.0049), (50, 0.0030)])
-def test_the_level_of_one_interval(num: int, published: float) -> None:
-    assert tuning_curves._level(num) == pytest.approx(published, abs=2e-4)
-
-
 def test_the_median_of_the_best_is_a_quantile_of_the_scores() -> None:
     scores = [0.5, 0.1, 0.9, 0.3, 0.7]
     by_k = {point.num_trials: point for point in tuning_curve(scores)}
@@ -39,7 +34,7 @@ def test_it_rises_and_does_not_depend_on_the_order() -> None:
         assert values == sorted(values)
 
 
-@pytest.mark.parametrize("num", [10, 19, 50])
+@pytest.mark.parametrize("num", [5, 6, 7, 8, 9, 10, 19, 50])
 def test_the_band_covers_all_numbers_of_trials_at_once(num: int) -> None:
     """Uniform scores, whose quantiles are known; the intervals' order is that of any continuous distribution."""
     rng = np.random.default_rng(num)
@@ -49,7 +44,7 @@ def test_the_band_covers_all_numbers_of_trials_at_once(num: int) -> None:
         points = tuning_curve(rng.random(num).tolist())
         low_K, high_K = np.array([(point.low, point.high) for point in points]).T
         held += bool(((low_K <= truth_K) & (truth_K <= high_K)).all())
-    assert held / 4000 >= 0.94
+    assert 0.945 <= held / 4000 <= 0.97
 
 
 def test_ties_and_failures() -> None:

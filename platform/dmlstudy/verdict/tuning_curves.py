@@ -3,12 +3,12 @@
 **Random configurations** have one that holds for all k at once.
 
 The scores of n independent configurations bound their distribution function F, whatever it is: F of the i-th
-smallest lies in an interval of the Beta distribution, for all i at once with a chosen probability. A bound on F is one
-on each of its quantiles, and the median of the best of k is the quantile at 0.5^(1/k).
+smallest lies in an interval of the Beta distribution. A bound on F is one on each of its quantiles, and the median of
+the best of k is the quantile at 0.5^(1/k).
 
-The lower end is the first score at which F may have reached that share, not the score before it. For the shares of
-whole numbers k that is enough: simulated, the band holds all of them in 94.6, 95.5 and 96.7% of samples of 10, 19
-and 50.
+The lower end is the first score at which F may have reached that share, not the score before it. So that the band
+still holds for all k at once, its own level is found by simulation, not that of the intervals of all scores. From 14
+configurations on it is narrower than the latter's.
 
 **Configurations that depend on one another**, as those of a sampler that learns or of trials that are stopped, have no
 such band. Where the whole search was done three times or more, the mean of its best after k trials has a t-interval
@@ -31,7 +31,7 @@ from scipy.stats import t as student_t
 
 CONFIDENCE = 0.95
 NUM_DRAWS = 60_000
-"""Samples of uniforms by which the level of one interval is found for which all hold at once."""
+"""Samples of uniforms by which the level of one interval is found for which the band holds for all k at once."""
 FEWEST = 5
 """Configurations below which a band would say nothing."""
 
@@ -102,7 +102,7 @@ def pointwise_curve(running: Sequence[Mapping[int, float]]) -> list[TuningPoint]
 
 @lru_cache(maxsize=64)
 def _intervals(num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high of F at each of ``num`` ordered scores, which hold for all of them at once."""
+    """Low and high of F at each of ``num`` ordered scores, of which the band is made."""
     level = _level(num)
     place_N = np.arange(1, num + 1)
     return (
@@ -112,12 +112,20 @@ def _intervals(num: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _level(num: int) -> float:
-    """The level of each equal-tailed interval for which all of them hold at once with ``CONFIDENCE``."""
+    """The level of each equal-tailed interval at which the band holds for all k at once with ``CONFIDENCE``.
+
+    Of c scores at or below the quantile at share s the ends hold it where the level is below
+    2 min(B, 1 - B), B = P(Beta(c, n - c + 1) <= s), which is 1 for c = 0.
+    """
     rng = np.random.default_rng(0)
     place_N = np.arange(1, num + 1)
+    share_K = 0.5 ** (1 / place_N)
+    below_CK = np.vstack([np.ones(num), betainc(place_N[:, None], num - place_N[:, None] + 1, share_K)])
+    least_CK = 2 * np.minimum(below_CK, 1 - below_CK)
     least = []
     for start in range(0, NUM_DRAWS, 2000):
         uniform_RN = np.sort(rng.random((min(2000, NUM_DRAWS - start), num)), axis=1)
-        below_RN = betainc(place_N, num - place_N + 1, uniform_RN)
-        least.append(2 * np.minimum(below_RN, 1 - below_RN).min(axis=1))
-    return float(np.quantile(np.concatenate(least), 1 - CONFIDENCE))
+        row_R1 = np.arange(len(uniform_RN))[:, None]  # one search through all rows, each one farther
+        count_RK = np.searchsorted((uniform_RN + row_R1).ravel(), share_K + row_R1, "right") - num * row_R1
+        least.append(least_CK[count_RK, place_N - 1].min(axis=1))
+    return float(np.quantile(np.concatenate(least), 1 - CONFIDENCE, method="lower")) * (1 - 1e-9)
