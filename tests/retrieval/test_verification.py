@@ -45,7 +45,7 @@ Pair = tuple[float, Any, Any]
 
 
 def listed(
-    z_ND: NDArray[np.float32],
+    z_ND: NDArray[Any],
     labels_N: NDArray[np.int64],
     query: NDArray[np.int64] | None = None,
     gallery: NDArray[np.int64] | None = None,
@@ -220,12 +220,34 @@ def test_what_cannot_be_compared_is_refused() -> None:
         Pairs(z_ND, labels_N)
 
 
-def test_collapsed_embeddings_have_errors_too() -> None:
-    """All scores are equal: nothing can be told apart."""
-    z_ND = np.tile(np.float32([[0.6, 0.8]]), (90, 1))
-    metrics = verify(Pairs(z_ND, np.arange(90) % 9)).metrics
-    assert metrics["eer"] == pytest.approx(0.5)
-    assert metrics["fnmr_at_fmr_1e-2"] == 1
+@pytest.mark.parametrize(("num", "dim"), [(10, 128), (25, 128), (100, 128)])
+def test_collapsed_embeddings_have_errors_too(num: int, dim: int) -> None:
+    """All scores are equal, wherever a pair stands in a tile: nothing can be told apart."""
+    for seed in range(8):
+        z_D = np.random.default_rng(seed).normal(size=dim)
+        z_ND = np.tile((z_D / np.linalg.norm(z_D)).astype(np.float32), (num, 1))
+        metrics = verify(Pairs(z_ND, np.sort(np.arange(num) % 3))).metrics
+        assert metrics["eer"] == 0.5
+        assert num < 100 or (metrics["fnmr_at_fmr_1e-2"], metrics["opis"]) == (1, 0)
+
+
+def test_equal_scores_are_equal_in_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes of 24 bits, whose cosines no float holds: pairs of as many equal bits are let through together."""
+    rng = np.random.default_rng(0)
+    bits_ND = rng.choice([-1, 1], (400, 24))
+    labels_N = np.repeat(np.arange(40), 10)
+    bits_ND = np.where(rng.random((400, 24)) < 0.25, bits_ND, rng.choice([-1, 1], (40, 24))[labels_N])
+    z_ND = (bits_ND / np.sqrt(24)).astype(np.float32)
+    genuine, impostors = split(listed(bits_ND, labels_N))
+    rejected = sum(s <= plain_threshold(impostors, 1e-2) for s in genuine) / len(genuine)
+    found = []
+    for tile, order in ((1024, labels_N), (1024, rng.permutation(40)[labels_N]), (37, labels_N)):
+        monkeypatch.setattr(sweeps, "_TILE", tile)
+        found.append(verify(Pairs(z_ND, order)).metrics)
+    for metrics in found:
+        assert metrics["fnmr_at_fmr_1e-2"] == rejected
+        assert metrics["eer"] == pytest.approx(plain_eer(genuine, impostors), abs=1e-12)
+        assert metrics == pytest.approx(found[0], abs=1e-12)
 
 
 def test_no_array_grows_with_the_pairs() -> None:

@@ -1,8 +1,10 @@
 """All pairs of a test set by tiles: their scores, which of them are genuine, and exact order statistics of both kinds.
 
-A pair's score is the cosine of its embeddings, a float32. A pair is genuine if both items are of one class, an
-impostor else. Pairs are unordered; an item is no pair with itself. With queries and a gallery each query makes a pair
-with each gallery item, once where both are on both sides.
+A pair's score is the cosine of its embeddings, computed in float64 and rounded to float32. So pairs that are equally
+near have equal scores: products in float32 differ in their last bits with their place in a tile.
+
+A pair is genuine if both items are of one class, an impostor else. Pairs are unordered; an item is no pair with itself.
+With queries and a gallery each query makes a pair with each gallery item, once where both are on both sides.
 
 No pair is stored. Order statistics come from the scores' bits, made to sort as the scores do: one sweep counts the
 upper 16 bits, a second the lower 16 of those wanted. Every sweep computes the same tiles, so a pair has one score.
@@ -118,8 +120,7 @@ class Pairs:
 
     def _tile(self, row: int, column: int) -> PairTile:
         row_B, column_M = self._rows[row : row + _TILE], self._columns[column : column + _TILE]
-        score_BM = self._z_ND[row_B] @ self._z_ND[column_M].T
-        score_BM += 0.0  # of two zeros there is one
+        score_BM = _products(self._z_ND[row_B], self._z_ND[column_M])
         class_B, class_M = self._class_N[row_B], self._class_N[column_M]
         left_out_BM = self._left_out(row, column, row_B, column_M)
         if class_B[0] > class_M[-1] or class_M[0] > class_B[-1]:
@@ -316,6 +317,14 @@ class _Counts:
     def __init__(self, num_bins: int) -> None:
         self.genuine_WH = np.zeros((num_bins, _HALF), np.int64)
         self.impostors_WH = np.zeros((num_bins, _HALF), np.int64)
+
+
+def _products(z_BD: Floats, z_MD: Floats) -> Floats:
+    """The cosines as float32: of pairs that are equally near, the same number in whatever tile and place."""
+    score_BM = z_BD.astype(np.float64) @ z_MD.astype(np.float64).T
+    rounded_BM = score_BM.astype(np.float32)
+    rounded_BM += 0.0  # of two zeros there is one
+    return rounded_BM
 
 
 def _from_here_on(count_H: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 Accept a pair if its score, the cosine, is at least theta. FMR(theta) is the share of impostors that are accepted,
 FNMR(theta) the share of genuine pairs that are rejected; which pairs there are says ``pairs``. theta_f lets at most
-the share f of impostors through (``OrderStatistics``). Scores are float32, so two shapes of tiles differ by 1e-7.
+the share f of impostors through (``OrderStatistics``).
 
 Shapes: N items, D embedding size, C classes ascending, T thresholds ascending.
 """
