@@ -14,7 +14,7 @@ from scipy.special import stdtr, stdtrit
 from dmlstudy.records import SeedRange
 from dmlstudy.spec.study_file import ProtocolConfig
 from dmlstudy.verdict.comparison import ALPHA, Pair, UnitMeans, compare, remarks
-from dmlstudy.verdict.sequential import Looks, Plan, SeedScore, chance_left
+from dmlstudy.verdict.sequential import FAILED, Looks, Plan, SeedScore, chance_left
 
 FINE = 1e-9
 Values = NDArray[np.float64]
@@ -251,6 +251,38 @@ def test_given_up_where_classes_limit_and_the_line_says_so() -> None:
     never = Looks(plan(give_up=0.0), ["a", "b"], [("a", "b")], 1e-4)
     never.take(scores)
     assert (never.comparisons()[0].ended, never.comparisons()[0].look) == ("limit", 10)
+
+
+@pytest.mark.parametrize("failed", [(), (1, 2), (1, 2, 3)])
+def test_seeds_that_failed_do_not_choose_the_population(failed: tuple[int, ...]) -> None:
+    """Of two of three seeds, or all, nothing is known at the first look; there are 20 classes all the same."""
+    scores = with_units(np.random.default_rng(48), 0.05, 0.06)
+    scores |= {("b", seed): FAILED for seed in failed}
+    looks = Looks(plan(give_up=0.0), ["a", "b"], [("a", "b")], 1e-4)
+    looks.take(scores)
+    (found,) = looks.comparisons()
+    assert (found.outcome, found.like_outcome, found.look) == (
+        "better",
+        "better",
+        3 if not failed else found.look,
+    )
+    assert found.ended == "decided"
+
+
+def test_an_outcome_on_classes_like_these_is_that_on_these() -> None:
+    """Three seeds say better on these classes, the seven that follow worse by more, on classes like these too."""
+    rng = np.random.default_rng(0)
+    pattern_C = np.where(np.arange(20) % 2, 0.3, -0.3)
+    found = {}
+    for seed in range(1, 11):
+        effect_C = 0.05 + pattern_C if seed <= 3 else -0.3 - pattern_C * 3 / 7
+        for name, mean_C in (("a", 0.5 + effect_C + 1e-4 * rng.normal()), ("b", np.full(20, 0.5))):
+            found[name, seed] = SeedScore(float(mean_C.mean()), UnitMeans("k", [1000] * 20, mean_C))
+    looks = Looks(plan(give_up=0.0), ["a", "b"], [("a", "b")], 1e-4)
+    looks.take(found)
+    (pair,) = looks.comparisons()
+    assert (pair.outcome, pair.like_outcome) == ("worse", "worse")
+    assert pair.effect < 0
 
 
 def test_the_interval_is_that_of_the_last_look() -> None:

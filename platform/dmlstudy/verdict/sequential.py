@@ -9,7 +9,8 @@ By the union bound over looks P(p <= a) <= a where there is no difference, howev
 depend on one another.
 
 Holm's test runs over the sequential p of all pairs. The interval is that of the pair's last
-look, at level w_k ALPHA / m for m pairs: these hold at once over pairs and looks.
+look, at level w_k ALPHA / m for m pairs: these hold at once over pairs and looks. An outcome has the sign of the look
+at which p was least, which may be an earlier one.
 
 A look is a pure function of the stored scores of its seeds. Nothing else is kept, so a resumed study looks again and
 finds the same.
@@ -233,17 +234,14 @@ class Looks:
             before = self._states.get(pair, _State(sample, others, place))
             self._states[pair] = before.with_look(sample, others, place, weight)
         if self._decides_on is None:
-            has_units = any(
-                each.others.sources is not None
-                and (self._overlap is not None or each.others.num_units >= FEW_UNITS)
-                for each in self._states.values()
-            )
-            self._decides_on = "classes_like_these" if has_units else "these_classes"
+            self._decides_on = self._by_units()
         self._num_judged += 1
         was_open = self._open
         decided = {
             pair
-            for pair, adjusted in zip(self.pairs, self._adjusted(self._decides_on), strict=True)
+            for pair, adjusted in zip(
+                self.pairs, self._adjusted(self._decides_on or "these_classes"), strict=True
+            )
             if adjusted <= ALPHA
         }
         for pair in was_open:
@@ -251,6 +249,17 @@ class Looks:
             self._states[pair] = self._states[pair]._replace(ended=ended)
         self._open = [pair for pair in was_open if self._states[pair].ended == "open"]
         self._note(num_seeds, was_open)
+
+    def _by_units(self) -> Population | None:
+        """What is decided on where the plan leaves it open: units like these, where there are enough to speak of them.
+
+        None until a pair has a seed in common: none can be decided before.
+        """
+        states = [state for state in self._states.values() if state.sample.num]
+        if not states:
+            return None
+        has_units = self._overlap is not None or max(each.others.num_units for each in states) >= FEW_UNITS
+        return "classes_like_these" if has_units else "these_classes"
 
     def _samples(self, pair: Pair, scores: Scores, num_seeds: int) -> tuple[Sample, Others]:
         """Paired differences of the first seeds, in all and by unit; a seed that failed for one is left out."""
@@ -326,16 +335,17 @@ class Looks:
                     "like_outcome": _outcome(of_others, state.sign_like),
                     "like_p_value": min(1.0, state.p_like),
                 }
-            decided = (
-                of_these if is_here else of_others
-            ) <= ALPHA  # perhaps only after its last look, by Holm
+            # Perhaps only after its last look, by Holm.
+            decided = (of_these if is_here else of_others) <= ALPHA
+            # Better on units like these is better on these, though other seeds once said the opposite of these.
+            sign_here = state.sign_like if of_others <= ALPHA else state.sign_here
             found.append(
                 comparison(pair, state.sample, of_these, level).model_copy(
                     update={
                         "unit": unit,
                         **others,
                         "p_value": min(1.0, state.p_here),
-                        "outcome": _outcome(of_these, state.sign_here),
+                        "outcome": _outcome(of_these, sign_here),
                         "look": self.plan.looks[state.place],
                         "most_seeds": self.plan.most_seeds,
                         "ended": "decided" if decided else state.ended,
