@@ -187,6 +187,21 @@ def test_folds_give_a_deviation_of_classes_and_one_of_seeds() -> None:
     assert (found.of_both, found.source) == (0.0, "this search's folds")
 
 
+def test_small_folds_do_not_hide_the_deviation_of_classes() -> None:
+    """Of five classes a fold each, as many means are taken out as there are folds."""
+    rng, variances = np.random.default_rng(13), []
+    for _ in range(300):
+        folds: dict[str, dict[int, UnitMeans]] = {"a": {}, "b": {}}
+        for fold in range(4):
+            counts = [4, 5, 6, 5, 4]
+            folds["a"][fold] = UnitMeans(f"fold {fold}", counts, 0.06 * rng.normal(size=5))
+            folds["b"][fold] = UnitMeans(f"fold {fold}", counts, np.zeros(5))
+        found = of_folds(folds)
+        assert found is not None
+        variances.append(found.of_class**2)
+    assert float(np.mean(variances)) ** 0.5 == pytest.approx(0.06, rel=0.03)
+
+
 def test_too_little_for_a_pilot() -> None:
     one = UnitMeans("k", [3] * 8, np.zeros(8))
     assert of_folds({}) is None

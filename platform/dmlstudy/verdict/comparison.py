@@ -468,6 +468,8 @@ class Sample(Record):
 
     @classmethod
     def of(cls, differences: list[float], resolution: float) -> Sample:
+        if not all(map(math.isfinite, differences)):
+            raise ValueError("a score is not a finite number; leave out the seeds of trials that failed")
         n = len(differences)
         mean = statistics.fmean(differences) if differences else 0.0
         if n < 2:

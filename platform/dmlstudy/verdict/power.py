@@ -27,7 +27,7 @@ from scipy.special import gammaincinv, ndtr, stdtrit
 from dmlstudy.records import Compared, Grown, Unit
 from dmlstudy.verdict.comparison import ALPHA, PLURALS, Comparison, UnitMeans
 from dmlstudy.verdict.sequential import Plan
-from dmlstudy.verdict.two_sources import FEWEST_UNITS, Weights
+from dmlstudy.verdict.two_sources import FEWEST_UNITS, Weights, variance_over_units
 
 POWER = 0.8
 """The chance with which a difference is seen that is told to be."""
@@ -235,9 +235,9 @@ def of_folds(
 ) -> Pilot | None:
     """The pilot of a search: each family's best on the classes that each fold held out, once each.
 
-    The differences d_c of two families are of one model each. Their deviation over classes, the folds' means taken out,
-    holds the interaction, so it is too large. The deviation of the folds' mean differences stands for a seed's, and is
-    too large as well. None with fewer than two folds or families.
+    The differences d_c of two families are of one model each. Their variance over the classes of a fold, pooled over
+    folds by degrees of freedom, holds the interaction, so it is too large. The deviation of the folds' mean
+    differences stands for a seed's, and is too large as well. None with fewer than two folds or families.
     """
     found = []
     for first, second in itertools.combinations(folds.values(), 2):
@@ -259,16 +259,14 @@ def _of_pair(folds: Sequence[tuple[UnitMeans, UnitMeans]]) -> tuple[float, float
     """Deviations of two families' differences over the folds, and over classes within folds."""
     if len(folds) < 2:
         return None
-    means, rests, counts = [], [], []
+    means, variances, num_free = [], [], []
     for a, b in folds:
         d_C: NDArray[np.float64] = a.mean_C - b.mean_C
-        n_C = np.array(a.counts, float)
-        means.append(float(d_C @ n_C / n_C.sum()))
-        rests.append(d_C - means[-1])
-        counts += a.counts
-    if len(counts) < FEWEST_UNITS:
+        means.append(float(np.average(d_C, weights=a.counts)))
+        if len(a.counts) > 1:
+            weights = Weights.of(a.counts)
+            variances.append(variance_over_units(d_C, weights) / weights.p2)
+            num_free.append(weights.nu)
+    if not variances or sum(len(a.counts) for a, _ in folds) < FEWEST_UNITS:
         return None
-    weights = Weights.of(counts)
-    rest_C = np.concatenate(rests)
-    of_classes = weights.f * float((weights.w_C**2 * rest_C**2).sum())
-    return statistics.stdev(means), math.sqrt(of_classes / weights.p2)
+    return statistics.stdev(means), math.sqrt(np.average(variances, weights=num_free))

@@ -251,7 +251,7 @@ class Looks:
         self._note(num_seeds, was_open)
 
     def _by_units(self) -> Population | None:
-        """What is decided on where the plan leaves it open: units like these, where there are enough to speak of them.
+        """The population decided on where the plan leaves it open: units like these, where there are enough of them.
 
         None until a pair has a seed in common: none can be decided before.
         """

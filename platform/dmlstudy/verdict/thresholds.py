@@ -37,7 +37,8 @@ class Rate(NamedTuple):
     """A share of pairs, ``num`` of ``total``, with its 95% interval for other classes like these.
 
     ``low`` and ``high`` are of the rate that the kind of classes has; ``new_low`` and ``new_high`` of the rate that as
-    many new classes will show. None where no pair, or every pair, is counted, and where classes are too few.
+    many new classes will show. None where no pair, or every pair, is counted, where classes are too few, and where all
+    show the same rate.
     """
 
     num: int
@@ -170,7 +171,7 @@ def rate_over_classes(hit_C: Sequence[int], total_C: Sequence[int], *, classes_i
     square_C = x_C**2
     variance = (num_classes - 1) / num_classes * float(square_C.sum())
     if not variance:
-        return found._replace(low=found.rate, high=found.rate, new_low=found.rate, new_high=found.rate)
+        return found
     df = min(max(3 * float(square_C.sum()) ** 2 / float((square_C**2).sum()) - 1, 1.0), num_classes - 1.0)
     half = float(stdtrit(df, 0.975)) * math.sqrt(variance)
     centre = float(logit(found.rate))

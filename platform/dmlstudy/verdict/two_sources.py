@@ -55,6 +55,7 @@ class Weights(NamedTuple):
         """
         if len(counts) < 2 or min(counts) < 1:
             raise ValueError(f"{len(counts)} units: needs two or more, each with a query")
+        counts = [int(n) for n in counts]  # numpy's would overflow
         total = sum(counts)
         p2, p3, p4, p5 = (Fraction(sum(n**k for n in counts), total**k) for k in (2, 3, 4, 5))
         trace = p2 - 2 * p3 + p2**2
