@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from dmlstudy.verdict import tuning_curves
 from dmlstudy.verdict.tuning_curves import pointwise_curve, tuning_curve
 
 

@@ -226,7 +226,7 @@ def _score(row: Row, metric: str) -> float | None:
 
 
 def cost(spec: StudySpec, dataset: TrialData, *, measure: bool) -> str:
-    """The line on a study's size and, if ``measure``, on the time it takes here, by the first of families that are alike."""
+    """The line on a study's size and, if ``measure``, on the time it takes here, by the first of those alike."""
     line = (
         f"{spec.name}: {len(spec.families)} families, {spec.num_search_trials} trials to search and"
         f" {spec.num_verdict_trials} for the verdict"
