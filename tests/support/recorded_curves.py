@@ -11,6 +11,7 @@ as large, and as alike from epoch to epoch, as that of real trials.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import TrialState
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
@@ -50,7 +52,10 @@ class RecordedCurves:
         smooth = ConstantKernel() * Matern(np.ones(at_NP.shape[1]), (0.2, 50.0), nu=2.5)
         kernel = smooth + WhiteKernel(0.1, (0.005, 1.0))
         process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
-        process.fit(at_NP, self.curve_NE[:, -1])
+        with warnings.catch_warnings():
+            # A dimension that does not matter has the greatest length that there is.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            process.fit(at_NP, self.curve_NE[:, -1])
         self._at_NP, self._kernel = at_NP, process.kernel_.k1
         self._mean_E = self.curve_NE.mean(axis=0)
         self._weight_NE = np.linalg.solve(process.kernel_(at_NP), self.curve_NE - self._mean_E)
