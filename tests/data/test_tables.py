@@ -50,6 +50,13 @@ def test_queries_and_gallery_are_as_the_table_says(kind: str, tmp_path: Path) ->
     assert found.test.read(np.arange(4))[:, 0, 0, 0].tolist() == [65, 85, 105, 125]
 
 
+def test_classes_may_be_called_as_spreadsheets_call_what_is_missing(tmp_path: Path) -> None:
+    names = ["NA", "null", "nan", "None"]
+    rows = [{"label": name, "path": f"p/{2 * i + k}.png"} for i, name in enumerate(names) for k in range(2)]
+    found = data.load("table", write(tmp_path, rows, "csv"))
+    assert {*found.development.class_names, *found.test.class_names} == set(names)
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_without_further_columns_classes_are_halved(kind: str, tmp_path: Path) -> None:
     rows = [{"label": row["label"], "path": row["path"]} for row in ROWS]

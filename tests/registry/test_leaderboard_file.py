@@ -161,7 +161,7 @@ def test_the_command_writes_each_form(
         (("--format", "json", "--against", "red", "-o", tmp_path / "x"), "-o is for a study's leaderboard"),
         (
             ("--format", "parquet", "-o", tmp_path / "thesis.tex"),
-            "thesis.tex: exists already and is not a Parquet file",
+            "thesis.tex: exists already and is not a leaderboard",
         ),
         (
             ("--format", "json", "-o", tmp_path / "thesis.tex"),

@@ -399,6 +399,41 @@ def test_a_store_that_may_only_be_read_is_one_line_without_a_traceback(
     connection.connect(store)
 
 
+def test_a_reason_is_a_line_of_text_whatever_was_typed(store: Store, name: str) -> None:
+    """Bytes of another encoding, control characters and markup: nothing is obeyed, and nothing blocks the model."""
+    promotion.offer(store, registered(store, name, GOOD))
+    promotion.offer(store, registered(store, name, SAME))
+    for empty in ("", " \n"):
+        with pytest.raises(StoreError, match="--anyway: no reason is given"):
+            promotion.promote(store, f"{name}/2", empty)
+    assert len(promotion.history(store, name)) == 2
+    promotion.promote(store, f"{name}/2", "caf\udce9\x1b[2J\n# <script>alert(1)</script> `x` [a](b)")
+    assert promotion.history(store, name)[-1].reason == (
+        r"without a comparison: caf\udce9\x1b[2J # <script>alert(1)</script> `x` [a](b)"
+    )
+    page = connection.connect(store).get_registered_model(name).description
+    (line,) = [each for each in page.splitlines() if "<script" in each]
+    assert line.startswith("* ")
+    assert "without a comparison: `` caf" in line
+    promotion.rollback(store, name)
+    assert aliases(store, name)["champion"] == 1
+
+
+def test_a_decision_that_could_not_be_written_is_completed(store: Store, name: str) -> None:
+    """Earlier versions noted a reason that is no text, and then could not set it: every decision broke on it."""
+    promotion.offer(store, registered(store, name, GOOD))
+    promotion.offer(store, registered(store, name, SAME))
+    before = promotion.history(store, name)
+    open_one = before[-1].model_copy(
+        update={"version": 2, "champion": 2, "reason": "x \udcff", "is_open": True}
+    )
+    promotion._write(store, name, [*before, open_one])
+    promotion.rollback(store, name)
+    reasons = [each.reason for each in promotion.history(store, name)]
+    assert r"x \udcff" in reasons
+    assert aliases(store, name)["champion"] == 1
+
+
 @pytest.mark.parametrize("call", ["get_registered_model", "set_registered_model_tag"])
 def test_what_the_store_refuses_is_one_line_and_nothing_of_before_is_lost(
     call: str, store: Store, name: str, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
@@ -135,6 +137,35 @@ def test_what_is_refused(models: dict[str, Path], pictures: Path, vectors: Path,
     with pytest.raises(ValueError, match="vectors of size 10; the model takes 9"):
         data.open_vectors(vectors, 9)
     assert not list(tmp_path.glob("z*"))
+
+
+def test_what_is_there_and_no_file_of_embeddings_stays(
+    models: dict[str, Path], pictures: Path, tmp_path: Path
+) -> None:
+    for name, columns in (("pictures", {"image": [b""], "label": [0]}), ("scores", {"study": ["s"]})):
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    own = tmp_path / "own.parquet"
+    data.write_embeddings(own, ["a"], None, np.ones((1, 4)))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in ("pictures", "scores"):
+        with pytest.raises(
+            ValueError, match=f"{name}.parquet: exists already and is not a file of embeddings"
+        ):
+            embed_into(job(models["plain"], pictures, tmp_path / f"{name}.parquet"))
+    with pytest.raises(ValueError, match=r"own.parquet: is read for it and would be lost"):
+        embed_into(job(models["plain"], own, tmp_path / ".." / tmp_path.name / "own.parquet"))
+    with pytest.raises(ValueError, match=r"a Parquet file; call it z.parquet"):
+        embed_into(job(models["plain"], pictures, tmp_path / "z.csv"))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_name_that_is_no_text_is_named(models: dict[str, Path], own_pictures: Path, tmp_path: Path) -> None:
+    picture = next(own_pictures.rglob("*.png"))
+    picture.rename(os.fsdecode(os.fsencode(picture.parent) + b"/caf\xe9.png"))
+    with pytest.raises(ValueError, match=r"caf\\udce9.png: its name is not UTF-8; rename the file"):
+        embed_into(job(models["plain"], own_pictures, tmp_path / "z.parquet"))
+    with pytest.raises(ValueError, match=r"caf\\udce9.png: its name is not UTF-8"):
+        data.load("image_folder", own_pictures)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dmlstudy.metric_names import for_people, on_retention, on_test
+from dmlstudy.text import one_line
 
 if TYPE_CHECKING:
     from dmlstudy.registry.leaderboard import Leaderboard
@@ -51,11 +52,12 @@ def _without_nan(facts: Any) -> Any:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Cells are shown as they are: names may look like Rich's markup, or hold what a terminal obeys."""
     table = Table(box=None)
     for column in columns:
         table.add_column(column)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(one_line(cell)) for cell in row))
     console.print(table)
 
 

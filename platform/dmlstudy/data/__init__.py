@@ -12,7 +12,9 @@ from dmlstudy.data.layouts import EXPECTED, EXPECTED_CLOSED, PartSize
 from dmlstudy.data.lfw import LFW, load_lfw
 from dmlstudy.data.loader import Loader, pinned
 from dmlstudy.data.parquet import (
+    EMBEDDING_COLUMNS,
     Column,
+    check_table_output,
     embeddings_left_out,
     embeddings_origin,
     fold_scores_as_bytes,
@@ -42,6 +44,7 @@ __all__ = [
     "AS_BEFORE",
     "CLOSED",
     "DATASETS",
+    "EMBEDDING_COLUMNS",
     "EXPECTED",
     "EXPECTED_CLOSED",
     "LFW",
@@ -70,6 +73,7 @@ __all__ = [
     "check_augmentation",
     "check_channels",
     "check_hits",
+    "check_table_output",
     "class_disjoint_folds",
     "decode_images",
     "embeddings_left_out",

@@ -15,7 +15,7 @@ import itertools
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
-from dmlstudy.files import cache_folder, written_whole
+from dmlstudy.files import PARQUET, cache_folder, check_output, written_whole
 from dmlstudy.records import PairCounts, UnitScores
 from dmlstudy.text import first_line
 
@@ -204,6 +204,38 @@ def _class_names(file: Any) -> Sequence[str]:
         return tuple(str(name) for name in features["label"]["names"])
     except (KeyError, TypeError, ValueError):
         return ()
+
+
+EMBEDDING_COLUMNS = ("id", "embedding")
+"""Columns by which a file of embeddings is known."""
+
+OTHER_FILES = (".csv", ".html", ".json", ".jsonl", ".npy", ".npz", ".tsv", ".txt", ".zip")
+"""Suffixes that a Parquet file should not have."""
+
+
+def check_table_output(
+    path: str | Path, what: str, columns: Collection[str], *, read: Sequence[str | Path] = ()
+) -> Path:
+    """The path, if a Parquet file may be written to it: no file is there, or one that has these columns.
+
+    ``what`` is what such a file is called, ``read`` are the files that it is made of. Raises ValueError as
+    ``files.check_output``, for one of those, and for a name that is one of other files.
+    """
+    path = check_output(path, what, PARQUET)
+    if path.suffix.lower() in OTHER_FILES:
+        raise ValueError(
+            f"{path}: would be {what}, a Parquet file; call it {path.with_suffix('.parquet').name}"
+        )
+    if path.exists():
+        if any(Path(each).exists() and path.samefile(each) for each in read):
+            raise ValueError(f"{path}: is read for it and would be lost; name another output")
+        try:
+            there = set(pq.read_schema(path).names)
+        except (OSError, pa.ArrowException):
+            there = set()
+        if not there >= set(columns):
+            raise ValueError(f"{path}: exists already and is not {what}; name another output")
+    return path
 
 
 def write_embeddings(
@@ -554,13 +586,22 @@ def read_columns(path: Path, as_text: Sequence[str] = ()) -> dict[str, Any]:
                 column_types={name: pa.string() for name in ("label", "path", "split", *as_text)},
                 true_values=["True", "true", "1", "1.0"],
                 false_values=["False", "false", "0", "0.0"],
-                strings_can_be_null=True,
+                strings_can_be_null=False,  # a class may be called NA or null
             )
-            table = pyarrow.csv.read_csv(path, convert_options=how)
+            table = _without_empty_text(pyarrow.csv.read_csv(path, convert_options=how))
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not a readable table ({first_line(error)})") from error
     _check_names(path, table.column_names)
     return {name: _column(path, name, table[name]) for name in table.column_names}
+
+
+def _without_empty_text(table: Any) -> Any:
+    """The table with null for text that is empty."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            column = table[place]
+            table = table.set_column(place, field, pc.if_else(pc.equal(column, ""), None, column))
+    return table
 
 
 def _column(path: Path, name: str, column: Any) -> Any:

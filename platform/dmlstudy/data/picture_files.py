@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dmlstudy.data.decoding import missing_format, suffixes
+from dmlstudy.text import one_line
 
 MOST_KINDS = 8
 """The most kinds of files that are distinguished."""
@@ -29,8 +30,21 @@ def is_picture(path: Path) -> bool:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The files of a folder and below whose names are those of pictures, sorted; hidden ones are left out."""
-    return sorted(filter(is_picture, files_below(folder)))
+    """The files of a folder and below whose names are those of pictures, sorted; hidden ones are left out.
+
+    Raises ValueError naming one whose name is no text, for an id or a class could not be written.
+    """
+    found = sorted(filter(is_picture, files_below(folder)))
+    for path in found:
+        _check_name(path, path.relative_to(folder.parent) if folder.name else path)
+    return found
+
+
+def _check_name(path: Path, name: Path) -> None:
+    try:
+        str(name).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{one_line(path)}: its name is not UTF-8; rename the file or its folder") from None
 
 
 def sub_folders(folder: Path) -> list[Path]:

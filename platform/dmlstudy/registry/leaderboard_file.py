@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dmlstudy import data, metric_names
 from dmlstudy.data import Column
-from dmlstudy.files import PARQUET, check_output, written_whole
+from dmlstudy.files import check_output, written_whole
 from dmlstudy.registry.estimates import Estimate
 from dmlstudy.registry.leaderboard import Leaderboard
 from dmlstudy.verdict.comparison import Comparison
@@ -31,7 +31,8 @@ def write(board: Leaderboard, path: str | Path, form: str) -> None:
     Raises ValueError for a path that may not be written (``files.check_output``).
     """
     if form == "parquet":
-        data.write_table(check_output(path, "a Parquet file", PARQUET), columns(board))
+        path = data.check_table_output(path, "a leaderboard", ("study", "family", "verdict"))
+        data.write_table(path, columns(board))
         return
     if form == "csv":
         path, text = check_output(path, "a leaderboard in CSV", b"study,"), csv_text(board)

@@ -19,9 +19,11 @@ from mlflow.exceptions import MlflowException
 
 from dmlstudy.records import Record
 from dmlstudy.registry import card, connection, leaderboard, model_page, models, tracking
+from dmlstudy.registry.markdown import verbatim
 from dmlstudy.registry.models import CHAMPION, RegisteredVersion
 from dmlstudy.search.verdict_trials import SHIPPED_SEED
 from dmlstudy.store import Store, StoreError
+from dmlstudy.text import one_line
 from dmlstudy.verdict.comparison import (
     NOT_KEPT,
     PLURALS,
@@ -44,6 +46,9 @@ OLD_HISTORY = "history"
 """The tag of older stores, which is read as long as there is no other."""
 
 MOST_KEPT = 20
+
+ANYWAY = "without a comparison: "
+"""The beginning of the reason of a decision that a person made; their own words follow."""
 
 ROLLED_BACK = "rolled back from version"
 """The beginning of the reason of a decision that restores the former champion."""
@@ -168,8 +173,11 @@ def promote(store: Store, reference: str, anyway: str | None = None) -> Decision
     """Make a version the champion if it is better than the one there is, or ``anyway`` for the reason given.
 
     Where it is not better the champion stays and the decision says why. Called again after a kill it completes what was
-    decided. Raises StoreError for the champion itself, and where the two cannot be compared and no reason is given.
+    decided. Raises StoreError for the champion itself, where the two cannot be compared and no reason is given, and for
+    a reason without a word.
     """
+    if anyway is not None and not anyway.strip():
+        raise StoreError("--anyway: no reason is given; say why in a few words, or leave it out")
     version = models.resolve(store, reference)
     broken_off = _open(store, version.name)
     _completed(store, version.name)
@@ -180,8 +188,8 @@ def promote(store: Store, reference: str, anyway: str | None = None) -> Decision
         return _decided(store, version, None, "no version was in use")
     if champion.version == version.version:
         raise StoreError(f"{version.name}/{version.version} is the champion already")
-    if anyway:
-        return _decided(store, version, champion, f"without a comparison: {anyway}")
+    if anyway is not None:
+        return _decided(store, version, champion, f"{ANYWAY}{one_line(anyway)}")
     return _challenged(store, version, champion)
 
 
@@ -259,7 +267,12 @@ def history(store: Store, name: str) -> list[Decision]:
         if error.get_http_status_code() != NOT_FOUND:  # type: ignore[no-untyped-call]
             raise
         return []
-    return [Decision(**each) for each in json.loads(tags.get(HISTORY) or tags.get(OLD_HISTORY) or "[]")]
+    found = [Decision(**each) for each in json.loads(tags.get(HISTORY) or tags.get(OLD_HISTORY) or "[]")]
+    # Earlier versions noted any reason, and could not write some elsewhere.
+    return [
+        each if each.reason.isprintable() else each.model_copy(update={"reason": one_line(each.reason)})
+        for each in found
+    ]
 
 
 def _challenged(store: Store, version: RegisteredVersion, champion: RegisteredVersion) -> Decision:
@@ -431,11 +444,18 @@ def describe(store: Store, name: str) -> None:
     written = client.get_registered_model(name).description or ""
     if written and not written.endswith(model_page.WRITTEN):
         return
-    text = model_page.text(
-        name, models.versions(store, name), [(each.at, said(each, name)) for each in history(store, name)]
-    )
+    decisions = [(each.at, said(_in_markdown(each), name)) for each in history(store, name)]
+    text = model_page.text(name, models.versions(store, name), decisions)
     if text != written:
         client.update_registered_model(name, text)
+
+
+def _in_markdown(decision: Decision) -> Decision:
+    """The decision with a person's words, if any, as they are."""
+    if not decision.reason.startswith(ANYWAY):
+        return decision
+    words = verbatim(decision.reason.removeprefix(ANYWAY))
+    return decision.model_copy(update={"reason": f"{ANYWAY}{words}"})
 
 
 def said(decision: Decision, name: str) -> str:

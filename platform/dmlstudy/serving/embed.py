@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dmlstudy import data
 from dmlstudy.data import Inputs
 from dmlstudy.data.images import Indices, RandomViews
-from dmlstudy.files import PARQUET, check_output, written_whole
+from dmlstudy.files import written_whole
 from dmlstudy.retrieval import short_forms
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
@@ -242,11 +242,13 @@ def embed_into(
     Parts that an earlier call of the same model has left are not made again where their items are still the same.
     ``follow`` is given the numbers of parts as they come to be, and how many there will be, to show progress.
 
-    Raises ValueError naming what is missing, unreadable or of another kind, for an output that may not be written
-    (``files.check_output``), where another call is writing it, and where the parts of something else are in the way;
-    the output is replaced when all is done, or not at all.
+    Raises ValueError naming what is missing, unreadable or of another kind, where another call is writing the output,
+    where the parts of something else are in the way, and as ``data.check_table_output``. The output is replaced when
+    all is done, or not at all.
     """
-    output = check_output(job.output, "a Parquet file", PARQUET)
+    output = data.check_table_output(
+        job.output, "a file of embeddings", data.EMBEDDING_COLUMNS, read=[job.inputs]
+    )
     _ = job.short  # what is wrong with it is told before anything is read
     numbers = range(len(job.parts))
     with _sole_writer(job):

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from dmlstudy import data
 from dmlstudy.data import embedding_files
 from dmlstudy.data.embedding_files import BATCH, ItemBatch
-from dmlstudy.files import PARQUET, check_output
 from dmlstudy.saved import Model
 from dmlstudy.saved.space_map import SpaceMap
 from dmlstudy.serving import gallery as galleries
@@ -108,7 +107,7 @@ def map_into(
     output = Path(output)
     is_file = output.suffix.lower() == ".parquet"
     if is_file:
-        check_output(output, "a Parquet file", PARQUET)
+        data.check_table_output(output, "a file of embeddings", data.EMBEDDING_COLUMNS, read=[old])
     else:
         galleries.check_new(output)
     if space_map.target != model.fingerprint:
