@@ -81,7 +81,6 @@ def test_the_same_picture_under_two_labels_is_told_with_two_names(
 ) -> None:
     monkeypatch.setattr(pictures, "IN_MEMORY_BYTES", limit)
     picture_set(tmp_path, dict.fromkeys("abcdefgh", 3))
-    shutil.copy(tmp_path / "a" / "0.png", tmp_path / "a" / "9.png")  # twice under one label is no matter
     shutil.copy(tmp_path / "b" / "1.png", tmp_path / "d" / "x.png")
     shutil.copy(tmp_path / "c" / "1.png", tmp_path / "h" / "x.png")  # in development and test
     assert told(tmp_path) == [
@@ -90,6 +89,19 @@ def test_the_same_picture_under_two_labels_is_told_with_two_names(
     (tmp_path / "a" / "0.png").write_bytes(b"no picture")  # numbers go by what is left
     assert told(tmp_path, on_corrupt="skip") == told(tmp_path, on_corrupt="skip")
     assert str(tmp_path / "b" / "1.png") in told(tmp_path, on_corrupt="skip")[0]
+
+
+def test_copies_within_a_class_are_told(tmp_path: Path) -> None:
+    """Whatever the model, the nearest item of each is its copy."""
+    picture_set(tmp_path, dict.fromkeys("abcdefgh", 3))
+    shutil.copy(tmp_path / "a" / "0.png", tmp_path / "a" / "9.png")
+    for number in (0, 1):
+        shutil.copy(tmp_path / "h" / f"{number}.png", tmp_path / "h" / f"again{number}.png")
+    said = "images have an identical copy in their own class, which any model finds: scores are too high"
+    assert told(tmp_path) == [
+        f"development: 2 of 13 {said}; keep one of each",
+        f"test: 4 of 14 {said}; keep one of each",
+    ]
 
 
 def test_classes_of_one_image_are_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Shapes: N images, C classes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def remarks(dataset: ZeroShotData | ClosedSet, path: str | None) -> list[str]:
             lines.append(
                 f"{side}: {num_single} of {num_classes} classes have one image: never a hit, never a positive pair"
             )
-    lines += [*dataset.left_out, *_on_cameras(dataset)]
+    lines += [*dataset.left_out, *_on_cameras(dataset), *_twice_in_a_class(dataset)]
     return lines + _under_two_labels(dataset)
 
 
@@ -38,6 +39,19 @@ def _on_cameras(dataset: ZeroShotData) -> list[str]:
         if camera_N is not None and (num := int((camera_N < 0).sum())):
             lines.append(
                 f"{side}: {num} of {len(camera_N)} images without a camera, which are left out of no ranking"
+            )
+    return lines
+
+
+def _twice_in_a_class(dataset: ZeroShotData) -> list[str]:
+    """Lines on pictures whose nearest item is their own copy, whatever the model."""
+    lines = []
+    for side, images in (("development", dataset.development), ("test", dataset.test)):
+        found = Counter(zip(images.content_hashes(), images.labels_N.tolist(), strict=True))
+        if num := sum(number for number in found.values() if number > 1):
+            lines.append(
+                f"{side}: {num} of {len(images)} images have an identical copy in their own class, which any model"
+                " finds: scores are too high; keep one of each"
             )
     return lines
 
