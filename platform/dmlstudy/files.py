@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -150,6 +151,44 @@ def written_whole(
 def draft_of(path: Path) -> Path:
     """The name of a file until it is whole."""
     return path.with_name(f".{path.name}.draft")
+
+
+@contextlib.contextmanager
+def draft_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder beside ``folder``, for its content until ``put_in_place``; removed if it is still there then.
+
+    It is this process's alone: raises ValueError where another is making the same. What a killed one has left in it is
+    cleared away.
+    """
+    taken = ValueError(f"{folder}: is being made by another call; wait for that, or name a new folder")
+    draft = draft_of(folder)
+    draft.mkdir(exist_ok=True)
+    held = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken from None
+        except OSError:  # a file system that locks no folders
+            pass
+        if not _is_at(held, draft):  # the other call has ended meanwhile
+            raise taken
+        for left in draft.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        try:
+            yield draft
+        finally:
+            if _is_at(held, draft):
+                shutil.rmtree(draft, ignore_errors=True)
+    finally:
+        os.close(held)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """True if an open file or folder still has this name."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
 
 
 def put_in_place(draft: Path, path: Path, *, outlasts_power: bool = True) -> None:

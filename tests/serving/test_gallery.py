@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from dmlstudy import data, embedders, hashing, online
 from dmlstudy.cli.app import app
+from dmlstudy.files import draft_folder
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
 from dmlstudy.serving import gallery as galleries
@@ -391,6 +392,36 @@ def test_a_kill_leaves_no_half_gallery(models: dict[str, Path], pictures: Path, 
         assert not (tmp_path / "gallery").exists()
     assert len(build(z, tmp_path / "gallery")) == 30
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gallery", "z.parquet"]
+
+
+def test_two_calls_of_one_folder_do_not_mix(models: dict[str, Path], pictures: Path, tmp_path: Path) -> None:
+    """The second is refused while the first is at work, however the first ends; its leavings are cleared away."""
+    file = embedded(models["plain"], pictures, tmp_path)
+    folder = tmp_path / "gallery"
+    with draft_folder(folder) as first:
+        (first / "items.parquet").write_bytes(b"of the first")
+        with pytest.raises(ValueError, match=r"gallery: is being made by another call; wait for that"):
+            build(file, folder)
+        assert (first / "items.parquet").read_bytes() == b"of the first"
+    assert not first.exists()
+    (first / "deep").mkdir(parents=True)
+    (first / "deep" / "left.bin").write_bytes(b"by a killed call")
+    build(file, folder)
+    open_gallery(folder)
+    assert not first.exists()
+    assert not list(folder.rglob("*left*"))
+
+
+def test_a_draft_that_took_its_place_is_not_removed_with_the_next_ones(tmp_path: Path) -> None:
+    """Whoever ends after another has begun leaves the other's draft alone."""
+    with draft_folder(tmp_path / "a") as first:
+        first.rename(tmp_path / "a")
+        second = draft_folder(tmp_path / "a")
+        draft = second.__enter__()
+    assert draft.is_dir()
+    second.__exit__(None, None, None)
+    assert not draft.exists()
+    assert (tmp_path / "a").is_dir()
 
 
 def test_the_index_is_put_where_the_gallery_is_asked_to_be(

@@ -14,7 +14,6 @@ Shapes: N items, D size of the source's embeddings, E of the target's, H hidden.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.numpy import save_file
 
 from dmlstudy import model_folder
-from dmlstudy.files import put_in_place
+from dmlstudy.files import draft_folder, put_in_place
 from dmlstudy.text import reason
 
 MapKind: TypeAlias = Literal["linear", "orthogonal", "mlp"]
@@ -111,10 +110,7 @@ class SpaceMap:
         if folder.exists():
             raise ValueError(f"{folder}: exists already; name a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = folder.with_name(f".{folder.name}.draft")
-        shutil.rmtree(draft, ignore_errors=True)  # what a killed call has left
-        try:
-            model_folder.clear(draft)
+        with draft_folder(folder) as draft:
             save_file(
                 {name: np.ascontiguousarray(value, np.float32) for name, value in self.weights.items()},
                 draft / model_folder.WEIGHTS,
@@ -122,8 +118,6 @@ class SpaceMap:
             model_folder.describe(draft / DESCRIPTION, self.described.model_dump(mode="json"), None)
             model_folder.seal(draft)
             put_in_place(draft, folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         return SpaceMap.open(folder)
 
     @classmethod

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dmlstudy import data, retrieval
 from dmlstudy.data import embedding_files
-from dmlstudy.files import put_in_place, sha256, written_whole
+from dmlstudy.files import draft_folder, put_in_place, sha256, written_whole
 from dmlstudy.metric_names import ShortForm
 from dmlstudy.retrieval import CodeIndex, EmbeddingIndex, Index, Tuning, short_forms
 from dmlstudy.serving import short_search
@@ -238,16 +237,11 @@ def build(
             " choose flat"
         )
     plan = _Plan.of(embeddings, head, origin, size, bits, beside, kind)
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)  # what a killed call has left
-    draft.mkdir()
-    try:
+    with draft_folder(folder) as draft:
         described = _write(draft, embeddings, head, plan, kind, tuning, origin)
         with written_whole(draft / ABOUT) as file:
             file.write(described.model_dump_json(indent=1).encode() + b"\n")
         _take_place(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return _read(folder, described, "cpu")
 
 

@@ -5,7 +5,6 @@ Shapes: B items of a batch, D size of the old model's embeddings, E of the new o
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from dmlstudy import data
 from dmlstudy.data import embedding_files
 from dmlstudy.data.embedding_files import BATCH, ItemBatch
+from dmlstudy.files import draft_folder
 from dmlstudy.saved import Model
 from dmlstudy.saved.space_map import SpaceMap
 from dmlstudy.serving import gallery as galleries
@@ -151,12 +151,7 @@ def map_into(
 
 def _as_gallery(write: Callable[[Path], int], folder: Path, kind: IndexKind) -> int:
     """Make a gallery of the file that is written beside it for the time being."""
-    held = folder.with_name(f".{folder.name}.mapped")
-    shutil.rmtree(held, ignore_errors=True)  # what a killed call has left
-    held.mkdir()
-    try:
+    with draft_folder(folder.with_name(f"{folder.name}.mapped")) as held:
         num_items = write(held / "mapped.parquet")
         galleries.build(held / "mapped.parquet", folder, kind)
-    finally:
-        shutil.rmtree(held, ignore_errors=True)
     return num_items
