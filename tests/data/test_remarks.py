@@ -54,6 +54,13 @@ def test_pictures_beside_the_class_folders_are_told(tmp_path: Path) -> None:
     assert told(tmp_path) == [f"left out: 1 pictures beside the class folders, as {tmp_path / 'loose.png'}"]
 
 
+def test_a_name_is_no_command_to_the_terminal(tmp_path: Path) -> None:
+    picture_set(tmp_path, dict.fromkeys("abcd", 2))
+    shutil.copy(tmp_path / "a" / "0.png", tmp_path / "\x1b[31mred\nerror: all is lost.png")
+    (line,) = told(tmp_path)
+    assert line.endswith(r"/\x1b[31mred error: all is lost.png")
+
+
 def test_of_train_and_test_what_lies_beside_them_is_told(tmp_path: Path) -> None:
     for seed, (side, names) in enumerate((("train", "abcd"), ("test", "efgh"), ("val", "ij"))):
         picture_set(tmp_path / side, dict.fromkeys(names, 2), seed)

@@ -277,6 +277,17 @@ def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
     agrees(output, models["plain"], own_pictures)
 
 
+def test_a_skipped_pictures_name_is_no_command_to_the_terminal(
+    models: dict[str, Path], own_pictures: Path, tmp_path: Path
+) -> None:
+    (own_pictures / "class0" / "\x1b[2J\nerror: fine.png").write_bytes(b"no picture")
+    skipping = EmbedJob(
+        str(models["plain"]), str(own_pictures), str(tmp_path / "z.parquet"), 4, "cpu", "skip"
+    )
+    (line,) = told(skipping, embed_into(skipping))
+    assert r"\x1b[2J error: fine.png: not a readable image" in line
+
+
 def test_many_skipped_pictures_are_not_all_told(models: dict[str, Path], tmp_path: Path) -> None:
     made = embed.EmbedResult(1, 6, [(str(number), f"{number}: not a readable image") for number in range(13)])
     (tmp_path / "a.png").touch()

@@ -15,10 +15,15 @@ from dmlstudy.data.folds import Fold
 from dmlstudy.data.images import Labels, ZeroShotData
 from dmlstudy.data.picture_files import files_below, is_picture, left_out, sub_folders
 from dmlstudy.data.seen_classes import ClosedSet
+from dmlstudy.text import one_line
 
 
 def remarks(dataset: ZeroShotData | ClosedSet, path: str | None) -> list[str]:
     """Lines on a data set as it was loaded from ``path``; none where nothing is odd."""
+    return [one_line(line) for line in _remarks(dataset, path)]
+
+
+def _remarks(dataset: ZeroShotData | ClosedSet, path: str | None) -> list[str]:
     lines = left_out_of_classes(Path(path)) if dataset.name == "image_folder" and path is not None else []
     if isinstance(dataset, ClosedSet):
         return lines + ([] if dataset.concepts else _under_two_labels(dataset))

@@ -29,6 +29,7 @@ from dmlstudy.retrieval import short_forms
 from dmlstudy.saved import Model
 from dmlstudy.saved.items import of_files
 from dmlstudy.serving.short_search import Short, wanted_of
+from dmlstudy.text import one_line
 
 PART = 4096
 """Items of a part, about: what is read and embedded between two files, and lost at most by a stop."""
@@ -329,7 +330,7 @@ def _clear(folder: Path) -> None:
 def told(job: EmbedJob, embedded: EmbedResult) -> list[str]:
     """Lines on what was left out: files of other kinds, and pictures that could not be decoded."""
     lines = [f"left out: {job.items.left_out}"] if job.items.left_out else []
-    lines += [f"left out: {reason}" for _, reason in embedded.left_out[:MOST_TOLD]]
+    lines += [one_line(f"left out: {reason}") for _, reason in embedded.left_out[:MOST_TOLD]]
     if (num_more := len(embedded.left_out) - MOST_TOLD) > 0:
         lines.append(f"left out: {num_more} more that cannot be decoded; the file's metadata name all")
     return lines
