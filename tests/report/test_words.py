@@ -93,6 +93,10 @@ def test_a_winner_that_is_worse_on_the_test_classes_is_said_to_be() -> None:
             "[0.5852, 0.6348], and no pair that it is in was compared.",
         ),
         (
+            board({"a": A, "b": B, "c": B}, comparisons=board({"a": A, "c": B}).comparisons),
+            "[0.5852, 0.6348], and it was not compared with the runner-up b.",
+        ),
+        (
             board({"a": [], "b": []}, None),
             "a leads so far by validation map_at_r 0.9000; it was not judged",
         ),

@@ -36,7 +36,8 @@ def image_files(folder: Path) -> list[Path]:
     """
     found = sorted(filter(is_picture, files_below(folder)))
     for path in found:
-        _check_name(path, path.relative_to(folder.parent) if folder.name else path)
+        if not str(path).isascii():
+            _check_name(path, path.relative_to(folder.parent) if folder.name else path)
     return found
 
 

@@ -90,7 +90,10 @@ def verdict(board: Leaderboard) -> str:
         rival, what = others[0], f"the runner-up {others[0]}"
     outcome, each = comparison_of(board, winner.family, rival) if rival else ("", None)
     if each is None:
-        why = "no pair that it is in was compared" if others else "there is nothing to compare it with"
+        why = "there is nothing to compare it with"
+        if others:
+            is_compared = any(winner.family in (one.first, one.second) for one in board.comparisons)
+            why = f"it was not compared with {what}" if is_compared else "no pair that it is in was compared"
         sentence += f", and {why}{' yet' if board.status != 'finished' else ''}"
     else:
         preposition = "from" if outcome == "not distinguishable" else "than"
