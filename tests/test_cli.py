@@ -37,7 +37,8 @@ SPEC = Path(__file__).resolve().parents[1] / "search_spaces" / "studies" / "digi
 VERBS = {
     "run", "submit", "status", "logs", "stop", "validate", "families", "leaderboard", "models", "pull",
     "embed", "ui", "selfcheck", "resume", "promote", "rollback", "compare", "index", "retrieve", "serve", "report",
-    "export", "init", "options", "jobs", "delete", "prune", "claims", "push",
+    "export", "init", "options", "jobs", "delete", "prune",
+    "relocate", "claims", "push",
 }  # fmt: skip
 
 

@@ -154,7 +154,7 @@ class Store:
 
     @property
     def tracking_uri(self) -> str:
-        return self.server or f"sqlite:///{self.mlflow_file}"
+        return self.server or sqlite_url(self.mlflow_file)
 
     @property
     def mlflow_file(self) -> Path:
@@ -171,7 +171,7 @@ class Store:
 
     @property
     def optuna_url(self) -> str:
-        return self.search_database or f"sqlite:///{self.optuna_file}"
+        return self.search_database or sqlite_url(self.optuna_file)
 
     @property
     def has_searches(self) -> bool:
@@ -328,6 +328,15 @@ def seconds_spent(state: Mapping[str, Any]) -> float:
         return 0.0
     end = time.time() if state["state"] == "running" else state["updated"]
     return float(state.get("spent", 0.0) + max(0.0, end - state["started"]))
+
+
+def sqlite_url(path: Path) -> str:
+    """The address by which SQLAlchemy opens a database, which would take ``?`` and ``%20`` in a path for its own."""
+    if not {"?", "%"} & set(str(path)):
+        return f"sqlite:///{path}"
+    from sqlalchemy import URL
+
+    return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def refuse_login(uri: str | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from dmlstudy.store import Store
 
+from ..support.copied_store import copied
 from ..support.made_study import Maker
 from .campaign.plan import KINDS, STUDY_KINDS, planned
 from .campaign.record import EQUAL, ROUND, CampaignRecord, Row, table
@@ -120,7 +120,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_the_comparison_finds_what_is_planted(tmp_path: Path, made: Path, planted: str) -> None:
-    store = Path(shutil.copytree(made, tmp_path / "store"))
+    store = copied(made, tmp_path / "store").root
     before = contents(store)
     assert differences(before, contents(made)) == []
     change, line = PLANTED[planted]
@@ -132,7 +132,7 @@ def test_the_comparison_finds_what_is_planted(tmp_path: Path, made: Path, plante
 
 
 def test_a_store_that_does_not_open_is_bricked(tmp_path: Path, made: Path) -> None:
-    store = Path(shutil.copytree(made, tmp_path / "store"))
+    store = copied(made, tmp_path / "store").root
     (store / "mlflow.db").write_bytes(b"torn")
     assert any("refused" in key for key in opened(store))
 

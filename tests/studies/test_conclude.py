@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import shutil
-import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import mlflow
 import numpy as np
 import optuna
 import pytest
+from support.copied_store import copied
 from support.tune_simulator import Tune, study
 
 from dmlstudy import data, embedders, model_folder
@@ -113,16 +113,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "store"
 
 
-def moved(judged: Path, to: Path) -> Store:
-    """A copy of the store, with its artifacts; MLflow keeps absolute places in its database."""
-    shutil.copytree(judged, to)
-    with contextlib.closing(sqlite3.connect(to / "mlflow.db")) as database:
-        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-            database.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(judged), str(to)))
-        database.commit()
-    return Store(to)
-
-
 def concluded(store: Store) -> None:
     """Go on with the study, as `dmlstudy resume` does when all trials are over."""
     spec = study()
@@ -191,7 +181,7 @@ def seen(store: Store) -> dict[str, Any]:
 
 
 def test_an_unbroken_conclusion_is_complete(judged: Path, tmp_path: Path) -> None:
-    store = moved(judged, tmp_path / "store")
+    store = copied(judged, tmp_path / "store")
     concluded(store)
     state = seen(store)
     assert [(v[1], v[2], v[3]) for v in state["versions"]] == [
@@ -227,13 +217,13 @@ def test_killed_before_any_write_a_conclusion_ends_the_same(
         model_folder.seal(folder)
 
     monkeypatch.setattr(embedders, "add_program", add_program)
-    unbroken = moved(judged, tmp_path / "unbroken")
+    unbroken = copied(judged, tmp_path / "unbroken")
     deaths = Deaths(monkeypatch)
     concluded(unbroken)
     num_writes, expected = deaths.num, seen(unbroken)
     assert num_writes > 40
     for number in range(0, num_writes, every):
-        store = moved(judged, tmp_path / f"broken-{number}")
+        store = copied(judged, tmp_path / f"broken-{number}")
         deaths.num, deaths.dies_at = 0, number
         with pytest.raises(Died):
             concluded(store)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import mlflow
 import optuna
 import pytest
+from support.copied_store import copied
 from support.tune_simulator import Tune, hill, study
 from typer.testing import CliRunner
 
@@ -128,16 +127,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudySearch,
 
 @pytest.fixture
 def store(played: tuple[Path, StudySearch, list[str]], tmp_path: Path) -> Store:
-    """A copy of the store; MLflow keeps absolute places in its database."""
-    to = tmp_path / "store"
-    shutil.copytree(played[0], to)
-    with contextlib.closing(sqlite3.connect(to / "mlflow.db")) as database:
-        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-            database.execute(
-                f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(played[0]), str(to))
-            )
-        database.commit()
-    return Store(to)
+    return copied(played[0], tmp_path / "store")
 
 
 def test_the_plan_is_sealed_before_the_verdict_and_says_what_it_can_see(

@@ -8,7 +8,7 @@ __all__ = ["GROUPS", "app", "claims", "main", "models", "publishing", "results",
 GROUPS = {
     "Prepare": ("init", "families", "options", "validate", "selfcheck"),
     "Run": ("run", "resume", "status", "logs", "stop", "submit", "jobs", "claims"),
-    "Look": ("leaderboard", "report", "ui", "delete", "prune"),
+    "Look": ("leaderboard", "report", "ui", "relocate", "delete", "prune"),
     "Decide": ("models", "compare", "promote", "rollback"),
     "Use": ("pull", "embed", "index", "retrieve", "serve", "export", "push"),
 }

@@ -603,6 +603,24 @@ def delete(
 
 
 @app.command(
+    epilog="Example: after `cp -r dmlstudy_store backup` do `dmlstudy relocate --store backup`",
+)
+def relocate(json: JsonOption = False, store: StoreOption = DEFAULT_STORE) -> None:
+    """Make a store that was moved or copied look for its artifacts in its own folder; not while a study runs there.
+
+    A copy is a store of its own then: it can be read, and its studies go on, without the store that it was copied from.
+    """
+    from dmlstudy.registry import artifact_places
+
+    place = store_at(store)
+    before = artifact_places.relocate(place)
+    if json:
+        show_json({"store": str(place.root), "was_at": None if before is None else str(before)})
+        return
+    print(f"{place.root}: {'is in its place' if before is None else f'no longer looks in {before}'}")
+
+
+@app.command(
     epilog="Examples: `dmlstudy prune --dry-run` · `dmlstudy prune --older-than 1d --also models/ --parts`",
 )
 def prune(

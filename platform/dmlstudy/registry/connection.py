@@ -15,10 +15,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import mlflow
 import requests
 from mlflow.exceptions import MlflowException
+from mlflow.tracking._tracking_service import utils
 
 from dmlstudy.patience import ServerPatience
-from dmlstudy.registry import row_counts
-from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole
+from dmlstudy.registry import artifact_places, row_counts
+from dmlstudy.store import Store, StoreError, holds_nothing, knock_at_server, make_whole, sqlite_url
 from dmlstudy.text import first_line
 
 MADE_BY_MLFLOW = {"alembic_version": "1", "experiments": "name = 'Default'", "workspaces": "name = 'default'"}
@@ -32,7 +33,7 @@ P = ParamSpec("P")
 
 
 def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
-    """A client of the store's MLflow; raises StoreError where it does not answer.
+    """A client of the store's MLflow; raises StoreError where it does not answer, and of a store that was moved.
 
     The store's own database is made only if ``create`` says so.
     """
@@ -46,6 +47,10 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
             raise StoreError(
                 f"no studies in the store {store.root}; start one with `dmlstudy run` or name --store"
             )
+        if store.server is None:
+            artifact_places.check(store)
+        if mlflow.get_tracking_uri() != store.tracking_uri:
+            utils._artifact_repos_cache.clear()  # it is by run, and a copy of a store has the same runs
         mlflow.set_tracking_uri(store.tracking_uri)
         client = mlflow.MlflowClient(store.tracking_uri)
         client.search_experiments(max_results=1)
@@ -81,7 +86,7 @@ def _make_database(store: Store, draft: Path) -> None:
     """Make MLflow's database, by dozens of migrations that each write to the disk."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    made = SqlAlchemyStore(f"sqlite:///{draft}", store.artifacts)  # type: ignore[no-untyped-call]
+    made = SqlAlchemyStore(sqlite_url(draft), store.artifacts)  # type: ignore[no-untyped-call]
     made._dispose_engine()  # type: ignore[no-untyped-call]
     SqlAlchemyStore._engine_map.pop(made.db_uri, None)
 

@@ -6,13 +6,15 @@ import os
 import socket
 import sys
 
+from dmlstudy.registry import artifact_places
 from dmlstudy.store import Store, StoreError
 
 
 def check(store: Store, port: int) -> None:
-    """Raises StoreError where there is no store, or the port is taken."""
+    """Raises StoreError where there is no store, where it was moved, and where the port is taken."""
     if not (store.root / "mlflow.db").is_file():
         raise StoreError(f"no studies in {store.root}; name another store with --store")
+    artifact_places.check(store)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy import journal
 from dmlstudy.patience import ServerPatience
-from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole
+from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole, sqlite_url
 from dmlstudy.text import first_line
 
 T = TypeVar("T")
@@ -246,7 +246,7 @@ PASSING = (
 
 
 def _make_database(draft: Path) -> None:
-    storage = optuna.storages.RDBStorage(f"sqlite:///{draft}")
+    storage = optuna.storages.RDBStorage(sqlite_url(draft))
     storage.remove_session()
     storage.engine.dispose()
 
