@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -25,6 +27,12 @@ SPARE = 1.1
 
 TEMPORARY = "dmlstudy-files-"
 """The beginning of temporary folders' names."""
+
+DRAFT, MARK = ".draft", "[0-9a-f]" * 32
+"""The end of the names of files that are not whole yet, and what tells two drafts of one file apart, as a pattern."""
+
+FOLDER_DRAFT = f".dmlstudy{DRAFT}"
+"""The end of the names of folders that are not whole yet."""
 
 _temporary: set[str] = set()
 
@@ -129,28 +137,49 @@ def written_whole(
 ) -> Iterator[IO[bytes]]:
     """A file that takes its place when the block ends, whole, also after a loss of power; if the block raises, never.
 
-    ``draft``, in the same folder, is what it is called until then; the folder is made if missing. A lock that the block
-    takes on the file is held until it has its name. Without ``outlasts_power`` the disk is not waited for.
+    Until then it is a draft in the same folder, which is made if missing. The draft is this call's alone and locked, so
+    calls that write the same file do not mix, and the next one removes what a killed one has left. ``draft`` is another
+    name for it, without a lock, for files of which there is one writer. Without ``outlasts_power`` the disk is not
+    waited for.
     """
-    draft = draft or draft_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with draft.open("wb") as file:
+        with _own_draft(path) if draft is None else draft.open("wb") as file:
+            draft = Path(file.name)
             yield file
             file.flush()
             put_in_place(draft, path, outlasts_power=outlasts_power)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        if draft is not None:
+            with contextlib.suppress(OSError):
+                draft.unlink()
         is_of_draft = isinstance(error, OSError) and str(error.filename) in ("None", str(draft))
         if isinstance(error, OSError) and error.errno and is_of_draft:  # as of a full disk
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
 
 
+def _own_draft(path: Path) -> IO[bytes]:
+    """A new file beside ``path``, locked where the file system has locks."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{MARK}{DRAFT}"):
+        if not is_held(left):
+            left.unlink(missing_ok=True)
+    while True:
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}{DRAFT}")
+        try:
+            file = draft.open("xb")
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_at(file.fileno(), draft):
+            return file
+        file.close()  # between its first two steps another call took it for a killed one's
+
+
 def draft_of(path: Path) -> Path:
-    """The name of a file until it is whole."""
-    return path.with_name(f".{path.name}.draft")
+    """The name of a file of which there is one writer, until it is whole."""
+    return path.with_name(f".{path.name}{DRAFT}")
 
 
 @contextlib.contextmanager
@@ -161,7 +190,7 @@ def draft_folder(folder: Path) -> Iterator[Path]:
     cleared away.
     """
     taken = ValueError(f"{folder}: is being made by another call; wait for that, or name a new folder")
-    draft = draft_of(folder)
+    draft = folder.with_name(f".{folder.name}{FOLDER_DRAFT}")
     draft.mkdir(exist_ok=True)
     held = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -182,6 +211,21 @@ def draft_folder(folder: Path) -> Iterator[Path]:
                 shutil.rmtree(draft, ignore_errors=True)
     finally:
         os.close(held)
+
+
+def is_held(path: Path) -> bool:
+    """True if the process lives that makes this draft, a file or a folder; also where that cannot be found out."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

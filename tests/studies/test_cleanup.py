@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -193,19 +194,25 @@ def test_what_killed_commands_have_left_is_pruned(
         aged(folder / "checkpoints" / "state"),
         aged(scratch / f"dmlstudy-meeting-{gone()}-a" / "port"),
         aged(scratch / f"dmlstudy-files-{gone()}-a" / "weights"),
-        aged(tmp_path / "models" / ".pull-x" / "weights"),
+        aged(aged(tmp_path / "models" / ".pull-x" / "content" / "weights").parent.parent / "lock"),
+        aged(tmp_path / "models" / f".report.html.{'0a' * 16}.draft"),
+        aged(tmp_path / "models" / ".gallery.dmlstudy.draft" / "items.parquet"),
     ]
     kept = [
         aged(place.study_folder("driven") / ".study.json.78"),
         aged(tmp_path / "models" / "o.parquet.parts" / "job.json"),
         aged(tmp_path / "models" / "own.parts" / "score.txt"),
+        aged(tmp_path / "models" / ".pull-requests" / "mine.txt"),
+        aged(tmp_path / "models" / ".letter.draft"),
+        held := aged(tmp_path / "models" / f".report.html.{'1b' * 16}.draft"),
         aged(scratch / f"dmlstudy-meeting-{os.getpid()}-a" / "port"),
         aged(scratch / "dmlstudy-meeting-a" / "port"),
         aged(scratch / f"dmlstudy-files-{os.getpid()}-a" / "weights"),
     ]
-    young = tmp_path / "models" / ".pull-y" / "weights"
-    young.parent.mkdir()
-    young.write_text("being written")
+    young = tmp_path / "models" / ".pull-y" / "content" / "weights"
+    young.parent.mkdir(parents=True)
+    young.write_text("just written")
+    (young.parent.parent / "lock").touch()
 
     def called(*more: object) -> list[str]:
         arguments = ["prune", "--store", place.root, "--also", tmp_path / "models", *more]
@@ -215,12 +222,18 @@ def test_what_killed_commands_have_left_is_pruned(
         assert not ended.value.code
         return capfd.readouterr().out.splitlines()
 
-    with sole_driver(place, "driven"):
+    with sole_driver(place, "driven"), held.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         aged(kept[0])
         shown = called("--dry-run")
         assert all(path.exists() for path in [*left, *kept, young])
         assert shown[-1].startswith("would free ")
-        assert f"draft of a pull: {left[-1].parent} (100 B)" in shown
+        for what, path, num_bytes in (
+            ("model", left[-3].parent, 200),
+            ("file", left[-2], 100),
+            ("folder", left[-1].parent, 100),
+        ):
+            assert f"draft of a {what}: {path} ({num_bytes} B)" in shown
         assert not any(str(path) in line for path in kept for line in shown)
         called()
         assert not any(path.exists() for path in left)
@@ -230,7 +243,17 @@ def test_what_killed_commands_have_left_is_pruned(
         assert not young.exists()
         said = "\n".join(called("--parts", "--json"))
         assert [each["what"] for each in json.loads(said)] == ["parts of an embed"]
-    assert [path.exists() for path in kept] == [True, False, True, True, True, True]
+    assert [path for path in kept if not path.exists()] == [kept[1]]
+
+
+def test_pruning_where_nothing_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--also .*/nothere: no such folder"):
+        cleanup.prune(Store(tmp_path / "store"), 0, also=[tmp_path, tmp_path / "nothere"])
+    named = Store(tmp_path / "store", given={"--store": "store"})
+    with pytest.raises(StoreError, match=r"no store in .*/store; name another with --store"):
+        cleanup.prune(named, 0)
+    assert cleanup.prune(Store(tmp_path / "store"), 0, also=[tmp_path]) is not None
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["7", "x", "1w", "-1d", ""])

@@ -630,7 +630,9 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     also: Annotated[
         Optional[list[Path]],
-        typer.Option("--also", help="A folder in which a `pull` or an `embed` may have left something."),
+        typer.Option(
+            "--also", help="A folder in which a command may have left something, this one by default."
+        ),
     ] = None,
     parts: Annotated[
         bool, typer.Option("--parts", help="There also the parts from which an `embed` could go on.")

@@ -41,7 +41,7 @@ LOOK_S = 2.0
 """Seconds after which who waits for another process looks whether that has come further."""
 
 SHARED_MEMORY = Path("/dev/shm")
-SUFFIX, DRAFTS = ".canvas", ".*.canvas.draft"
+SUFFIX, DRAFTS = ".canvas", ".*.canvas*.draft"
 
 
 class Sheet:

@@ -6,14 +6,10 @@ Shapes: N rows, D embedding or feature size.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import errno
-import fcntl
-import glob
 import hashlib
 import itertools
 import json
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +24,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from dmlstudy.data.images import Labels
-from dmlstudy.files import PARQUET, cache_folder, check_output, written_whole
+from dmlstudy.files import DRAFT, PARQUET, cache_folder, check_output, written_whole
 from dmlstudy.records import PairCounts, UnitScores
 from dmlstudy.text import first_line
 
@@ -503,32 +499,19 @@ def read_items(path: Path) -> tuple[list[str], list[str] | None]:
 _ORIGIN = b"dmlstudy"
 _LEFT_OUT = b"dmlstudy.left_out"
 
-DRAFT = ".draft"
-
 
 def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file whole, also after a loss of power, or not at all.
+    """Write a file whole, also after a loss of power, or not at all, by what writes to a path.
 
-    Who writes holds a lock on the draft, so drafts without one are of processes that were killed, and removed. Raises
-    OSError with the file's name.
+    Raises OSError with the file's name.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{DRAFT}"):
-        _remove_abandoned(left)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}{DRAFT}")
     try:
-        with written_whole(path, draft) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            write(draft)
+        with written_whole(path) as file:
+            write(Path(file.name))
     except (OSError, pa.ArrowException) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
         raise OSError(errno.EIO, first_line(error), str(path)) from error
-
-
-def _remove_abandoned(draft: Path) -> None:
-    with contextlib.suppress(OSError), draft.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        draft.unlink()
 
 
 def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDArray[Any]]:

@@ -23,7 +23,7 @@ from dmlstudy.store import StoreError
 
 PREFIX = ".pull-"
 
-LOCK = "lock"
+LOCK, CONTENT = "lock", "content"
 
 UNLOCKED_S = 86400.0
 """A draft without a lock, of an earlier version or one that is just begun, is left alone for a day."""
@@ -62,7 +62,7 @@ def draft(to: Path) -> Iterator[Path]:
         open(Path(folder) / LOCK, "w", encoding="utf-8") as file,
     ):
         fcntl.flock(file, fcntl.LOCK_EX)
-        content = Path(folder) / "content"
+        content = Path(folder) / CONTENT
         content.mkdir()
         yield content
 
@@ -95,11 +95,18 @@ def _exchange(one: Path, other: Path) -> None:
 def _remove_left(parent: Path) -> None:
     """Remove the drafts of processes that are gone."""
     for left in parent.glob(f"{PREFIX}*"):
-        if left.is_dir() and not left.is_symlink() and _is_left(left):
+        if is_left(left):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _is_left(folder: Path) -> bool:
+def is_left(folder: Path) -> bool:
+    """True of a draft whose maker is gone: a folder of that name with nothing in it that no draft has."""
+    if (
+        not folder.is_dir()
+        or folder.is_symlink()
+        or {each.name for each in folder.iterdir()} - {LOCK, CONTENT}
+    ):
+        return False
     try:
         with open(folder / LOCK, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

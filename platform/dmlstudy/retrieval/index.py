@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import re
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -201,10 +200,9 @@ class Index(ABC):
         if len(self) == 0:
             raise ValueError("an index without vectors cannot be saved")
         path = Path(path)
-        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
         head = {"identity": asdict(self.identity), "tuning": asdict(self.tuning), "num_vectors": len(self)}
         engine = self._engine if self._gpu is None else faiss.index_gpu_to_cpu(self._engine)
-        with written_whole(path, draft) as file:
+        with written_whole(path) as file:
             index_file.write(file, head, engine, self._id_N)
 
     @classmethod

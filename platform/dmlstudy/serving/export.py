@@ -90,7 +90,7 @@ def export(model: Model, output: str | Path, form: str) -> Exported:
     about = _about(model, name, batches[0], wanted[0])
     with _refusing(f"{model.name}: has no form of --format {kind}"):
         content = WRITERS[kind](program, name, batches[-1], about)
-    with written_whole(output, output.with_name(f".{output.stem}.draft{output.suffix}")) as file:
+    with written_whole(output) as file:
         file.write(content)
         file.flush()
         with _refusing(f"{output}: cannot be read back"):

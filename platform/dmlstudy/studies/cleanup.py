@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dmlstudy.files import TEMPORARY, draft_of
+from dmlstudy.files import DRAFT, FOLDER_DRAFT, MARK, TEMPORARY, draft_of, is_held
 from dmlstudy.records import Record
 from dmlstudy.store import (
     LOCK,
@@ -172,9 +172,18 @@ def prune(
     """Delete what killed commands have left so long ago, and say what it was; with ``dry_run`` only say it.
 
     Drafts of the store and of studies without a driver, states of trials of finished studies, runs that were
-    deleted in MLflow; in the folders ``also`` drafts of ``pull``, and ``with_parts`` the parts of an interrupted
-    ``embed``, which could resume from them; temporary files, and meeting places of workers.
+    deleted in MLflow; in the folders ``also`` drafts of models, galleries, maps and files of results that no process
+    holds, and ``with_parts`` the parts of an interrupted ``embed``, which could resume from them; temporary files, and
+    meeting places of workers.
+
+    Raises ValueError for a folder that is not there, and StoreError for a store that is not, where it was named.
     """
+    also = list(also)
+    for folder in also:
+        if not folder.is_dir():
+            raise ValueError(f"--also {folder}: no such folder")
+    if "--store" in store.given and not store.root.is_dir():
+        raise StoreError(f"no store in {store.root}; name another with --store")
     found = [
         *_old(_of_store(store), older_than_s),
         *_old(_elsewhere(also, with_parts), older_than_s),
@@ -197,11 +206,22 @@ def _of_store(store: Store) -> Iterator[tuple[str, Path]]:
 
 
 def _elsewhere(also: Iterable[Path], with_parts: bool) -> Iterator[tuple[str, Path]]:
+    from dmlstudy.registry import drafts
+
     temporary = Path(tempfile.gettempdir())
     for what, begins in (("meeting place of workers", "dmlstudy-meeting-"), ("temporary files", TEMPORARY)):
         yield from ((what, path) for path in sorted(temporary.glob(f"{begins}*-*")) if _is_forsaken(path))
     for folder in also:
-        yield from (("draft of a pull", path) for path in sorted(folder.glob(".pull-*")))
+        yield from (
+            ("draft of a model", path)
+            for path in sorted(folder.glob(f"{drafts.PREFIX}*"))
+            if drafts.is_left(path)
+        )
+        for what, pattern in (
+            ("draft of a folder", f".*{FOLDER_DRAFT}"),
+            ("draft of a file", f".*.{MARK}{DRAFT}"),
+        ):
+            yield from ((what, path) for path in sorted(folder.glob(pattern)) if not is_held(path))
         if with_parts:
             parts = sorted(path for path in folder.glob("*.parts") if (path / "job.json").is_file())
             yield from (("parts of an embed", path) for path in parts)
