@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 source jobs/environment.sh "[test]"
 bash tests/lint.sh
 if (($# == 0)); then
-    set -- --numprocesses=2 --durations=15
+    # A test that ends its process ends the run, which would wait for that process's other tests for ever.
+    set -- --numprocesses=2 --max-worker-restart=0 --durations=15
     # Threads of two processes would wait for each other in loops on the same cores; what tests threads sets them.
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 fi

@@ -60,11 +60,43 @@ def test_a_signal_ends_a_command_with_a_line(
         os.kill(os.getpid(), number)
         time.sleep(1)
 
-    before = signal.getsignal(number)
-    monkeypatch.setattr(study_file, "load", told)
-    assert call(monkeypatch, "run", SPEC) == 128 + number
-    assert capsys.readouterr().err == f"{line}\n"
-    assert signal.getsignal(number) == before
+    at_start = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}[number]
+    before = signal.signal(number, at_start)  # a Ray that was in this process leaves its own, which ends it
+    try:
+        monkeypatch.setattr(study_file, "load", told)
+        assert call(monkeypatch, "run", SPEC) == 128 + number
+        assert capsys.readouterr().err == f"{line}\n"
+        assert signal.getsignal(number) == at_start
+    finally:
+        signal.signal(number, before)
+
+
+def test_an_interrupt_that_a_library_wraps_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrapped(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr(study_file, "load", wrapped)
+    assert call(monkeypatch, "run", SPEC) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_while_the_command_line_loads_is_a_line() -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'dmlstudy.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "runpy.run_module('dmlstudy', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

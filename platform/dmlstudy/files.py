@@ -138,9 +138,10 @@ def written_whole(
     """A file that takes its place when the block ends, whole, also after a loss of power; if the block raises, never.
 
     Until then it is a draft in the same folder, which is made if missing. The draft is this call's alone and locked, so
-    calls that write the same file do not mix, and the next one removes what a killed one has left. ``draft`` is another
-    name for it, without a lock, for files of which there is one writer. Without ``outlasts_power`` the disk is not
-    waited for.
+    calls that write the same file do not mix, and the next one removes what a killed one has left.
+
+    ``draft`` is another name for it, without a lock, for files of which there is one writer. Without ``outlasts_power``
+    the disk is not waited for.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -196,11 +196,22 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        if any(isinstance(each, KeyboardInterrupt) for each in _causes(error)):  # in a library that wraps it
+            print("interrupted", file=sys.stderr)
+            sys.exit(INTERRUPTED)
         line = _error_line(error)
         if line is None or os.environ.get("DMLSTUDY_DEBUG"):
             raise
         print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error from which one was raised, and those before it."""
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 @contextmanager
