@@ -99,6 +99,15 @@ def test_an_interrupt_while_the_command_line_loads_is_a_line() -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def test_an_empty_argument_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "embed", "model", "", "-o", "z.parquet") == 2
+    assert capsys.readouterr().err.startswith(
+        "error: an argument is empty, as of a variable of the shell that"
+    )
+
+
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

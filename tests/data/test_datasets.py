@@ -246,6 +246,12 @@ def test_unknown_name_gets_a_suggestion() -> None:
 
 @pytest.mark.parametrize("name", ["image_folder", "hf_parquet"])
 def test_missing_folder_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "p.tar").write_bytes(b"x")
+    with pytest.raises(
+        ValueError, match=r"p\.tar is a file; shards needs a folder, of an archive the one that it"
+    ):
+        data.load("shards", str(tmp_path / "p.tar"))
+    (tmp_path / "p.tar").unlink()
     with pytest.raises(ValueError, match="nowhere does not exist"):
         data.load(name, str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"set data\.path"):
@@ -354,9 +360,17 @@ def test_embeddings_faults_leave_the_old_file(tmp_path: Path, monkeypatch: pytes
         data.write_embeddings(tmp_path / "no" / "z.parquet", ["x", "y"], None, z)
     with pytest.raises(ValueError, match="no such file"):
         data.read_embeddings(tmp_path / "no.parquet")
+    with pytest.raises(ValueError, match="is a folder; name a file that `dmlstudy embed` wrote"):
+        data.read_embeddings(tmp_path)
     write_hf(tmp_path / "x.parquet", [0, 1])
-    with pytest.raises(ValueError, match="not a file of embeddings"):
-        data.read_embeddings(tmp_path / "x.parquet")
+    for table, has in (
+        (None, "image struct"),
+        ({"id": ["a"], "label": ["x"], "embedding": [[1.0]]}, "embedding list<element: double>$"),
+    ):
+        if table is not None:
+            pq.write_table(pa.table(table), tmp_path / "x.parquet")
+        with pytest.raises(ValueError, match=f"embedding, a list of fixed size; it has .*{has}"):
+            data.read_embeddings(tmp_path / "x.parquet")
 
 
 def test_digits_are_scikit_learn_s() -> None:

@@ -141,9 +141,23 @@ def test_pictures_with_metadata_beside_them(kind: str, place: str, tmp_path: Pat
     write_metadata(tmp_path / place / "test", list(range(8, 16)), kind)
     found = data.load("hf_datasets", str(tmp_path), camera="cam")
     assert (found.development.class_names, found.test.class_names) == (("robin", "wren"), ("jay", "owl"))
+    assert found.left_out == ()
     np.testing.assert_array_equal(found.test.read(np.array([7]))[0], np.asarray(pixels(15)))
     assert found.test_camera_N is not None
     assert found.test_camera_N.tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize("sides", [("train", "test"), ("",)])
+def test_pictures_that_the_metadata_do_not_name_are_told(sides: tuple[str, ...], tmp_path: Path) -> None:
+    for place, side in enumerate(sides):
+        num = 16 // len(sides)
+        write_metadata(tmp_path / side, list(range(num * place, num * (place + 1))), "csv")
+    for name in ("more.png", "\x1b[31m.png"):
+        pixels(0).save(tmp_path / sides[0] / "p" / name)
+    found = data.load("hf_datasets", str(tmp_path))
+    file = tmp_path / sides[0] / "metadata.csv"
+    assert found.left_out == (f"left out: 2 pictures that {file} does not name, as 'p/\\x1b[31m.png'",)
+    assert found.left_out[0] in data.remarks(found, str(tmp_path))
 
 
 def test_metadata_without_a_label_or_picture_is_named(tmp_path: Path) -> None:

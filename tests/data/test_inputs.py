@@ -150,6 +150,10 @@ def test_arrays_of_another_kind_are_refused(array: np.ndarray, message: str, tmp
 def test_faults_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file or folder"):
         data.open_images(tmp_path / "none", Fit(), 1)
+    (tmp_path / "p.tar.GZ").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"p\.tar\.GZ: is an archive; unpack it and name its folder"):
+        data.open_images(tmp_path / "p.tar.GZ", Fit(), 1)
+    (tmp_path / "p.tar.GZ").unlink()
     with pytest.raises(ValueError, match="no images in this folder"):
         data.open_images(tmp_path, Fit(), 1)
     (tmp_path / "x.npy").write_bytes(b"junk")

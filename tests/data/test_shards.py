@@ -191,9 +191,9 @@ REFUSED: dict[str, tuple[list[tuple[str, bytes]], str]] = {
     "nothing": ([("a.txt", b"x")], "s.tar: no pictures in this shard"),
     "two pictures": ([("a.png", png(0)), ("a.jpg", png(1))], "has two pictures, a.png and a.jpg; keep one"),
     "two labels": ([("a.png", png(0)), ("a.cls", b"1"), ("a.cls", b"2")], "a.cls is there twice"),
-    "no JSON": ([("a.png", png(0)), ("a.json", b"{")], "a.json is not json"),
+    "no JSON": ([("a.png", png(0)), ("a.json", b"{")], "a.json is no JSON \\("),
     "JSON of a list": ([("a.png", png(0)), ("a.json", b"[]")], "a.json is no JSON object"),
-    "no text": ([("a.png", png(0)), ("a.cls", b"\xff\xfe")], "a.cls is not cls"),
+    "no text": ([("a.png", png(0)), ("a.cls", b"\xff\xfe")], "a.cls is no text in UTF-8"),
 }
 
 

@@ -162,6 +162,8 @@ def test_bad_questions() -> None:
         applications.candidates(learner, x, x[:0], 1)
     with pytest.raises(ValueError, match="between 0 and 1"):
         applications.are_similar(learner, x, x, 1.0)
+    with pytest.raises(ValueError, match=r"1 points and [0-9]+ others; give as many, a pair in each row"):
+        applications.are_similar(learner, x[:1], x, 0.5)
     with pytest.raises(ValueError, match="choose max or sum"):
         applications.retrieve_distinct(learner, x, x, 1, "mean")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"takes \(N, 4\)"):

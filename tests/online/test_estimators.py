@@ -114,3 +114,8 @@ def test_what_cannot_be_learned_from_is_refused() -> None:
         MetricTransformer("opmll").fit(X, Y)
     with pytest.raises(ValueError, match="feature 'b' is 'red', no number; encode it before"):
         MetricOneByOne().learn_one({"a": 1.0, "b": "red"}, 1)
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(
+            ValueError, match=f"feature 'b' is {wrong}; leave the point out, or impute it before"
+        ):
+            MetricOneByOne().learn_one({"a": 1.0, "b": wrong}, 1)

@@ -133,6 +133,10 @@ def test_maps_are_saved_together(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(new.test_ND), maps.new_to_old(new.test_ND))
     with pytest.raises(ValueError, match="holds maps already; name a new folder"):
         maps.save(tmp_path / "my maps")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").touch()
+    with pytest.raises(ValueError, match=r"pictures: holds 'a\.png', which is no map; name a new folder"):
+        maps.save(tmp_path / "pictures")
     shutil.rmtree(tmp_path / "my maps" / "old-to-new")  # as where the call was killed before it
     assert [each.digest for each in maps.save(tmp_path / "my maps")] == [each.digest for each in kept]
     shutil.rmtree(tmp_path / "my maps" / "new-to-old")

@@ -20,7 +20,7 @@ from support.verdict_trials import verdict_trial
 
 from dmlstudy.data import unit_scores_as_bytes
 from dmlstudy.records import UnitScores
-from dmlstudy.registry import connection, models, promotion
+from dmlstudy.registry import artifact_places, connection, models, promotion
 from dmlstudy.registry.models import RegisteredVersion
 from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.store import Store, StoreError
@@ -384,6 +384,7 @@ def test_a_store_that_may_only_be_read_is_one_line_without_a_traceback(
     own.root.mkdir()
     with contextlib.closing(sqlite3.connect(store.root / "mlflow.db")) as database:
         database.execute("VACUUM INTO ?", (str(own.root / "mlflow.db"),))
+    artifact_places.relocate(own)
     with contextlib.closing(sqlite3.connect(own.root / "mlflow.db")) as database:  # root may write any file
         for change in ("INSERT", "UPDATE", "DELETE"):
             database.execute(

@@ -234,10 +234,11 @@ def test_a_picture_more_or_less_costs_its_own_part_alone(
 def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
     models: dict[str, Path], own_pictures: Path, tmp_path: Path
 ) -> None:
-    broken = [own_pictures / "class0" / name for name in ("00.png", "03.png")]
+    broken = [own_pictures / "class0" / name for name in ("00.png", "03.png", "06.png")]
     whole = [path.read_bytes() for path in broken]
     for path in broken:
         path.write_bytes(b"no picture")
+    Image.new("F", (8, 8), 300.0).save(broken[2], "TIFF")  # a sound one, of which nobody knows what is white
     (own_pictures / "class0" / "notes.txt").write_text("?")
     output = tmp_path / "z.parquet"
 
@@ -245,12 +246,16 @@ def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
         return EmbedJob(str(models["plain"]), str(own_pictures), str(output), 4, "cpu", "skip")
 
     made = embed_into(skipping())
-    assert (made.num_items, [each for each, _ in made.left_out]) == (28, ["class0/00.png", "class0/03.png"])
+    assert (made.num_items, [each for each, _ in made.left_out]) == (
+        27,
+        ["class0/00.png", "class0/03.png", "class0/06.png"],
+    )
     assert told(skipping(), made) == [
         "left out: 1 .txt",
         *(f"left out: {reason}" for _, reason in made.left_out),
     ]
     assert "class0/00.png: not a readable image" in made.left_out[0][1]
+    assert "class0/06.png: floating-point pixels from 300 to 300; scale them to 0..1" in made.left_out[2][1]
     assert data.embeddings_left_out(output) == made.left_out
     assert data.embeddings_origin(output)["source"] == str(own_pictures)
     ids, _, z_ND = data.read_embeddings(output)
@@ -258,7 +263,7 @@ def test_pictures_that_are_skipped_are_counted_named_and_kept_in_mind(
         path.unlink()
     items = of_files(Model.open(models["plain"]), own_pictures)
     assert ids == list(items.ids)
-    np.testing.assert_allclose(z_ND, Model.open(models["plain"]).compute(items.read(range(28))), atol=1e-6)
+    np.testing.assert_allclose(z_ND, Model.open(models["plain"]).compute(items.read(range(27))), atol=1e-6)
 
     for path in broken:  # and broken off: without skip, a part that has left something out is made again
         path.write_bytes(b"no picture")

@@ -178,6 +178,10 @@ def main() -> None:
     try:
         try:
             with _sigterm_heard():
+                if "" in sys.argv[1:]:
+                    raise ValueError(
+                        "an argument is empty, as of a variable of the shell that is not set; give it, or leave it out"
+                    )
                 code = app(prog_name="dmlstudy", standalone_mode=False)
         finally:
             sys.stdout.flush()

@@ -219,7 +219,7 @@ def embed(
     on_corrupt: Annotated[
         str,
         typer.Option(
-            help="A picture that cannot be decoded: error (it is named), or skip (left out and told)."
+            help="A picture that is damaged, too large or of numbers without a range: error, or skip (told)."
         ),
     ] = "error",
     max_pixels: Annotated[

@@ -4,7 +4,7 @@ from dmlstudy.data.augmentation import Augmentation, check_augmentation
 from dmlstudy.data.batches import Batches, PKBatches, RandomBatches, TwoDraws
 from dmlstudy.data.canvas import remove_unused
 from dmlstudy.data.datasets import DATASETS, has_parquet, load
-from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading
+from dmlstudy.data.decoding import AS_BEFORE, DamagedImage, Reading, UnsuitableImage
 from dmlstudy.data.folds import Fold, RowFold, class_disjoint_folds, row_folds
 from dmlstudy.data.images import Fit, ImageSet, LabelledImages, ZeroShotData
 from dmlstudy.data.inputs import Inputs, decode_images, open_images, open_vectors
@@ -68,6 +68,7 @@ __all__ = [
     "RowFold",
     "Source",
     "TwoDraws",
+    "UnsuitableImage",
     "ZeroShotData",
     "as_features",
     "check_augmentation",

@@ -334,6 +334,10 @@ def _without_damaged(found: Parts, how: Reading) -> tuple[Parts, tuple[int, ...]
 def existing_folder(name: str, path: Path | None) -> Path:
     if path is None:
         raise ValueError(f"data.path: {name} needs a folder; set data.path")
+    if path.is_file():
+        raise ValueError(
+            f"data.path: {path} is a file; {name} needs a folder, of an archive the one that it unpacks to"
+        )
     if not path.is_dir():
         raise ValueError(f"data.path: folder {path} does not exist")
     return path

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from dmlstudy.data.parquet import (
+    embeddings_file,
     embeddings_metadata,
     embeddings_table,
     kept_dtype,
@@ -44,20 +45,22 @@ class ItemBatch(NamedTuple):
 
 def read_head(path: str | Path) -> EmbeddingsHead:
     """The head of a file of embeddings. Raises ValueError naming a file that is none."""
-    return _head(Path(path), _opened(Path(path)))
+    return _head(Path(path), embeddings_file(Path(path)))
 
 
 def read_item_batches(path: str | Path) -> Iterator[ItemBatch]:
     """The columns id and label of a file of embeddings, or of a gallery's items, in batches."""
     path = Path(path)
-    for batch in _batches(path, parquet_file(path) if path.is_file() else _opened(path), ["id", "label"]):
+    for batch in _batches(
+        path, parquet_file(path) if path.is_file() else embeddings_file(path), ["id", "label"]
+    ):
         yield ItemBatch(batch.column("id").to_pylist(), batch.column("label").to_pylist())
 
 
 def read_vector_batches(path: str | Path) -> Iterator[NDArray[Any]]:
     """The embeddings (N, D) of a file in batches: float32, int8 or uint8. Raises ValueError naming the file."""
     path = Path(path)
-    file = _opened(path)
+    file = embeddings_file(path)
     head = _head(path, file)
     for batch in _batches(path, file, ["embedding"]):
         values = batch.column("embedding").flatten()
@@ -136,18 +139,6 @@ def _in_step(
             return
         yield ItemBatch(batch.ids[:num], batch.labels[:num]), z_ND[:num]
         batch, z_ND = ItemBatch(batch.ids[num:], batch.labels[num:]), z_ND[num:]
-
-
-def _opened(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    file = parquet_file(path)
-    names = file.schema_arrow.names
-    if not {"id", "label", "embedding"} <= set(names) or not pa.types.is_fixed_size_list(
-        file.schema_arrow.field("embedding").type
-    ):
-        raise ValueError(f"{path}: not a file of embeddings, its columns are {names}")
-    return file
 
 
 def _head(path: Path, file: Any) -> EmbeddingsHead:

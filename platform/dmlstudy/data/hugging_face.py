@@ -16,9 +16,18 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from dmlstudy.data.layouts import Parts
 from dmlstudy.data.parquet import read_columns
-from dmlstudy.data.pictures import Listing, TabledFiles, by_listed_name, class_disjoint, halved, in_order
+from dmlstudy.data.picture_files import image_files
+from dmlstudy.data.pictures import (
+    Files,
+    Listing,
+    TabledFiles,
+    by_listed_name,
+    class_disjoint,
+    halved,
+    in_order,
+)
 from dmlstudy.files import read_json
-from dmlstudy.text import first_line
+from dmlstudy.text import counted, first_line, shown
 
 IMAGES = ("image", "img")
 LABELS = ("label", "labels")
@@ -111,9 +120,13 @@ def hf_datasets(folder: Path) -> Parts:
     for root in (folder, folder / "data"):
         found = {name: root / name for name in ("train", *TEST) if _metadata(root / name) is not None}
         if found:
-            return _cut(folder, {name: (metadata_folder(side), None) for name, side in found.items()})
+            listings = {name: metadata_folder(side) for name, side in found.items()}
+            lines = [line for name, side in found.items() for line in _not_named(side, listings[name])]
+            parts = _cut(folder, {name: (listing, None) for name, listing in listings.items()})
+            return parts._replace(left_out=tuple(lines))
         if _metadata(root) is not None:
-            return Parts(*halved(metadata_folder(root)))
+            listing = metadata_folder(root)
+            return Parts(*halved(listing), left_out=tuple(_not_named(root, listing)))
     raise ValueError(
         f"data.path: {folder} has neither dataset_dict.json nor state.json, as datasets.save_to_disk writes them, nor"
         f" {', '.join(METADATA)} in it or in train/ and test/"
@@ -166,6 +179,19 @@ def metadata_folder(folder: Path) -> Listing:
         paths.append(path)
     labels = [str(value) for value in columns[label]]
     return by_listed_name(TabledFiles(paths, columns), labels, in_order(labels))
+
+
+def _not_named(folder: Path, listing: Listing) -> list[str]:
+    """A line where pictures lie in the folder that its metadata do not name."""
+    file, pictures = _metadata(folder), listing.pictures
+    assert file is not None
+    assert isinstance(pictures, Files)
+    named = set(pictures.paths)
+    more = [path for path in image_files(folder) if path not in named]
+    if not more:
+        return []
+    num = counted(len(more), "picture", "pictures")
+    return [f"left out: {num} that {file} does not name, as {shown(more[0].relative_to(folder).as_posix())}"]
 
 
 def _metadata(folder: Path) -> Path | None:

@@ -23,6 +23,7 @@ from dmlstudy.data.pictures import Files, Pictures, encoded
 
 ARRAYS = (".npy", ".npz")
 TABLES = (".csv", ".parquet")
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".7z")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +94,8 @@ def open_images(path: str | Path, fit: Fit, channels: int) -> Inputs:
         if pictures.labels_N is not None:
             labels = [pictures.class_names[c] for c in pictures.labels_N.tolist()]
         return _of_pictures(pictures, pictures.ids(), labels, fit, channels, _stamps(path, len(pictures)))
+    if path.name.lower().endswith(ARCHIVES):
+        raise ValueError(f"{path}: is an archive; unpack it and name its folder")
     return _of_pictures(Files([path]), [path.name], None, fit, channels)
 
 

@@ -533,18 +533,29 @@ def read_embeddings(path: str | Path) -> tuple[list[str], list[str] | None, NDAr
 
 def _embeddings(path: Path) -> Any:
     """The table of a file of embeddings."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+    file = embeddings_file(path)
     try:
-        table = parquet_file(path).read()
+        return file.read()
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{path}: damaged ({first_line(error)})") from error
-    names = table.schema.names
-    if not {"id", "label", "embedding"} <= set(names) or not pa.types.is_fixed_size_list(
-        table.schema.field("embedding").type
-    ):
-        raise ValueError(f"{path}: not a file of embeddings, its columns are {names}")
-    return table
+
+
+def embeddings_file(path: Path) -> Any:
+    """The Parquet file, its columns checked. Raises ValueError naming one that is missing, or no file of embeddings."""
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name a file that `dmlstudy embed` wrote")
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    file = parquet_file(path)
+    schema = file.schema_arrow
+    wanted = {"id", "label", "embedding"} <= set(schema.names)
+    if not wanted or not pa.types.is_fixed_size_list(schema.field("embedding").type):
+        columns = ", ".join(f"{each.name} {each.type}" for each in schema)
+        raise ValueError(
+            f"{path}: not a file of embeddings, which has the columns id, label and embedding, a list of fixed size;"
+            f" it has {columns}"
+        )
+    return file
 
 
 def column_names(path: Path) -> list[str]:

@@ -298,7 +298,8 @@ def _take(
         text = content.decode("utf-8")
         own[kind] = json.loads(text) if kind == "json" else text.strip()
     except ValueError as error:
-        raise ValueError(f"{path}: {shown} is not {kind} ({first_line(error)})") from None
+        what = "JSON" if kind == "json" else "text in UTF-8"
+        raise ValueError(f"{path}: {shown} is no {what} ({first_line(error)})") from None
     if kind == "json" and not isinstance(own[kind], dict):
         raise ValueError(f'{path}: {shown} is no JSON object, as {{"label": 3}}')
 

@@ -87,7 +87,12 @@ def classify(
 def pair_distances(
     learner: OnlineLearner, x_PD: NDArray[np.floating], other_PD: NDArray[np.floating]
 ) -> Floats:
-    """(P, L + 1): the distance of each pair's points in each layer, in [0, 2] where embeddings are unit vectors."""
+    """(P, L + 1): the distance of each pair's points in each layer, in [0, 2] where embeddings are unit vectors.
+
+    Raises ValueError where there are not as many of the one as of the other.
+    """
+    if len(x_PD) != len(other_PD):
+        raise ValueError(f"{len(x_PD)} points and {len(other_PD)} others; give as many, a pair in each row")
     pairs = zip(learner.embed(x_PD, "query"), learner.embed(other_PD), strict=True)
     return np.stack([np.linalg.norm(a_PE - b_PE, axis=1) for a_PE, b_PE in pairs], axis=1)
 

@@ -227,9 +227,13 @@ class MetricOneByOne(SupervisedTransformer):
     @staticmethod
     def _vector(x: Mapping[Any, Any], names: list[Any]) -> Floats:
         try:
-            return np.array([float(x.get(name, 0.0)) for name in names])
+            x_D = np.array([float(x.get(name, 0.0)) for name in names])
         except (TypeError, ValueError):
             wrong = next(name for name in names if not isinstance(x.get(name, 0.0), (int, float, np.number)))
             raise ValueError(
                 f"feature {wrong!r} is {x[wrong]!r}, no number; encode it before (river.preprocessing)"
             ) from None
+        if not np.isfinite(x_D).all():
+            wrong = names[int(np.argmin(np.isfinite(x_D)))]
+            raise ValueError(f"feature {wrong!r} is {x[wrong]!r}; leave the point out, or impute it before")
+        return x_D

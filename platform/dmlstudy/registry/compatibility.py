@@ -28,7 +28,7 @@ from dmlstudy.retrieval import Scores
 from dmlstudy.saved import Model
 from dmlstudy.saved.space_map import MapKind, SpaceMap
 from dmlstudy.store import Store
-from dmlstudy.text import duration, reason
+from dmlstudy.text import duration, reason, shown
 from dmlstudy.training import dataset_cache
 from dmlstudy.training.tasks import task_of
 from dmlstudy.verdict.comparison import ModelComparison, UnitMeans, compare_models
@@ -160,8 +160,11 @@ def check_place(folder: Path) -> None:
     """Raise ValueError where maps cannot be saved."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: is no folder; name another")
-    if all((folder / name).exists() for name in (NEW_TO_OLD, OLD_TO_NEW)):
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if there >= {NEW_TO_OLD, OLD_TO_NEW}:
         raise ValueError(f"{folder}: holds maps already; name a new folder")
+    if further := sorted(name for name in there - {NEW_TO_OLD, OLD_TO_NEW} if not name.startswith(".")):
+        raise ValueError(f"{folder}: holds {shown(further[0])}, which is no map; name a new folder")
 
 
 class _Seen(NamedTuple):

@@ -74,8 +74,9 @@ class EmbedResult(NamedTuple):
 class EmbedJob:
     """A model's folder, what it is to embed, and where to; each process opens the model once for itself.
 
-    ``on_corrupt`` 'skip' leaves out pictures that cannot be decoded. A picture may have ``max_pixels``, None for the
-    bound that there is anyway. ``size`` and ``bits`` are those of a short form, None and 32 of whole embeddings.
+    ``on_corrupt`` 'skip' leaves out pictures that cannot be decoded or are not taken. A picture may have
+    ``max_pixels``, None for the bound that there is anyway. ``size`` and ``bits`` are those of a short form, None and
+    32 of whole embeddings.
     """
 
     model: str
@@ -198,7 +199,7 @@ def _ends(size: int, digest: bytes) -> bool:
 
 
 class _Reader:
-    """Items read ahead by threads, where they are pictures; those that cannot be decoded are noted, or an error."""
+    """Items read ahead by threads, where they are pictures; those that are not taken are noted, or an error."""
 
     def __init__(self, items: Inputs, *, is_skipping: bool) -> None:
         self._items, self._is_skipping = items, is_skipping
@@ -220,9 +221,9 @@ class _Reader:
         for row in indices.tolist():
             try:
                 found.append(one(row))
-            except data.DamagedImage as error:
+            except (data.DamagedImage, data.UnsuitableImage) as error:
                 if not self._is_skipping:
-                    raise data.DamagedImage(f"{error}, or leave it out by --on-corrupt skip") from error
+                    raise type(error)(f"{error}, or leave it out by --on-corrupt skip") from error
                 self.damaged[row] = str(error)
         assert self._items.shape is not None
         return np.stack(found) if found else np.empty((0, *self._items.shape), np.uint8)
