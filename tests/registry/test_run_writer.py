@@ -17,7 +17,7 @@ import pytest
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
-from dmlstudy.registry import connection
+from dmlstudy.registry import artifact_places, connection
 from dmlstudy.registry.run_writer import COLUMNS, ByClient, ByRows, RunWriter, writer_of
 from dmlstudy.registry.runs import KIND, RunKind
 from dmlstudy.store import Store, StoreError
@@ -50,6 +50,7 @@ def altered(store: Store, tmp_path: Path) -> Store:
         contextlib.closing(sqlite3.connect(made.mlflow_file)) as copy,
     ):
         database.backup(copy)
+    artifact_places.relocate(made)
     return made
 
 

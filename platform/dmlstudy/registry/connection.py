@@ -50,7 +50,7 @@ def connect(store: Store, *, create: bool = False) -> mlflow.MlflowClient:
         if store.server is None:
             artifact_places.check(store)
         if mlflow.get_tracking_uri() != store.tracking_uri:
-            utils._artifact_repos_cache.clear()  # it is by run, and a copy of a store has the same runs
+            getattr(utils, "_artifact_repos_cache", {}).clear()  # it is by run, and a copy has the same runs
         mlflow.set_tracking_uri(store.tracking_uri)
         client = mlflow.MlflowClient(store.tracking_uri)
         client.search_experiments(max_results=1)
