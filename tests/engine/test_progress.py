@@ -145,7 +145,7 @@ def test_the_time_left_is_that_of_the_kinds_of_trials_that_are_left(monkeypatch:
         ended = assignment("finished", phase, metrics=SCORES)
         shown.ended(replace(ended, config=ended.config.model_copy(update={"family": family})), 1.0, None)
     left = [time_left(line) for line in told]
-    assert left == ["...", "10:00 min", "10:15 min", "10:30 min", "5:06 min"]
+    assert left == ["...", "10:00 min", "10:05 min", "10:00 min", "5:00 min"]
 
 
 def test_people_hear_that_no_epoch_has_ended_yet(monkeypatch: pytest.MonkeyPatch) -> None:

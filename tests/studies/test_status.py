@@ -37,7 +37,7 @@ from dmlstudy.registry.tracking import StudyTracker
 from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.epochs import place
-from dmlstudy.spec.pace import Trials, Work, seconds_per_work
+from dmlstudy.spec.pace import Trials, Work, seconds_left
 from dmlstudy.spec.space import Fixed
 from dmlstudy.spec.study_file import SpecError
 from dmlstudy.store import Store, StoreError, seconds_spent, sole_driver
@@ -561,7 +561,7 @@ def test_epochs_are_counted_fold_by_fold(tmp_path: Path) -> None:
 
 def test_the_pace_leaves_out_the_burst_that_paid_for_the_start() -> None:
     def pace(moments: list[float], num_at_once: int) -> float | None:
-        return seconds_per_work([(moment, 1.0) for moment in moments], num_at_once)
+        return seconds_left([(moment, 1.0) for moment in moments], num_at_once, Work(), Trials(search=1))
 
     assert pace([], 1) is None
     assert pace([100.0, 101.0], 2) is None, "two that ran at once say nothing"
@@ -571,8 +571,9 @@ def test_the_pace_leaves_out_the_burst_that_paid_for_the_start() -> None:
 
 
 def test_the_pace_is_of_work_and_an_untrained_trial_does_none() -> None:
-    assert seconds_per_work([(100, 2), (105, 0)], 1) is None, "5 s say nothing of training"
-    assert seconds_per_work([(100, 2), (105, 0), (145, 4)], 1) == 45 / 4
+    left = Trials(verdict=1)
+    assert seconds_left([(100, 2), (105, 0)], 1, Work(), left) is None, "5 s say nothing of training"
+    assert seconds_left([(100, 2), (105, 0), (145, 4)], 1, Work(), left) == 40 / 4
     four, one = Work.of(4, fold_models=True), Work.of(1, fold_models=False)
     assert (four.search, four.verdict) == (pytest.approx(3 + 1 / 3), 4)
     assert (one.search, one.verdict, one.of_all(Trials(3, 2, 7))) == (
@@ -580,6 +581,15 @@ def test_the_pace_is_of_work_and_an_untrained_trial_does_none() -> None:
         1,
         pytest.approx(4),
     )
+
+
+def test_untrained_trials_that_take_long_say_nothing_of_the_others_and_have_their_own_time() -> None:
+    """As in a stream, whose untrained trials vote among neighbours: 100 of them, 25 s each, then two trained ones."""
+    ends = [(25.0 * number, 0.0) for number in range(100)] + [(2490.0, 1.0), (2505.0, 1.0)]
+    assert seconds_left(ends, 1, Work(), Trials(verdict=10)) == pytest.approx(150)
+    assert seconds_left(ends[:100], 1, Work(), Trials(untrained=4)) == pytest.approx(100)
+    assert seconds_left(ends[:100], 1, Work(), Trials(verdict=1, untrained=4)) is None
+    assert seconds_left(ends, 1, Work(), Trials(verdict=2, untrained=2)) == pytest.approx(2 * 15 + 2 * 25)
 
 
 def test_a_damaged_study_does_not_hide_the_others(ran: Store) -> None:

@@ -18,7 +18,7 @@ from dmlstudy.engine.stop_requests import BY_HAND
 from dmlstudy.records import TrialConfig, is_untrained
 from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.epochs import place
-from dmlstudy.spec.pace import Trials, Work, seconds_per_work
+from dmlstudy.spec.pace import Trials, Work, seconds_left
 from dmlstudy.text import duration
 from dmlstudy.trials import GOING_ON, Status
 
@@ -232,8 +232,8 @@ class ProgressLines:
         return f"{name} {score:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
 
     def _time_left(self) -> str:
-        each = seconds_per_work(self._ends, self._num_at_once)
-        return "..." if each is None else duration(each * self._work.of_all(self._left))
+        seconds = seconds_left(self._ends, self._num_at_once, self._work, self._left)
+        return "..." if seconds is None else duration(seconds)
 
 
 def _kind(config: TrialConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 EMBEDDING = 1 / 3
@@ -38,15 +39,24 @@ class Work(NamedTuple):
         return sum(each * number for each, number in zip(self, trials, strict=True))
 
 
-def seconds_per_work(ends: Sequence[tuple[float, float]], num_at_once: int, most: int = 30) -> float | None:
-    """Seconds for a unit of work, from the last trials' moments of ending and work; None where there are too few.
+def seconds_left(
+    ends: Sequence[tuple[float, float]], num_at_once: int, work: Work, left: Trials, most: int = 30
+) -> float | None:
+    """Seconds that the trials ``left`` take, from moments of ending and the work done; None where too few have ended.
 
     Trials that run at once begin at once, and end in a burst: the first of these bursts, which has paid for the start,
-    does not count.
+    does not count. The time up to an end is that trial's. So untrained ones, which do no work, have a pace of their
+    own: beside streams, where they vote among neighbours, they are not short.
     """
-    last = sorted(ends)[-max(most, 2 * num_at_once) :]
-    if len(last) < 2 * num_at_once:
+    ends = sorted(ends)
+    if len(ends) < 2 * num_at_once:
         return None
-    seconds = last[-1][0] - last[num_at_once - 1][0]
-    work = sum(each for _, each in last[num_at_once:])
-    return seconds / work if seconds > 0 and work > 0 else None
+    taken = [(end - before, done) for (before, _), (end, done) in pairwise(ends[num_at_once - 1 :])]
+    trained = [(seconds, done) for seconds, done in taken if done > 0][-max(most, num_at_once) :]
+    untrained = [seconds for seconds, done in taken if done == 0][-max(most, num_at_once) :]
+    seconds, done = (sum(each) for each in zip(*trained, strict=True)) if trained else (0.0, 0.0)
+    to_do = work.of_all(left)
+    if to_do and not (seconds > 0 and done > 0):
+        return None
+    of_untrained = sum(untrained) / len(untrained) if untrained else 0.0
+    return (seconds / done * to_do if to_do else 0.0) + of_untrained * left.untrained

@@ -23,7 +23,7 @@ from dmlstudy.engine.stop_requests import (
 )
 from dmlstudy.metric_names import IMAGES_PER_SECOND
 from dmlstudy.records import Record, is_untrained
-from dmlstudy.spec.pace import Trials, Work, seconds_per_work
+from dmlstudy.spec.pace import Trials, Work, seconds_left
 from dmlstudy.store import Store, StoreError, seconds_spent, spec_of
 from dmlstudy.text import duration
 from dmlstudy.trials import ENDED, Status, best_ranked
@@ -142,7 +142,7 @@ def study_status(store: Store, name: str) -> StudyStatus:
     started = state.get("started", 0.0)
     own = [(moment, done) for moment, done in ends if moment >= started]
     elapsed = (time.time() if is_running else state["updated"]) - started
-    each = seconds_per_work(own, max(1, len(running)))
+    seconds = seconds_left(own, max(1, len(running)), work, left)
     return StudyStatus(
         study=name,
         state=state["state"],
@@ -154,7 +154,7 @@ def study_status(store: Store, name: str) -> StudyStatus:
         running=running,
         trials_per_hour=3600 * len(own) / elapsed if own and elapsed > 0 else None,
         images_per_second=statistics.median(speeds) if speeds else None,
-        seconds_left=each * work.of_all(left) if each is not None and is_running else None,
+        seconds_left=seconds if is_running else None,
         is_bound=(bool(state.get("is_bound")) and sum(left) > 0)
         or (bool(state.get("is_search_bound")) and left.search > 0),
     )
