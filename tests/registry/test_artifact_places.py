@@ -158,6 +158,10 @@ def test_where_nothing_is_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no studies in the store .*nothing; name another with --store"):
         artifact_places.relocate(Store(tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
+    with pytest.raises(
+        StoreError, match=r"its runs are at http://127\.0\.0\.1:5000, which has its own places"
+    ):
+        artifact_places.relocate(Store(tmp_path, server="http://127.0.0.1:5000"))
 
 
 def test_a_database_of_another_program_is_left_alone(copy: Path) -> None:

@@ -117,3 +117,17 @@ def test_the_draft_of_a_killed_pull_is_removed_by_the_next_but_not_one_at_work(t
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def test_a_draft_that_goes_away_while_it_is_looked_at_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / ".pull-x"
+    left.mkdir()
+
+    def gone(folder: Path) -> list[Path]:
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", gone)
+    assert not drafts.is_left(left)
+    assert not drafts.is_left(tmp_path / ".pull-y")

@@ -45,9 +45,13 @@ def check(store: Store) -> None:
 def relocate(store: Store) -> Path | None:
     """Set the places of all artifacts to this store's folder, at once or not at all; where they were before.
 
-    None where there is nothing to do. Raises StoreError where there is no database, where it cannot be written and
-    while a study of the store runs.
+    None where there is nothing to do. Raises StoreError where there is no database or it is a server's, where it cannot
+    be written and while a study of the store runs.
     """
+    if store.server is not None:
+        raise StoreError(
+            f"{store.root}: its runs are at {store.server}, which has its own places for artifacts"
+        )
     if not store.mlflow_file.is_file():
         raise StoreError(f"no studies in the store {store.root}; name another with --store")
     before = _recorded_root(store)

@@ -101,13 +101,11 @@ def _remove_left(parent: Path) -> None:
 
 def is_left(folder: Path) -> bool:
     """True of a draft whose maker is gone: a folder of that name with nothing in it that no draft has."""
-    if (
-        not folder.is_dir()
-        or folder.is_symlink()
-        or {each.name for each in folder.iterdir()} - {LOCK, CONTENT}
-    ):
+    if not folder.is_dir() or folder.is_symlink():
         return False
     try:
+        if {each.name for each in folder.iterdir()} - {LOCK, CONTENT}:
+            return False
         with open(folder / LOCK, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
