@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dmlstudy.files import is_held
 from dmlstudy.model_folder import MANIFEST
 from dmlstudy.saved import KINDS, is_model
 from dmlstudy.store import StoreError
@@ -106,14 +107,10 @@ def is_left(folder: Path) -> bool:
     try:
         if {each.name for each in folder.iterdir()} - {LOCK, CONTENT}:
             return False
-        with open(folder / LOCK, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except FileNotFoundError:
-        with suppress(FileNotFoundError):
-            return time.time() - folder.stat().st_mtime > UNLOCKED_S
-        return False
-    except OSError:  # its maker is at work
+        if (folder / LOCK).exists():
+            return not is_held(folder / LOCK)
+        return time.time() - folder.stat().st_mtime > UNLOCKED_S
+    except OSError:  # it went away, or may not be looked into
         return False
 
 

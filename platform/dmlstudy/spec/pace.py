@@ -48,15 +48,15 @@ def seconds_left(
     does not count. The time up to an end is that trial's. So untrained ones, which do no work, have a pace of their
     own: beside streams, where they vote among neighbours, they are not short.
     """
-    ends = sorted(ends)
-    if len(ends) < 2 * num_at_once:
+    last = sorted(ends)[-max(most, 2 * num_at_once) :]
+    if len(last) < 2 * num_at_once:
         return None
-    taken = [(end - before, done) for (before, _), (end, done) in pairwise(ends[num_at_once - 1 :])]
-    trained = [(seconds, done) for seconds, done in taken if done > 0][-max(most, num_at_once) :]
-    untrained = [seconds for seconds, done in taken if done == 0][-max(most, num_at_once) :]
-    seconds, done = (sum(each) for each in zip(*trained, strict=True)) if trained else (0.0, 0.0)
-    to_do = work.of_all(left)
-    if to_do and not (seconds > 0 and done > 0):
-        return None
-    of_untrained = sum(untrained) / len(untrained) if untrained else 0.0
-    return (seconds / done * to_do if to_do else 0.0) + of_untrained * left.untrained
+    taken = [(end - before, done) for (before, _), (end, done) in pairwise(last[num_at_once - 1 :])]
+    untrained = [seconds for seconds, done in taken if done == 0]
+    found = left.untrained * sum(untrained) / max(1, len(untrained))
+    if to_do := work.of_all(left):
+        seconds = sum(seconds for seconds, done in taken if done > 0)
+        if seconds <= 0:
+            return None
+        found += to_do * seconds / sum(done for _, done in taken)
+    return found
