@@ -17,8 +17,8 @@ from dmlstudy.store import Store
 
 from ..support.copied_store import copied
 from ..support.made_study import Maker
-from .campaign.plan import KINDS, STUDY_KINDS, planned
-from .campaign.record import EQUAL, ROUND, CampaignRecord, Row, table
+from .campaign.plan import COMMAND, KINDS, STUDY_KINDS, planned
+from .campaign.record import EQUAL, OVER, ROUND, CampaignRecord, Row, table
 from .campaign.stores import STUDY, contents, differences, ended, opened
 from .conftest import left
 
@@ -30,10 +30,12 @@ def test_a_round_is_a_function_of_its_seed_and_number() -> None:
     assert rounds == [planned(3, number) for number in range(40)]
     assert len(set(rounds)) == 40
     assert rounds[0] != planned(4, 0)
-    assert {kill.kind for each in rounds for kill in (*each.kills, *each.commands)} == set(KINDS)
+    assert {kill.kind for each in rounds for kill in each.kills} == set(STUDY_KINDS)
+    assert {len(command.shares) for each in rounds for command in each.commands} == {1, 2, 3, 4}
     assert all(0 <= kill.share < 1 for each in rounds for kill in each.kills)
     only = [planned(3, number, ["raylet"]) for number in range(10)]
-    assert {kill.kind for each in only for kill in (*each.kills, *each.commands)} == {"raylet"}
+    assert {kill.kind for each in only for kill in each.kills} == {"raylet"}
+    assert not any(each.commands for each in only)
     assert not planned(3, 0, ["command"]).kills
 
 
@@ -43,6 +45,7 @@ def test_a_record_goes_on_and_leaves_out_what_a_kill_has_torn(tmp_path: Path) ->
         Row(1, 0, "driver", 0, 2.5, "dmlstudy", "start", 7.5),
         Row(1, 0, ROUND),
         Row(1, 1, "gcs", num_lost=1),
+        Row(1, 1, COMMAND, process="pull", state=OVER),
     ]
     for row in rows:
         CampaignRecord(path).add(row)
@@ -53,10 +56,11 @@ def test_a_record_goes_on_and_leaves_out_what_a_kill_has_torn(tmp_path: Path) ->
     assert (record.num_kills, record.done(1), record.done(2)) == (2, {0}, set())
     record.add(Row(1, 1, "worker", result="runs: other"))
     assert CampaignRecord(path).rows == record.rows
-    assert table(record.rows, STUDY_KINDS).splitlines()[2:] == [
+    assert table(record.rows, KINDS).splitlines()[2:] == [
         "| driver | 1 | 0 | 0 | 0 | 0 | 8 s | 8 s |",
         "| worker | 1 | 0 | 0 | 0 | 1 |  |  |",
         "| gcs | 1 | 1 | 0 | 0 | 0 |  |  |",
+        "| command | 0 | 0 | 0 | 0 | 0 |  |  |",
         "| whole rounds, compared at their end | 1 | 0 | 0 | 0 | 0 |  |  |",
     ]
     assert EQUAL not in table(record.rows, KINDS)

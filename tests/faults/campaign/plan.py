@@ -13,7 +13,13 @@ COMMAND = "command"
 KINDS = (*STUDY_KINDS, COMMAND)
 
 MOST_KILLS = 10
-"""The most kills of one round's study, and of the commands that use its store."""
+"""The most kills of one round's study, and the most commands that use its store."""
+
+MOST_CALLS = 4
+"""The most calls of one command that are killed before it may come to its end."""
+
+SOON = 0.5
+"""A study is killed within this share of what is left of it, so that a life has several kills, and its end some."""
 
 SPEC = """
 name: tiny
@@ -46,12 +52,19 @@ class Kill(NamedTuple):
     which: float
 
 
+class KilledCommand(NamedTuple):
+    """A command, which of all, and at which shares of its time one call after the other is killed."""
+
+    which: float
+    shares: tuple[float, ...]
+
+
 class Round(NamedTuple):
-    """A study's variation, the kills while it runs, and those of commands that use its store afterwards."""
+    """A study's variation, the kills while it runs, and the commands that use its store afterwards."""
 
     variation: str
     kills: tuple[Kill, ...]
-    commands: tuple[Kill, ...]
+    commands: tuple[KilledCommand, ...]
 
 
 def planned(seed: int, number: int, kinds: Sequence[str] = KINDS) -> Round:
@@ -60,6 +73,12 @@ def planned(seed: int, number: int, kinds: Sequence[str] = KINDS) -> Round:
     of_study = [kind for kind in STUDY_KINDS if kind in kinds]
     variation = draw.choice(sorted(VARIATIONS))
     num_kills, num_commands = draw.randint(4, MOST_KILLS), draw.randint(3, MOST_KILLS)
-    kills = [Kill(draw.choice(of_study), draw.random(), draw.random()) for _ in range(num_kills) if of_study]
-    commands = [Kill(COMMAND, draw.random(), draw.random()) for _ in range(num_commands) if COMMAND in kinds]
+    kills = [
+        Kill(draw.choice(of_study), SOON * draw.random(), draw.random()) for _ in range(num_kills) if of_study
+    ]
+    commands = [
+        KilledCommand(draw.random(), tuple(draw.random() for _ in range(draw.randint(1, MOST_CALLS))))
+        for _ in range(num_commands)
+        if COMMAND in kinds
+    ]
     return Round(variation, tuple(kills), tuple(commands))

@@ -12,6 +12,10 @@ ROUND = "round"
 """The kind of the row that ends a round."""
 
 EQUAL = "equal"
+
+OVER = "over"
+"""The state of a command that came to its end before it was killed, which is no kill."""
+
 COUNTED = ("num_lost", "num_orphans", "num_bricked")
 COLUMNS = (
     *("killed", "kills", "results lost", "orphans", "stores bricked", "differences"),
@@ -62,7 +66,7 @@ class CampaignRecord:
 
     @property
     def num_kills(self) -> int:
-        return sum(row.kind != ROUND for row in self.rows)
+        return sum(row.kind != ROUND and row.state != OVER for row in self.rows)
 
 
 def _read(path: Path) -> list[Row]:
@@ -102,7 +106,8 @@ def table(rows: Iterable[Row], kinds: Sequence[str]) -> str:
             continue
         seconds = [row.went_on_s for row in own if row.went_on_s is not None]
         times = [f"{statistics.median(seconds):.0f} s", f"{max(seconds):.0f} s"] if seconds else ["", ""]
-        counts = [len(own), *(sum(row[Row._fields.index(name)] for row in own) for name in COUNTED)]
+        num_kills = sum(row.state != OVER for row in own)
+        counts = [num_kills, *(sum(row[Row._fields.index(name)] for row in own) for name in COUNTED)]
         counts.append(sum(row.result != EQUAL for row in own))
         name = "whole rounds, compared at their end" if kind == ROUND else kind
         lines.append(f"| {' | '.join([name, *map(str, counts), *times])} |")

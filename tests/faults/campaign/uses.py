@@ -24,8 +24,8 @@ from dmlstudy.files import sha256
 
 from ...support.ports import free_port
 from ..conftest import DMLSTUDY, Driver, left
-from .plan import COMMAND, Kill
-from .record import EQUAL, CampaignRecord, Row
+from .plan import COMMAND, KilledCommand
+from .record import EQUAL, OVER, CampaignRecord, Row
 from .stores import STUDY, Contents, asked, contents, differences
 
 MODEL = f"{STUDY}-embedder"
@@ -170,34 +170,33 @@ def use_store(
     home: Path,
     seed: int,
     number: int,
-    kills: tuple[Kill, ...],
+    commands: tuple[KilledCommand, ...],
     record: CampaignRecord,
     scratch: str,
 ) -> list[str]:
     """Kill commands that use the round's store, and call them again; lines on what differs."""
     given = _given(home, scratch)
-    names = [list(USES)[int(kill.which * len(USES))] for kill in kills]
+    names = [list(USES)[int(command.which * len(USES))] for command in commands]
     before = contents(own / "store")
-    for count, (name, kill) in sorted(
-        enumerate(zip(names, kills, strict=True)), key=lambda each: each[1][0] == ONLY_ONCE
+    for count, (name, command) in sorted(
+        enumerate(zip(names, commands, strict=True)), key=lambda each: each[1][0] == ONLY_ONCE
     ):
         folder = own / f"use-{count}"
         (folder / "made").mkdir(parents=True)
         use = USES[name]
         seconds, expected = _expected(use, name, given, home, scratch)
         place = Place(own / "store", given, free_port())
-        row, found = _killed(use, name, kill, place, folder, (seconds, expected), scratch)
+        rows, found = _killed(use, name, command.shares, place, folder, (seconds, expected), scratch)
         lines = _rest(own / "store") if name == ONLY_ONCE else _changed(name, own / "store", before)
-        row = row._replace(
-            seed=seed,
-            round=number,
+        rows[-1] = rows[-1]._replace(
             num_lost=sum(line.startswith(("runs:", "versions:")) for line in lines),
             num_bricked=sum("refused" in line for line in lines),
             result="; ".join([*found, *lines])[:2000] or EQUAL,
         )
-        record.add(row)
-        if row.result != EQUAL:
-            return [f"{name}: {row.result}"]
+        for row in rows:
+            record.add(row._replace(seed=seed, round=number))
+        if rows[-1].result != EQUAL:
+            return [f"{name}: {rows[-1].result}"]
         if name == ONLY_ONCE:
             return []
         before = contents(own / "store")
@@ -282,37 +281,48 @@ class _Call:
 
 
 def _killed(
-    use: Use, name: str, kill: Kill, place: Place, folder: Path, unbroken: tuple[float, Path], scratch: str
-) -> tuple[Row, list[str]]:
-    """One command killed and called again: its row, and lines on what differs in what it makes."""
+    use: Use,
+    name: str,
+    shares: tuple[float, ...],
+    place: Place,
+    folder: Path,
+    unbroken: tuple[float, Path],
+    scratch: str,
+) -> tuple[list[Row], list[str]]:
+    """One command, killed and called again: a row for each kill, and lines on what differs in what it makes."""
     seconds, expected = unbroken
-    out, found = folder / "made", []
-    call = _Call(use, place, out, folder / "killed", scratch)
-    began = time.monotonic()
-    with suppress(subprocess.TimeoutExpired):
-        call.driver.process.wait(timeout=kill.share * seconds)
-    moment = time.monotonic() - began
-    state = f"of {seconds:.1f} s" if call.driver.process.poll() is None else "over"
-    with suppress(ProcessLookupError):
-        call.driver.kill()
-    if use.output and (out / use.output).exists():
-        torn = _differing(use, out / use.output, expected / use.output)
-        found += [f"half written under its name: {line}" for line in torn]
+    out, rows, found, calls = folder / "made", list[Row](), list[str](), list[_Call]()
+    for count, share in enumerate(shares):
+        call = _Call(use, place, out, folder / f"killed-{count}", scratch)
+        calls.append(call)
+        began = time.monotonic()
+        with suppress(subprocess.TimeoutExpired):
+            call.driver.process.wait(timeout=share * seconds)
+        moment = round(time.monotonic() - began, 2)
+        state = f"of {seconds:.1f} s" if call.driver.process.poll() is None else OVER
+        with suppress(ProcessLookupError):
+            call.driver.kill()
+        rows.append(Row(0, 0, COMMAND, count, moment, name, state))
+        if use.output and (out / use.output).exists():
+            torn = _differing(use, out / use.output, expected / use.output)
+            found += [f"half written under its name: {line}" for line in torn]
     again = _Call(use, place, out, folder / "again", scratch)
+    calls.append(again)
     began = time.monotonic()
     try:
         again.finish(use.again)
     except AssertionError as error:
         found.append(f"called again it {error}")
-    went_on_s = time.monotonic() - began
+    went_on_s = round(time.monotonic() - began, 1)
     if use.is_server:
         (out / WATCHED).unlink(missing_ok=True)
     found += _differing(use, out, expected)
-    orphans = [process.name() for each in (call, again) for process in left(each.driver.mark)]
+    orphans = [process.name() for each in calls for process in left(each.driver.mark)]
     found += [f"outlives it: {each}" for each in orphans]
-    call.driver.end()
-    row = Row(0, 0, COMMAND, 0, round(moment, 2), name, state, round(went_on_s, 1), num_orphans=len(orphans))
-    return row, found
+    for each in calls:
+        each.driver.end()
+    rows[-1] = rows[-1]._replace(went_on_s=went_on_s, num_orphans=len(orphans))
+    return rows, found
 
 
 def _rest(store: Path) -> list[str]:
