@@ -116,6 +116,42 @@ def test_a_study_that_has_ended_is_not_ended_again(table: Table) -> None:
     assert ended == []
 
 
+def test_a_start_that_fails_while_a_death_is_looked_into_ends_by_itself(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the watch would tell then goes to a log that is closed."""
+    ended: list[str] = []
+    is_asked, has_left = threading.Event(), threading.Event()
+
+    def ended_services(since: float) -> list[str]:
+        is_asked.set()
+        assert has_left.wait(30)
+        return ["its control service"]
+
+    monkeypatch.setattr(cluster_watch, "ended_services", ended_services)
+    with ClusterWatch(None, ended.append, every_s=0.02):
+        assert is_asked.wait(30)
+        judging = [each for each in threading.enumerate() if each.name == "cluster-watch_judge"]
+    has_left.set()
+    for each in judging:
+        each.join(30)
+    assert ended == []
+
+
+def test_the_block_does_not_end_under_what_is_told_at_last(table: Table) -> None:
+    told, order = threading.Event(), list[str]()
+
+    def at_last(reason: str) -> None:
+        told.set()
+        time.sleep(0.3)
+        order.append("told")
+
+    table.nodes = lambda: [node("own", alive=False)]
+    with ClusterWatch(None, at_last, every_s=0.02):
+        assert told.wait(30)
+    assert order == ["told"]
+
+
 def test_a_service_that_ends_while_ray_is_started_is_told(
     tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,8 @@ class ClusterWatch:
         self._at_last = at_last
         self._every_s = every_s
         self._over = threading.Event()
+        self._ending = threading.Lock()
+        """Held while ``at_last`` is called, so that the block does not end under it, and by the block's end."""
         self._has_connected = False
         self._unanswered: float | None = None
         """Since when questions are asked and not answered."""
@@ -124,7 +126,7 @@ class ClusterWatch:
             while raylet.recv(4096):  # nothing is asked, so what comes is not for us
                 pass
         if not is_over.is_set():
-            self._at_last(f"{self._where} has died: {RAYLET_GONE}")
+            self._end(f"{self._where} has died: {RAYLET_GONE}")
 
     def __enter__(self) -> ClusterWatch:
         for target in (self._ask, self._judge):
@@ -134,7 +136,8 @@ class ClusterWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        with self._ending:
+            self._over.set()
 
     def _ask(self) -> None:
         while not self._over.wait(self._every_s):
@@ -165,8 +168,14 @@ class ClusterWatch:
             if not reason and time.monotonic() - self._last_sign > LAST_S:
                 reason = self.why_gone()
             if reason:
-                self._at_last(reason)
+                self._end(reason)
                 return
+
+    def _end(self, reason: str) -> None:
+        """Call ``at_last``, unless the block has ended while the reason was looked for."""
+        with self._ending:
+            if not self._over.is_set():
+                self._at_last(reason)
 
     def _ended(self, began: float) -> str:
         """One line on what has ended of a Ray that was started in this block; empty while it is shut down."""
