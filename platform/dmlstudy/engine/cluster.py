@@ -14,6 +14,8 @@ import psutil
 import ray
 
 from dmlstudy.engine import ray_private
+from dmlstudy.engine.progress import error_output
+from dmlstudy.engine.start_guard import guards
 from dmlstudy.records import ResourcesConfig
 from dmlstudy.text import REASON, first_line, one_line
 
@@ -51,7 +53,7 @@ def connected(
         if own is not None:
             told.enter_context(variables({"RAY_ADDRESS": own}))  # Ray may have told this job another's
         try:
-            with ray_private.sigterm_heard_as_before():
+            with guards.beside(place_of(address), error_output()), ray_private.sigterm_heard_as_before():
                 if address is None:
                     # The State API frees the placement group of a gang that died. Its processes would look for it,
                     # and give up where several Rays run on this machine; they inherit where it is.
@@ -77,6 +79,13 @@ def connected(
         note()
         check_capacity(resources)
         yield
+
+
+def place_of(address: str | None) -> str:
+    """The Ray at the address, as messages call it."""
+    if address is None:
+        return "Ray on this machine"
+    return "the Ray cluster of this node" if address == "auto" else f"the Ray cluster at {address}"
 
 
 def own_address() -> str | None:

@@ -13,8 +13,9 @@ from types import TracebackType
 
 import ray
 
-from dmlstudy.engine.cluster import ClusterError
-from dmlstudy.engine.ray_private import ended_services, kill_started_ray, raylet_connection
+from dmlstudy.engine.cluster import ClusterError, place_of
+from dmlstudy.engine.ray_private import kill_started_ray, raylet_connection
+from dmlstudy.engine.start_guard import ended_services, guards
 from dmlstudy.files import remove_temporary_folders
 
 EVERY_S = 2.0
@@ -42,7 +43,7 @@ class ClusterWatch:
     def __init__(
         self, address: str | None, at_last: Callable[[str], None], *, every_s: float = EVERY_S
     ) -> None:
-        self._where = _place(address)
+        self._where = place_of(address)
         self._at_last = at_last
         self._every_s = every_s
         self._over = threading.Event()
@@ -189,12 +190,6 @@ class ClusterWatch:
         return f"{self._where} has died: {' and '.join(ended)} ended{when}"
 
 
-def _place(address: str | None) -> str:
-    if address is None:
-        return "Ray on this machine"
-    return "the Ray cluster of this node" if address == "auto" else f"the Ray cluster at {address}"
-
-
 def dead_node() -> str:
     """The node that a study cannot do without and that has died: its driver's, or the head; nothing while both live."""
     own = ray.get_runtime_context().get_node_id()
@@ -230,6 +225,7 @@ def end_process(code: int = 2) -> None:
 
     Ray itself would end it soon, without a word. Its temporary folders are deleted.
     """
+    guards.dismiss()
     remove_temporary_folders()
     kill_started_ray()
     os._exit(code)

@@ -25,6 +25,15 @@ from dmlstudy.trials import GOING_ON, Status
 Tell = Callable[[str], None]
 
 
+_OUTPUTS = [2]
+"""Descriptors of the standard error output: as it is, and as it was before each block that redirects it."""
+
+
+def error_output() -> int:
+    """The descriptor that reaches whoever reads errors, also inside ``engine_noise_to``."""
+    return _OUTPUTS[-1]
+
+
 @contextmanager
 def engine_noise_to(path: Path) -> Iterator[None]:
     """Send everything this process and its libraries print to a file, for the length of the block.
@@ -37,6 +46,7 @@ def engine_noise_to(path: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(1), os.dup(2)]
+    _OUTPUTS.append(saved[1])
     with open(path, "ab", buffering=0) as noise:
         os.dup2(noise.fileno(), 1)
         os.dup2(noise.fileno(), 2)
@@ -48,6 +58,7 @@ def engine_noise_to(path: Path) -> Iterator[None]:
                 noise.write(traceback.format_exc().encode())
             raise
         finally:
+            _OUTPUTS.pop()
             _flush_or_drop(sys.stdout, 1)
             _flush_or_drop(sys.stderr, 2)
             for descriptor, original in zip((1, 2), saved, strict=True):

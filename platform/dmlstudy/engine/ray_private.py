@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.accelerators import get_accelerator_manager_for_resource
@@ -165,10 +164,6 @@ def gpus_of_this_machine() -> tuple[int, str | None]:
 # How it is started and ended
 
 
-SERVICES = {"gcs_server": "its control service", "raylet": "its raylet"}
-"""The processes that a Ray cannot do without, and what they are called in messages."""
-
-
 def on_loopback_only() -> AbstractContextManager[Any]:
     """In its block a Ray that is started has loopback for its node's address: it is to be no part of a cluster."""
     return patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
@@ -212,21 +207,6 @@ def raylet_connection() -> socket.socket | None:
         connection.close()
         return None
     return connection
-
-
-def ended_services(since: float) -> list[str]:
-    """Services of a Ray that this process has started at this time or later, and that have ended unnoticed.
-
-    Until Ray is connected it looks after none of them, and waits for the control service until it ends the process
-    without a word.
-    """
-    found = []
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            has_ended = child.status() == psutil.STATUS_ZOMBIE and child.create_time() >= since - 1
-            if has_ended and child.name() in SERVICES:
-                found.append(SERVICES[child.name()])
-    return found
 
 
 def kill_started_ray() -> None:

@@ -25,6 +25,9 @@ NO_ACTORS = {WORKER, "ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 ENDED_BY = {"driver", "group", "machine"}
 """Kinds of kills after which there is no driver."""
 
+BY_RAY = {2, 1, -9}
+"""How a study ends whose Ray has died: by itself; by Ray's own code, or by its guard, while Ray is started."""
+
 END_S = 600.0
 """A study that has not ended so long after its last kill hangs."""
 
@@ -190,7 +193,7 @@ class StudyRound:
             raise Broken(f"life {life} printed a traceback: {_last_lines(driver)}")
         if driver.process.returncode == 0:
             return False
-        if may_end and driver.process.returncode == 2 and _last_lines(driver).startswith("error: "):
+        if may_end and driver.process.returncode in BY_RAY and _said_at_last(driver).startswith("error: "):
             return True
         raise Broken(f"life {life} ended with {driver.process.returncode}: {_last_lines(driver)}")
 
@@ -286,6 +289,14 @@ def _name(process: psutil.Process) -> str:
         words = process.cmdline()
         return Path(words[0]).name.split(".")[0] if words else process.name()
     return "gone"
+
+
+def _said_at_last(driver: Driver) -> str:
+    """The last line of a driver that has ended, which a guard may say a moment later."""
+    end = time.monotonic() + 5
+    while not (line := _last_lines(driver)).startswith("error: ") and time.monotonic() < end:
+        time.sleep(0.1)
+    return line
 
 
 def _last_lines(driver: Driver) -> str:
