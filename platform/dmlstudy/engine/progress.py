@@ -45,9 +45,9 @@ def engine_noise_to(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    saved = [os.dup(1), os.dup(2)]
-    _OUTPUTS.append(saved[1])
     with open(path, "ab", buffering=0) as noise:
+        saved = [os.dup(1), os.dup(2)]
+        _OUTPUTS.append(saved[1])
         os.dup2(noise.fileno(), 1)
         os.dup2(noise.fileno(), 2)
         try:
