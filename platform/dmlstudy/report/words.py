@@ -57,9 +57,9 @@ def news(board: Leaderboard) -> str:
         return f"{wins} and beats {untrained}{where} by {by(leader).removeprefix('+')} {metric}{also}."
     if better:
         return f"{wins}, but does not measurably beat {untrained} on {metric}; {best} does: {by(best)}."
-    effect = _effect(known[best][1], best)
-    bound = f"by more than {effect:.4f} {metric}" if effect > 0 else f"on {metric}"
-    return f"{wins}, but nothing beats {untrained} {bound}: {best} {by(best)}, {known[best][0]}."
+    outcome = known[best][0]
+    nearest = f"{best} {'comes nearest with' if len(known) > 1 else 'has'} {by(best)}"
+    return f"{wins}, but no family measurably beats {untrained} on {metric}: {nearest}, {outcome}."
 
 
 def _effect(each: Comparison, family: str) -> float:
