@@ -41,7 +41,7 @@ SWITCH_S = 0.17
 """Seconds beyond training of a trial on a gang that is there, as ``overhead.py`` measures them."""
 
 PARTS = ("suggest", "observe", "commit", "mlflow")
-MARKS = (100, 500, 1000, 2000, 5000, 10_000)
+MARKS = (100, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
 def study(num_trials: int, num_gangs: int, search: Mapping[str, Any]) -> StudySpec:
