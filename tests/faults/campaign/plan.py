@@ -21,6 +21,9 @@ MOST_CALLS = 4
 SOON = 0.5
 """A study is killed within this share of what is left of it, so that a life has several kills, and its end some."""
 
+AS_IT_STARTS = 0.2
+"""So many kills of a study fall before a life has got anywhere; the others after its first epoch or result."""
+
 SPEC = """
 name: tiny
 data: {{name: digits}}
@@ -45,11 +48,12 @@ VARIATIONS = {
 
 
 class Kill(NamedTuple):
-    """One kill: at which share of the life that is then left, and which of several processes."""
+    """One kill: at which share of the start, or of the work that is then left, and which of several processes."""
 
     kind: str
     share: float
     which: float
+    as_it_starts: bool
 
 
 class KilledCommand(NamedTuple):
@@ -74,7 +78,9 @@ def planned(seed: int, number: int, kinds: Sequence[str] = KINDS) -> Round:
     variation = draw.choice(sorted(VARIATIONS))
     num_kills, num_commands = draw.randint(4, MOST_KILLS), draw.randint(3, MOST_KILLS)
     kills = [
-        Kill(draw.choice(of_study), SOON * draw.random(), draw.random()) for _ in range(num_kills) if of_study
+        Kill(draw.choice(of_study), draw.random(), draw.random(), draw.random() < AS_IT_STARTS)
+        for _ in range(num_kills)
+        if of_study
     ]
     commands = [
         KilledCommand(draw.random(), tuple(draw.random() for _ in range(draw.randint(1, MOST_CALLS))))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 
 from ..conftest import Driver, left, marked, shown
-from .plan import VARIATIONS, Kill, Round
+from .plan import SOON, VARIATIONS, Kill, Round
 from .record import EQUAL, ROUND, CampaignRecord, Row
 from .stores import STUDY, Contents, asked, contents, differences, ended, opened
 
@@ -167,11 +167,11 @@ class StudyRound:
         )
         self._drivers.append(driver)
         began = time.monotonic()
+        at_first = self._signs()
         may_end = False
         while kills:
             kill = kills[0]
-            moment = time.monotonic() + kill.share * self._left_s(time.monotonic() - began)
-            victim = self._victim(driver, kill, moment)
+            victim = self._victim(driver, kill, at_first)
             if victim is None:  # it has come to its end before
                 break
             kills.pop(0)
@@ -197,17 +197,19 @@ class StudyRound:
             return True
         raise Broken(f"life {life} ended with {driver.process.returncode}: {_last_lines(driver)}")
 
-    def _left_s(self, lived: float) -> float:
-        """Estimated seconds that are left of this life, of which some go by until the workers are there."""
-        whole = self._whole
-        share = 1 - len(ended(self.store)) / whole.num_ended
-        return max(4.0, whole.start_s + share * (whole.seconds - whole.start_s) + 4.0 - lived)
+    def _victim(self, driver: Driver, kill: Kill, at_first: set[object]) -> psutil.Process | None:
+        """The process to be killed, when the moment has come and there is one; None if the driver ends before.
 
-    def _victim(self, driver: Driver, kill: Kill, moment: float) -> psutil.Process | None:
-        """The process to be killed, when the moment has come and there is one; None if the driver ends before."""
+        The life has got somewhere when it shows an epoch or a result that was not there ``at_first``.
+        """
+        moment = time.monotonic() + kill.share * self._whole.start_s if kill.as_it_starts else None
         while driver.process.poll() is None:
             self._hear()
-            if time.monotonic() < moment:
+            if moment is None:
+                if not self._signs() <= at_first:
+                    moment = time.monotonic() + SOON * kill.share * self._work_left_s()
+                time.sleep(0.1)
+            elif time.monotonic() < moment:
                 time.sleep(min(0.2, max(0.0, moment - time.monotonic())))
             elif kill.kind in ENDED_BY:
                 return psutil.Process(driver.process.pid)
@@ -217,9 +219,15 @@ class StudyRound:
                 time.sleep(0.2)
         return None
 
+    def _work_left_s(self) -> float:
+        """Estimated seconds of work that are left, the verdict's among them."""
+        share = 1 - len(ended(self.store)) / self._whole.num_ended
+        return 4.0 + share * (self._whole.seconds - self._whole.start_s)
+
     def _kill(self, driver: Driver, kill: Kill, victim: psutil.Process, life: int, lived: float) -> None:
         name = "dmlstudy" if kill.kind in ENDED_BY else _name(victim)
-        row = Row(self._seed, self._number, kill.kind, life, round(lived, 2), name, self._state(driver))
+        state = self._state(kill)
+        row = Row(self._seed, self._number, kill.kind, life, round(lived, 2), name, state)
         self._settle(None)
         self._known |= ended(self.store)
         if kill.kind == "group":
@@ -263,15 +271,13 @@ class StudyRound:
         there = ended(self.store)
         return sum(there.get(run) != found for run, found in self._known.items())
 
-    def _state(self, driver: Driver) -> str:
+    def _state(self, kill: Kill) -> str:
         """How far the study is."""
         num = len(ended(self.store))
         if num == self._whole.num_ended:
             registered = len(asked(self.store, "SELECT 1 FROM model_versions"))
             return f"conclusion, {registered} registered"
-        if not driver.said(r"^the first epoch has ended|^ *\d+/|paused, ")():
-            return f"start, {num} ended"
-        return f"trials, {num} ended"
+        return f"{'start' if kill.as_it_starts else 'trials'}, {num} ended"
 
 
 def _of_kind(driver: Driver, kind: str) -> list[psutil.Process]:
