@@ -77,17 +77,21 @@ def ended_services(since: float, process: psutil.Process | None = None) -> list[
     return found
 
 
-def _guard(process: psutil.Process, since: float, where: str) -> str:
+def _guard(pid: int, since: float, where: str) -> str:
     """Wait until dismissed: nothing; or until the process has ended: one line."""
     ended_at = None
     while not select.select([0], [], [], EVERY_S)[0]:
-        ended = ended_services(since, process)
+        ended: list[str] = []
+        with suppress(psutil.NoSuchProcess):  # of a process that ends just now, which closes the pipe
+            process = psutil.Process(pid)
+            ended = ended_services(since, process)
         if not ended:
             ended_at = None
         elif ended_at is None:
             ended_at = time.monotonic()
         elif time.monotonic() - ended_at > HELD_S:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
             return f"{where} has died: {' and '.join(ended)} ended as it started; run the same again"
     if os.read(0, 1) == DISMISSED:
         return ""
@@ -99,8 +103,8 @@ def _guard(process: psutil.Process, since: float, where: str) -> str:
 
 def main() -> None:
     pid, since, where = sys.argv[1:]
-    with suppress(psutil.NoSuchProcess, OSError):  # as of a reader that has gone
-        if line := _guard(psutil.Process(int(pid)), float(since), where):
+    with suppress(OSError):  # as of a reader that has gone
+        if line := _guard(int(pid), float(since), where):
             sys.stderr.write(f"error: {line}\n")
             sys.stderr.flush()
 
