@@ -103,7 +103,7 @@ class Replay:
         self.trained = 0.0
         self.of_search: tuple[float, float] | None = None
         """(seconds in training, seconds of all gangs) when the last search trial was handed out."""
-        self.num_handed_out = self.num_ended = 0
+        self.num_handed_out = self.num_begun = self.num_ended = 0
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self.of_processor: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._events: list[tuple[float, int, str, TrialConfig, int]] = []
@@ -112,9 +112,10 @@ class Replay:
     def run(self) -> None:
         """Play until the search says that it is over."""
         started, cpu_started = time.perf_counter(), time.process_time()
-        mark, cpu_mark, mark_ended = started, cpu_started, 0
+        mark, cpu_mark, mark_begun = started, cpu_started, 0
         print(
-            f"{'trials':>7} {'ms/trial':>9} {'CPU ms/trial':>13} {'driver MiB':>11} {'s':>7} {'simulated s':>12}"
+            f"{'begun':>7} {'wait':>6} {'ms/trial':>9} {'CPU ms/trial':>13} {'driver MiB':>11} {'s':>7}"
+            f" {'simulated s':>12}"
         )
         while True:
             self._as_driver(self._fill)
@@ -122,17 +123,21 @@ class Replay:
                 break
             self.now, _, trial_id, config, step = heapq.heappop(self._events)
             self._as_driver(self._advance, trial_id, config, step)
-            if self.num_ended in MARKS and self.num_ended != mark_ended:
-                now, cpu, num = time.perf_counter(), time.process_time(), self.num_ended - mark_ended
+            if self.num_begun in MARKS and self.num_begun != mark_begun:
+                now, cpu, num = time.perf_counter(), time.process_time(), self.num_begun - mark_begun
+                num_waiting = self.num_begun - self.num_ended - len(self._events)
                 print(
-                    f"{self.num_ended:>7} {1000 * (now - mark) / num:>9.1f}"
+                    f"{self.num_begun:>7} {num_waiting:>6} {1000 * (now - mark) / num:>9.1f}"
                     f" {1000 * (cpu - cpu_mark) / num:>13.1f} {resident_mib():>11.0f}"
                     f" {now - started:>7.0f} {self.now:>12.0f}",
                     flush=True,
                 )
-                mark, cpu_mark, mark_ended = now, cpu, self.num_ended
+                mark, cpu_mark, mark_begun = now, cpu, self.num_begun
         total = time.perf_counter() - started
-        print(f"{self.num_ended} trials in {total:.1f} s for {self.now:.0f} s of simulated time", end="")
+        print(
+            f"{self.num_ended} trials in {total:.1f} s, {resident_mib():.0f} MiB at the end, for {self.now:.0f} s of simulated time",
+            end="",
+        )
         cpu = time.process_time() - cpu_started
         print(f" ({self.now / total:.1f} times faster than real time; {cpu:.0f} s of CPU)")
         if self.of_search is not None:
@@ -158,6 +163,7 @@ class Replay:
             assert isinstance(answer, Mapping)
             self.num_handed_out += 1
             assignment = self.search.assignments[trial_id]
+            self.num_begun += not assignment.continues_after
             paused = None
             if assignment.continues_after:
                 paused = self._timed("mlflow", self.tracker.paused_run, assignment.number)

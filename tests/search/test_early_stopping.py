@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import optuna
 import pytest
 
+from dmlstudy.search import early_stopping
 from dmlstudy.search.early_stopping import RULES, Asha, EarlyStopping, Hyperband, SearchCurve
 
 
@@ -107,9 +109,13 @@ def test_peers_are_of_the_same_group(name: str) -> None:
 
 
 class Played:
-    """Trials that pause at their rungs, by hand: each has one score at every step."""
+    """Trials that pause at their rungs, by hand.
 
-    def __init__(self, name: str, eta: int, *levels: float) -> None:
+    Each has one score at every step; with ``later`` a score of its own from its second rung on.
+    """
+
+    def __init__(self, name: str, eta: int, *levels: float, later: Sequence[float] = ()) -> None:
+        self.later = later
         self.rule = RULES[name](eta)
         assert isinstance(self.rule, Asha)
         self.asha: Asha = self.rule
@@ -119,7 +125,8 @@ class Played:
             self.arrives(level)
 
     def curve(self, turn: int) -> SearchCurve:
-        return replace(curve([self.levels[turn]] * 8, turn=turn), num_promotions=self.rungs[turn])
+        level = self.later[turn] if self.later and self.rungs[turn] else self.levels[turn]
+        return replace(curve([level] * 8, turn=turn), num_promotions=self.rungs[turn])
 
     def arrives(self, level: float) -> None:
         """A further trial comes to its first rung, unless it has none."""
@@ -191,11 +198,40 @@ def test_asha_promotes_as_the_algorithm_of_its_paper() -> None:
 def test_who_cannot_be_promoted_any_more_is_hopeless_and_nobody_else() -> None:
     """Of at most 8 trials 4 leave the first rung; two more are kept for those that may fail."""
     played = Played("asha", 2, *(0.1 * level for level in range(8)))
-    assert played.asha.hopeless("a", 8) == [0, 1]
-    assert played.asha.hopeless("a", 12) == []
-    assert played.asha.hopeless("b", 8) == []
-    assert played.asha.waiting("a") == list(range(8))
-    assert played.asha.leading("a") == 7
+    assert played.asha.hopeless("a", 0) == [0, 1]
+    assert played.asha.hopeless("a", 2) == [0]
+    assert played.asha.hopeless("a", 1, [played.curve(0)]) == [0], "of those that run one more may come"
+    assert played.asha.hopeless("a", 4) == []
+    assert played.asha.hopeless("b", 0) == []
+    assert played.asha.waiting("a") == list(reversed(range(8)))
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband"])
+@pytest.mark.parametrize("eta", [2, 3])
+def test_giving_up_the_hopeless_changes_no_promotion(
+    scheduler: str, eta: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores that rise send far more than 1/eta to the second rung; none of them may be given up too soon."""
+    monkeypatch.setattr(early_stopping, "SPARE", 0)
+    num_given_up = 0
+    for seed in range(30):
+        order = random.Random(seed)
+        levels = [order.random() + 0.05 * seed * turn for turn in range(40)]
+        later = [order.random() for _ in levels]
+
+        def play(*, gives_up: bool, levels: list[float] = levels, later: list[float] = later) -> list[int]:
+            nonlocal num_given_up
+            played, found = Played(scheduler, eta, later=later), []
+            for turn, level in enumerate(levels):
+                played.arrives(level)
+                found += played.promoted()
+                for each in played.asha.hopeless("a", len(levels) - turn - 1) if gives_up else ():
+                    played.asha.leave(played.curve(each))
+                    num_given_up += 1
+            return found
+
+        assert play(gives_up=True) == play(gives_up=False)
+    assert num_given_up > 200
 
 
 def test_a_failed_trial_leaves_its_places_to_others() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
-from support.tune_simulator import STEPS, Tune, hill, in_memory, on_disk, study
+from support import tune_simulator
+from support.tune_simulator import HILL, STEPS, Tune, hill, in_memory, on_disk, study
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.search.stop_rule import ENDED_EARLY, FEWEST, told_of
@@ -37,10 +38,7 @@ def choosy(config: TrialConfig, step: int) -> float:
 
 def known(search: StudySearch) -> list[Any]:
     """All that the storage knows of each trial, and of searches that have ended."""
-    return [search.study.user_attrs.get(ENDED_EARLY)] + [
-        (t.number, t.state.name, t.params, t.values, t.intermediate_values, t.user_attrs)
-        for t in search.study.trials
-    ]
+    return [search.study.user_attrs.get(ENDED_EARLY), *tune_simulator.known(search)]
 
 
 def num_of(search: StudySearch) -> Counter[str]:
@@ -57,6 +55,7 @@ DEATHS = [("commit", 1), ("observe", 7), ("commit", 2), ("observe", 4), ("observ
         {"sampler": "tpe", "scheduler": "halving", "generation_size": 2, "trials_per_family": 50},
         {"sampler": "cma", "generation_size": 3},
         {"sampler": "random", "scheduler": "asha", "generation_size": 2, "trials_per_family": 60},
+        {"sampler": "random", "scheduler": "asha", "trials_per_family": 60, "seed": 0},
         {"sampler": "tpe", "families": "adaptive"},
     ],
     ids=lambda search: "-".join(map(str, search.values())),
@@ -84,6 +83,17 @@ def test_deaths_and_trials_at_once_change_nothing(search: dict[str, Any]) -> Non
     assert known(search_again) == known(unbroken)
     assert search_again.is_over
     assert search_again.num_planned_of == unbroken.num_planned_of
+
+
+def test_a_kill_between_a_rung_and_the_end_of_a_promoted_trial_asks_no_more_and_no_less() -> None:
+    """A trial that waited, and has finished since, changes an outcome and adds none."""
+    found = early(of={"red": HILL}, scheduler="asha", trials_per_family=60, sampler="random", seed=0)
+    unbroken = Tune(in_memory(found)).run().search
+    for calls in range(30, 54):
+        storage, checkpoints = InMemoryStorage(), dict[int, int]()
+        more: dict[str, Any] = {"checkpoints": checkpoints}
+        Tune(in_memory(found, storage=storage), dies_before=("commit", calls), **more).run()
+        assert known(Tune(in_memory(found, storage=storage), **more).run().search) == known(unbroken)
 
 
 def test_until_it_ends_a_search_is_the_one_without_the_rule() -> None:

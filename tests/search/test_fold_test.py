@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -20,20 +21,22 @@ from dmlstudy.spec.study_file import SpecError
 NUM_FOLDS = 4
 
 
-def curve(scores_F: np.ndarray, epochs: int = 2, num_folds: int = NUM_FOLDS, group: str = "a") -> SearchCurve:
+def curve(
+    scores_F: np.ndarray, epochs: int = 2, num_folds: int = NUM_FOLDS, group: str = "a", turn: int = 0
+) -> SearchCurve:
     """A trial that reports the mean over its folds so far, and something else within them."""
     scores = {}
     for fold, mean in enumerate(np.cumsum(scores_F) / np.arange(1, len(scores_F) + 1), start=1):
         scores |= {(fold - 1) * epochs + step: -9.0 for step in range(1, epochs)} | {
             fold * epochs: float(mean)
         }
-    return SearchCurve(group, 0, epochs, num_folds, scores)
+    return SearchCurve(group, turn, epochs, num_folds, scores)
 
 
 def taught(level: float, scores_TF: np.ndarray) -> FoldTest:
     test = FoldTest(level)
-    for scores_F in scores_TF:
-        test.learn(curve(scores_F))
+    for turn, scores_F in enumerate(scores_TF):
+        test.learn(curve(scores_F, turn=turn))
     return test
 
 
@@ -89,8 +92,8 @@ def test_few_of_the_stopped_would_have_won_and_many_folds_are_saved() -> None:
     for _ in range(300):
         scores_TF = simulated(rng, 20, spread=2.0)
         test, best = FoldTest(0.05), -np.inf
-        for scores_F in scores_TF:
-            own = curve(scores_F)
+        for turn, scores_F in enumerate(scores_TF):
+            own = curve(scores_F, turn=turn)
             step = next((k for k in range(1, NUM_FOLDS) if test.stops(own, 2 * k)), NUM_FOLDS)
             num_spared, num_folds = num_spared + NUM_FOLDS - step, num_folds + NUM_FOLDS
             if step == NUM_FOLDS:
@@ -117,6 +120,20 @@ def test_where_all_finished_agree_the_worse_is_stopped_and_the_equal_is_not() ->
     test = taught(0.05, np.tile(np.arange(4.0), (3, 1)))
     assert test.stops(curve(np.arange(4.0) - 0.1), 2)
     assert not test.stops(curve(np.arange(4.0)), 2)
+
+
+def test_the_order_in_which_trials_are_learned_does_not_matter() -> None:
+    """Of equal means the first trial's is the best, and an interruption lets them be learned in another order."""
+    trials = [curve(np.array(scores), turn=turn) for turn, scores in enumerate(([3, 0, 0, 1], [0, 3, 1, 0]))]
+    trials += [curve(np.array([0.0, 0.1, 0.2, 0.3]), turn=2)]
+    own = curve(np.array([1.5]), turn=3)
+    found = set()
+    for order in itertools.permutations(trials):
+        test = FoldTest(0.05)
+        for trial in [*order, order[0]]:
+            test.learn(trial)
+        found.add(test.chance(own, 1))
+    assert len(found) == 1
 
 
 def of_folds(config: TrialConfig, step: int) -> float:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
-from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, study
+from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, known, study
 
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.samplers import EndedTrials
-from dmlstudy.search.study_search import Assignment, StudySearch
+from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.study_file import StudySpec
 
 SEED = 0
@@ -48,14 +48,6 @@ def choices(sampler: str, scheduler: str, **search: Any) -> StudySpec:
         search=settings | {"sampler": sampler, "scheduler": scheduler, "seed": SEED} | search,
         **more,
     )
-
-
-def known(search: StudySearch) -> list[Any]:
-    """All that the storage knows, without the attributes that differ between ways to get there."""
-    return [
-        (t.number, t.state.name, t.params, t.values, t.intermediate_values, t.user_attrs)
-        for t in search.study.trials
-    ]
 
 
 DEATHS = [("commit", 1), ("observe", 7), ("commit", 2), ("observe", 4), ("observe", 11), ("commit", 3)] * 3

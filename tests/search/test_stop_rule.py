@@ -85,6 +85,7 @@ def ending(
             outcomes=dict(enumerate(scores)),
             num_asked=len(scores),
             num_left=num_trials - len(scores),
+            num_seen=len(scores),
         )
         return bool(list(EndingSearches(config, [search]).due()))
 

@@ -30,7 +30,11 @@ def study(sampler: str, **search: Any) -> StudySpec:
         ({"generation_size": 10}, "qmc", "10 of 19 trials are drawn before any has a score"),
         ({"generation_size": 64}, "qmc", "19 of 19 trials are drawn before any has a score"),
         ({"trials_per_family": 1}, "tpe", "there is one trial, the default"),
-        ({"deterministic": False}, "tpe", "most of the 19 trials are drawn by the scores of others"),
+        (
+            {"deterministic": False},
+            "tpe",
+            "trials are drawn by the scores there are by then; where 10 or more run at once, set qmc",
+        ),
         ({"families": "adaptive", "generation_size": 19}, "tpe", "families are adaptive"),
         (
             {"second_objective": "embedding_dim", "scheduler": "none"},

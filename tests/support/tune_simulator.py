@@ -215,3 +215,11 @@ def on_disk(
 def by_number(search: StudySearch) -> list[tuple[int, str, dict[str, Any], dict[int, float]]]:
     """What the storage knows of each trial of the search."""
     return [(t.number, t.state.name, t.params, t.intermediate_values) for t in search.study.trials]
+
+
+def known(search: StudySearch) -> list[Any]:
+    """All that the storage knows of each trial of the search."""
+    return [
+        (t.number, t.state.name, t.params, t.values, t.intermediate_values, t.user_attrs)
+        for t in search.study.trials
+    ]

@@ -31,8 +31,8 @@ import bisect
 import math
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -174,25 +174,28 @@ class Asha(EarlyStopping):
                 return -waiting[-1][1]
         return None
 
-    def leading(self, group: str) -> int | None:
-        """The turn of the best of those that wait at the highest rung; None where nobody waits."""
-        return next((-self._paused[group][key][-1][1] for key in self._rungs(group)), None)
-
     def waiting(self, group: str) -> list[int]:
-        """The turns of all that wait."""
-        return sorted(-turn for key in self._rungs(group) for _, turn in self._paused[group][key])
+        """The turns of all that wait: those at higher rungs first, at each the best first."""
+        return [-turn for key in self._rungs(group) for _, turn in reversed(self._paused[group][key])]
 
-    def hopeless(self, group: str, budget: int) -> list[int]:
-        """The turns of those that wait and cannot be promoted, however the rest of ``budget`` trials comes out.
+    def hopeless(self, group: str, num_new: int, running: Iterable[SearchCurve] = ()) -> list[int]:
+        """The turns of those that wait and cannot be promoted, whatever ``num_new`` trials and the running ones score.
 
-        At most N, N/eta, N/eta^2, ... trials reach the rungs, so at each the best N/eta, N/eta^2, ... go on.
+        Of at most n trials that ever reach a rung, only the best floor(n/eta) can be promoted. Each of these may be,
+        and each that has yet to come: the next rung has so many more, at most.
         """
+        coming = Counter(self._at_rung(curve)[0] for curve in running)
         found: list[int] = []
-        for key in self._rungs(group):
+        num_more: dict[tuple[int, int], int] = {}
+        for key in sorted(self._paused.get(group, {})):  # of each ladder the lowest rung first
+            _, epochs, bracket, _ = key
             reached, waiting = self._standings[key], self._paused[group][key]
-            num_most = max(1, budget // self.eta ** (key[3] + 1)) + SPARE
+            num_coming = num_more.get((epochs, bracket), num_new) + coming[key]
+            num_most = max(1, (len(reached) + num_coming) // self.eta) + SPARE
             cut = reached[-num_most] if len(reached) >= num_most else (-math.inf, -sys.maxsize)
-            found += [-turn for _, turn in waiting[: bisect.bisect_left(waiting, cut)]]
+            num_hopeless = bisect.bisect_left(waiting, cut)
+            found += [-turn for _, turn in waiting[:num_hopeless]]
+            num_more[epochs, bracket] = num_coming + len(waiting) - num_hopeless
         return sorted(found)
 
     def _rungs(self, group: str) -> list[Key]:

@@ -40,8 +40,8 @@ class FoldTest:
 
     def __init__(self, level: float) -> None:
         self.level = level
-        self._finished: defaultdict[Peers, list[NDArray[np.float64]]] = defaultdict(list)
-        """The scores of each fold of the finished trials."""
+        self._finished: defaultdict[Peers, dict[int, NDArray[np.float64]]] = defaultdict(dict)
+        """The scores of each fold of the finished trials, by turn."""
 
     def learn(self, trial: SearchCurve) -> None:
         """Take in a trial; one that has not finished all folds counts nowhere."""
@@ -49,7 +49,7 @@ class FoldTest:
             return
         scores_F = fold_scores(trial.scores, trial.epochs, trial.num_folds)
         if len(scores_F) == trial.num_folds:
-            self._finished[_peers(trial)].append(scores_F)
+            self._finished[_peers(trial)][trial.turn] = scores_F
 
     def stops(self, trial: SearchCurve, step: int) -> bool:
         """True if the trial should be stopped after ``step``, at which a fold has ended and another one follows."""
@@ -59,7 +59,10 @@ class FoldTest:
 
     def chance(self, trial: SearchCurve, num_ended: int) -> float:
         """The chance that the trial ends above the best, by its first folds; 1 where too little is known."""
-        finished_TF = self._finished.get(_peers(trial), [])
+        finished = sorted(
+            self._finished.get(_peers(trial), {}).items()
+        )  # in whichever order they were learned
+        finished_TF = [scores_F for _, scores_F in finished]
         scores_K = fold_scores(trial.scores, trial.epochs, num_ended)
         if len(finished_TF) < FEWEST_TRIALS or len(scores_K) < num_ended:
             return 1.0

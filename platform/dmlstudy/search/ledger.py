@@ -51,6 +51,11 @@ class Entry:
     turn: int
     config: TrialConfig
 
+    @classmethod
+    def of(cls, trial: FrozenTrial, subsearch: Subsearch, turn: int) -> Entry:
+        """The entry of a trial whose turn is known."""
+        return cls(trial, subsearch, turn, subsearch.config_of(trial.params))
+
     @property
     def curve(self) -> SearchCurve:
         return SearchCurve(

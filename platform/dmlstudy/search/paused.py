@@ -6,7 +6,10 @@ generations in which it was promoted before. So it is known again after an inter
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+
+from optuna.trial import FrozenTrial
 
 from dmlstudy.search.early_stopping import Asha, EarlyStopping, SearchCurve
 from dmlstudy.search.ledger import Entry
@@ -19,10 +22,11 @@ class PausedTrials:
     def __init__(self, rule: EarlyStopping) -> None:
         self._rule = rule
         self._promotion = rule if isinstance(rule, Asha) else None
-        self._entries: dict[tuple[str, int], Entry] = {}
+        self._trials: dict[tuple[str, int], FrozenTrial] = {}
+        """Trials alone, by search and turn: tens of thousands may wait, and a configuration is soon made again."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._trials)
 
     @property
     def may_wait(self) -> bool:
@@ -51,13 +55,13 @@ class PausedTrials:
         assert rung is not None
         entry.subsearch.pause(entry.trial, rung)
         self._promotion.pause(entry.curve)
-        self._entries[entry.subsearch.name, entry.turn] = entry
+        self._trials[entry.subsearch.name, entry.turn] = entry.trial
 
     def leave(self, entry: Entry) -> None:
         """Take a trial from those that wait."""
         assert self._promotion is not None
         self._promotion.leave(entry.curve)
-        del self._entries[entry.subsearch.name, entry.turn]
+        del self._trials[entry.subsearch.name, entry.turn]
 
     def recall(self, entry: Entry) -> None:
         """Take in the rungs that a trial of an earlier session has left behind."""
@@ -81,32 +85,23 @@ class PausedTrials:
 
     def promotable(self, subsearch: Subsearch) -> Entry | None:
         """The trial that goes on next, by its score among its peers'."""
-        return (
-            None
-            if self._promotion is None
-            else self._at(subsearch, self._promotion.promotable(subsearch.name))
-        )
+        turn = None if self._promotion is None else self._promotion.promotable(subsearch.name)
+        return None if turn is None else self._at(subsearch, turn)
 
-    def leading(self, subsearch: Subsearch) -> Entry | None:
-        """The best at the highest rung."""
-        return (
-            None if self._promotion is None else self._at(subsearch, self._promotion.leading(subsearch.name))
-        )
+    def hopeless(self, subsearch: Subsearch, running: Iterable[Entry]) -> Iterator[Entry]:
+        """Those that cannot be promoted any more, whatever comes of the running trials and of new ones."""
+        curves = [entry.curve for entry in running]
+        if self._promotion is not None:
+            for turn in self._promotion.hopeless(subsearch.name, subsearch.num_left, curves):
+                yield self._at(subsearch, turn)
 
-    def hopeless(self, subsearch: Subsearch) -> list[Entry]:
-        """Those that cannot be promoted any more, whatever comes."""
-        if self._promotion is None:
-            return []
-        turns = self._promotion.hopeless(subsearch.name, subsearch.budget)
-        return [self._entries[subsearch.name, turn] for turn in turns]
+    def of(self, subsearch: Subsearch) -> Iterator[Entry]:
+        """All that wait: those at higher rungs first, at each the best first."""
+        for turn in [] if self._promotion is None else self._promotion.waiting(subsearch.name):
+            yield self._at(subsearch, turn)
 
-    def of(self, subsearch: Subsearch) -> list[Entry]:
-        """All that wait, by turn."""
-        turns = [] if self._promotion is None else self._promotion.waiting(subsearch.name)
-        return [self._entries[subsearch.name, turn] for turn in turns]
-
-    def _at(self, subsearch: Subsearch, turn: int | None) -> Entry | None:
-        return None if turn is None else self._entries[subsearch.name, turn]
+    def _at(self, subsearch: Subsearch, turn: int) -> Entry:
+        return Entry.of(self._trials[subsearch.name, turn], subsearch, turn)
 
 
 def _then(entry: Entry, num_promotions: int) -> SearchCurve:

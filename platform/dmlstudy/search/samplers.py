@@ -21,6 +21,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -125,32 +126,54 @@ class EndedTrials:
     They are the newest, the best by each objective, ``MOST`` of each kind, and the front of several objectives.
     Among them are the trials that samplers use: the 25 that TPE counts as good, the newest generations of
     CMA-ES, the elite of NSGA-II. The order in which trials have ended does not matter.
+
+    Paused trials count as stopped where they wait. For their sake no ended one is forgotten, for they may go on and
+    fail.
     """
 
     MOST = 250
 
     def __init__(self, directions: Sequence[StudyDirection]) -> None:
         self._signs = [1.0 if direction == StudyDirection.MAXIMIZE else -1.0 for direction in directions]
-        self._newest: list[FrozenTrial] = []
-        self._best: list[list[FrozenTrial]] = [[] for _ in directions]
+        self._orders: list[Callable[[FrozenTrial], Any]] = [lambda trial: trial.number]
+        self._orders += [partial(self._standing, objective=at) for at in range(len(directions))]
+        self._ended: list[list[FrozenTrial]] = [[] for _ in self._orders]
+        """By each order the last ``MOST``."""
+        self._paused: list[list[FrozenTrial]] = [[] for _ in self._orders]
+        """By each order all that wait."""
+        self._paused_by_number: dict[int, FrozenTrial] = {}
         self._front: list[FrozenTrial] = []
 
     def add(self, trial: FrozenTrial) -> None:
         """Remember a completed or pruned trial; others that it makes less worth remembering are forgotten."""
-        _keep(self._newest, trial, lambda trial: trial.number, self.MOST)
-        for objective, best in enumerate(self._best):
-            _keep(best, trial, lambda trial, at=objective: self._standing(trial, at), self.MOST)  # type: ignore[misc]
+        self.forget(trial.number)
+        for ended, order in zip(self._ended, self._orders, strict=True):
+            bisect.insort(ended, trial, key=order)
+            del ended[: max(0, len(ended) - self.MOST)]
         if len(self._signs) > 1 and not any(self._dominates(other, trial) for other in self._front):
             self._front = [other for other in self._front if not self._dominates(trial, other)] + [trial]
 
-    def remove(self, number: int) -> None:
-        """Forget a trial, which was stopped as far as anyone knew and has gone on."""
-        for kept in (self._newest, *self._best, self._front):
-            kept[:] = [trial for trial in kept if trial.number != number]
+    def pause(self, trial: FrozenTrial) -> None:
+        """Remember a trial that waits, as one stopped there; in the place of itself at an earlier rung."""
+        self.forget(trial.number)
+        self._paused_by_number[trial.number] = trial
+        for paused, order in zip(self._paused, self._orders, strict=True):
+            bisect.insort(paused, trial, key=order)
+
+    def forget(self, number: int) -> None:
+        """Forget a trial that has waited, if there is one."""
+        trial = self._paused_by_number.pop(number, None)
+        if trial is None:
+            return
+        for paused, order in zip(self._paused, self._orders, strict=True):
+            del paused[bisect.bisect_left(paused, order(trial), key=order)]
 
     def trials(self) -> list[FrozenTrial]:
         """All of them, by number."""
-        kept = {trial.number: trial for group in (self._newest, *self._best, self._front) for trial in group}
+        kept = {trial.number: trial for trial in self._front}
+        for ended, paused, order in zip(self._ended, self._paused, self._orders, strict=True):
+            last = sorted(ended + paused[-self.MOST :], key=order)[-self.MOST :] if paused else ended
+            kept |= {trial.number: trial for trial in last}
         return [kept[number] for number in sorted(kept)]
 
     def _standing(self, trial: FrozenTrial, objective: int) -> tuple[bool, float, float, int]:
@@ -165,12 +188,6 @@ class EndedTrials:
         each = [self._standing(one, at)[:3] for at in range(len(self._signs))]
         others = [self._standing(other, at)[:3] for at in range(len(self._signs))]
         return each != others and all(a >= b for a, b in zip(each, others, strict=True))
-
-
-def _keep(kept: list[FrozenTrial], trial: FrozenTrial, key: Callable[[FrozenTrial], Any], most: int) -> None:
-    """Add to a list that rises by the key, and drop the lowest beyond ``most``."""
-    bisect.insort(kept, trial, key=key)
-    del kept[: max(0, len(kept) - most)]
 
 
 def seen_by(

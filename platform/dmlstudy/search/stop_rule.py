@@ -84,9 +84,9 @@ class EndingSearches:
             self._groups.setdefault(head.name, []).append(each)
 
     def due(self) -> Iterator[Mapping[str, EarlyEnd]]:
-        """Searches that end now, with their followers; a search that goes on is asked again after its next end."""
+        """Searches that end now, with their followers; one that goes on is asked again when it has seen more."""
         for name, members in self._groups.items():
-            num_seen = sum(len(each.outcomes) for each in members)
+            num_seen = sum(each.num_seen for each in members)
             if self._rule is None or not members[0].num_left or self._asked.get(name) == num_seen:
                 continue
             self._asked[name] = num_seen

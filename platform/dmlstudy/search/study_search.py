@@ -16,8 +16,8 @@ the sampler knows all that has ended and what runs, the early stopping all that 
 With ``search.scheduler: asha`` or ``hyperband`` a trial pauses at each rung and waits to be promoted. A generation
 begins with promotions, and what is left of its width are new trials.
 
-A paused trial is PRUNED as soon as it cannot be promoted any more. Where no trial of a family would finish, the best at
-its highest rung goes on.
+A paused trial is PRUNED as soon as it cannot be promoted any more and one of its family has finished. Where no trial of
+a family would finish, the best at its highest rung goes on.
 
 With ``search.stop_when`` a subsearch ends before its budget when its other trials would hardly pay. That is decided
 between generations, and kept before it takes effect.
@@ -234,7 +234,7 @@ class StudySearch:
             self._generation = max(0, self._generation)
             self._enter(trial, self._generation)
             self._waiting.append(trial.number)
-        for number in list(self._waiting):  # the others are handed out again, under their old numbers
+        for number in [*self._waiting, *self._at_rest]:  # the others go on, under their old numbers
             self._judge_again(self._entries[number])
 
     def _take_up(self, entry: Entry) -> None:
@@ -263,9 +263,11 @@ class StudySearch:
         if not self._in_generations:
             self._learn(curve)
         if reason:
-            self._waiting.remove(entry.trial.number)
+            number = entry.trial.number
+            self._waiting = [other for other in self._waiting if other != number]
+            self._at_rest.discard(number)
             self._ledger.end(entry.trial, TrialState.PRUNED, reason=reason)
-            self._settle_if_alone(entry.trial.number)
+            self._settle_if_alone(number)
 
     # What an engine calls
 
@@ -515,7 +517,12 @@ class StudySearch:
         self._fold_test.learn(curve)
 
     def _why_to_stop(self, entry: Entry, curve: SearchCurve, step: int) -> str:
-        """The reason to stop the trial after this step; empty where it goes on."""
+        """The reason to stop the trial after this step; empty where it goes on.
+
+        A promoted trial was judged up to its rung before.
+        """
+        if step <= self._paused.last_rung(entry):
+            return ""
         if self._stopping.stops(curve, step):
             return self._why_stopped(entry, step)
         if self._fold_test.stops(curve, step):
@@ -594,23 +601,23 @@ class StudySearch:
     def _next_promoted(self, subsearch: Subsearch) -> Entry | None:
         """The paused trial of a subsearch that goes on next; None of none."""
         found = self._paused.promotable(subsearch) if self._budget.spent() is None else None
-        if found is None and self._has_none_finished(subsearch):
-            found = self._paused.leading(subsearch)
+        if found is None and self._asks_no_more(subsearch):
+            have_one = {entry.config.family for entry in self._running_of(subsearch)}
+            lacking = subsearch.families.keys() - have_one - self._ledger.best_numbers().keys()
+            found = next((e for e in self._paused.of(subsearch) if e.config.family in lacking), None)
         return found
 
-    def _has_none_finished(self, subsearch: Subsearch) -> bool:
-        """True if no trial has finished, none runs, and no further one will be asked for."""
-        is_over = self._asks_no_more(subsearch)
-        return is_over and all(self._ledger.best_trial(family) is None for family in subsearch.families)
-
     def _asks_no_more(self, subsearch: Subsearch) -> bool:
-        """True if no trial of a subsearch runs, and no new one will be asked for."""
-        is_over = not subsearch.num_left or self._budget.spent() is not None
-        return is_over and not any(
-            entry.subsearch is subsearch and not entry.trial.state.is_finished()
-            for number, entry in self._entries.items()
-            if number not in self._at_rest
-        )
+        """True if no new trial of a subsearch will be asked for."""
+        return not subsearch.num_left or self._budget.spent() is not None
+
+    def _running_of(self, subsearch: Subsearch) -> list[Entry]:
+        """The trials of a subsearch that run, or whose end or rung is not seen yet."""
+        return [
+            entry
+            for entry in self._entries.values()
+            if entry.subsearch is subsearch and not entry.trial.state.is_finished()
+        ]
 
     def _promote(self, subsearch: Subsearch) -> bool:
         """Let the next paused trial of a subsearch go on; whether there is one."""
@@ -627,8 +634,13 @@ class StudySearch:
     def _give_up_what_waits(self) -> None:
         """End the paused trials that cannot be promoted any more."""
         for subsearch in self._subsearches if self._paused else ():
-            is_over = self._asks_no_more(subsearch) and self._next_promoted(subsearch) is None
-            for entry in self._paused.of(subsearch) if is_over else self._paused.hopeless(subsearch):
+            running = self._running_of(subsearch)
+            if self._asks_no_more(subsearch) and not running and self._next_promoted(subsearch) is None:
+                given_up = sorted(self._paused.of(subsearch), key=lambda entry: entry.turn)
+            else:
+                hopeless = self._paused.hopeless(subsearch, running)
+                given_up = [e for e in hopeless if self._ledger.best_trial(e.config.family) is not None]
+            for entry in given_up:
                 self._give_up(entry)
 
     def _give_up(self, entry: Entry) -> None:

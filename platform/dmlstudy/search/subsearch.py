@@ -74,6 +74,8 @@ class Subsearch:
         self.has_ended_early = False
         self.outcomes: dict[int, float] = {}
         """By number, what the search has seen the ends of: the objective of a finished trial, else minus infinity."""
+        self.num_seen = 0
+        """How often it has seen an end or a rung, in this session."""
         self.given: set[int] = set()
         """Numbers of trials at points that no sampler has drawn: defaults, and those of earlier studies."""
         self._points_queued: set[str] = set()
@@ -84,6 +86,8 @@ class Subsearch:
         self._running: dict[int, FrozenTrial] = {}
         self._paused: dict[int, int] = {}
         """Of trials that wait for a promotion, the numbers that the sampler knows them by."""
+        self._known: dict[str, BaseDistribution] = {}
+        """The distributions that trials have in common, by parameter."""
         self._tried: set[str] = set()
         self._left: dict[str, dict[str, Scalar]] | None = None
         self._is_counted = False
@@ -245,6 +249,10 @@ class Subsearch:
             return None
         point, system_attrs, source = found
         (family, _), read = Point.read(point, self.sample)
+        for name, distribution in read.distributions.items():
+            known = self._known.setdefault(name, distribution)
+            if known == distribution:  # one for all trials
+                read.distributions[name] = known
         return create_trial(
             state=TrialState.RUNNING,
             params=point,
@@ -289,27 +297,27 @@ class Subsearch:
         """Let the sampler see how a trial has ended; until then it sees that it runs."""
         if trial.number in self._paused:
             number = self._paused.pop(trial.number)
-            self._ended.remove(number)
+            self._ended.forget(number)
         else:
             number = self._running.pop(trial.number).number
         has_finished = trial.state == TrialState.COMPLETE
         self.outcomes[trial.number] = trial.values[0] if has_finished else -math.inf
+        self.num_seen += 1
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             self._ended.add(self._as_sampled(trial, number))
 
     def pause(self, trial: FrozenTrial, step: int) -> None:
         """Let the sampler see a trial that has reached a rung, until it comes further, as one stopped there."""
-        if trial.number in self._paused:
-            self._ended.remove(self._paused[trial.number])
-        else:
+        if trial.number not in self._paused:
             self._paused[trial.number] = self._running.pop(trial.number).number
         self.outcomes[trial.number] = -math.inf
+        self.num_seen += 1
         stopped = copy.copy(trial)
         stopped.state = TrialState.PRUNED
         stopped.intermediate_values = {at: s for at, s in trial.intermediate_values.items() if at <= step}
         score = stopped.intermediate_values.get(step, math.nan)
         stopped.values = [score] if math.isfinite(score) else None
-        self._ended.add(self._as_sampled(stopped, self._paused[trial.number]))
+        self._ended.pause(self._as_sampled(stopped, self._paused[trial.number]))
 
     def note_promotion(self, generation: int) -> None:
         """Count a trial that goes on among those of the generation."""

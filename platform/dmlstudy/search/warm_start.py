@@ -84,7 +84,10 @@ def earlier_best(
     for order, name in enumerate(wanted):
         if name not in known:
             there = ", ".join(known) or "none"
-            raise SpecError(f"search.warm_start: no study {name!r} in the store; there are: {there}")
+            all_of_them = "; for all of them write auto without brackets" if name == "auto" else ""
+            raise SpecError(
+                f"search.warm_start: no study {name!r} in the store; there are: {there}{all_of_them}"
+            )
         for family, trials in _of_families(storage, name, TrialState.COMPLETE).items():
             if family in ranked:
                 trials.sort(key=lambda trial: rank(trial.values[0], trial.number), reverse=True)

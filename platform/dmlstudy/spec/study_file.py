@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, Discriminator, Field, PositiveFloat, PositiveInt, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from dmlstudy import bundled
 from dmlstudy.losses.unused import unused
@@ -143,6 +153,22 @@ class StopRule(Record):
         return f"raise its best by more than {self.gain:g} with a probability below {probability}"
 
 
+BY_RULE, LISTED = "[by rule]", "[listed]"
+"""The two forms of ``protocol.compare`` and ``search.warm_start``."""
+
+
+def _form_of_list(value: object) -> str:
+    return LISTED if isinstance(value, list | tuple) else BY_RULE
+
+
+def _auto_or_listed(value: object) -> object:
+    if _form_of_list(value) == BY_RULE and value != "auto":
+        raise PydanticCustomError(
+            "not_a_list", "write auto, or a list of earlier studies, as [first, second]"
+        )
+    return value
+
+
 class SearchConfig(Grown):
     """Budget and search strategy; every family gets the same unless one search chooses among them."""
 
@@ -212,7 +238,9 @@ class SearchConfig(Grown):
         ),
     ] = 0.0
     warm_start: Annotated[
-        tuple[str, ...] | Literal["auto"],
+        Annotated[tuple[Name, ...], Tag(LISTED)] | Annotated[Literal["auto"], Tag(BY_RULE)],
+        Discriminator(_form_of_list),
+        BeforeValidator(_auto_or_listed),
         Field(
             max_length=1000,
             description="earlier studies whose best configurations come first; auto: all, weighed by likeness",
@@ -229,15 +257,8 @@ def _form_of_seeds(value: object) -> str:
     return IN_STEPS if isinstance(value, Mapping | SeedRange) else FIXED
 
 
-BY_RULE, LISTED = "[by rule]", "[listed]"
-"""The two forms of ``protocol.compare``."""
-
 MOST_IN_PAIRS = 4000
 """Characters of all pairs of ``protocol.compare``: the plan of the verdict is kept in one tag of the study's run."""
-
-
-def _form_of_pairs(value: object) -> str:
-    return LISTED if isinstance(value, list | tuple) else BY_RULE
 
 
 class Replicated(Record):
@@ -304,7 +325,7 @@ class ProtocolConfig(MetricsConfig, Grown):
     compare: Annotated[
         Annotated[Literal["winner", "all"] | None, Tag(BY_RULE)]
         | Annotated[tuple[tuple[Name, Name], ...], Field(min_length=1), Tag(LISTED)],
-        Discriminator(_form_of_pairs),
+        Discriminator(_form_of_list),
         Field(
             description="pairs of the verdict: the winner on validation with each other family and its own untrained"
             " embedder, all, or [[a, b], [a, c]], these pairs of families alone; default: all, and winner with"
@@ -504,6 +525,7 @@ class StudySpec:
             raise SpecError(f"families.{UNTRAINED}: this name is the untrained embedder's; choose another")
         _check_search(file.search)
         _check_fold_test(file)
+        _check_warm_start(file)
         _check_protocol(file.protocol)
         _check_pairs(file)
         _check_searches(file)
@@ -817,6 +839,14 @@ def _check_search(search: SearchConfig) -> None:
         )
 
 
+def _check_warm_start(file: StudyFile) -> None:
+    """Raises SpecError for a study that begins with its own points."""
+    if file.name in file.search.warm_start and file.search.warm_start != "auto":
+        raise SpecError(
+            f"search.warm_start: {file.name} is this study itself; name earlier ones, or set auto"
+        )
+
+
 def _check_fold_test(file: StudyFile) -> None:
     """Raises SpecError for a fold test without folds to compare, or of trials that quality alone does not rank."""
     if not file.search.fold_test:
@@ -988,7 +1018,7 @@ def _with_sampler(file: StudyFile) -> StudyFile:
 def _chosen(search: SearchConfig) -> sampler_choice.SamplerChoice:
     return sampler_choice.of_budget(
         search.trials_per_family,
-        search.generation_size,
+        search.generation_size if search.deterministic else None,
         is_adaptive=search.families == "adaptive",
         has_second_objective=search.second_objective is not None,
     )
