@@ -134,10 +134,8 @@ class Replay:
                 )
                 mark, cpu_mark, mark_begun = now, cpu, self.num_begun
         total = time.perf_counter() - started
-        print(
-            f"{self.num_ended} trials in {total:.1f} s, {resident_mib():.0f} MiB at the end, for {self.now:.0f} s of simulated time",
-            end="",
-        )
+        print(f"{self.num_ended} trials in {total:.1f} s, {resident_mib():.0f} MiB at the end,", end="")
+        print(f" for {self.now:.0f} s of simulated time", end="")
         cpu = time.process_time() - cpu_started
         print(f" ({self.now / total:.1f} times faster than real time; {cpu:.0f} s of CPU)")
         if self.of_search is not None:
