@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from .plan import COMMAND, KINDS, planned
+from .plan import COMMAND, KINDS, VARIATIONS, planned
 from .record import EQUAL, CampaignRecord, table
 from .rounds import StudyRound, temporary, unbroken
 from .uses import use_store
@@ -21,7 +21,7 @@ from .uses import use_store
 
 def main() -> int:
     given = _arguments()
-    kinds = given.kinds.split(",")
+    kinds, variations = given.kinds.split(","), given.variations.split(",")
     record = CampaignRecord(given.record or given.folder / "kills.csv")
     end = time.monotonic() + 60 * given.minutes
     numbers = itertools.count() if given.round is None else iter([given.round])
@@ -31,7 +31,7 @@ def main() -> int:
                 break
             if given.round is None and number in record.done(given.seed):
                 continue
-            _play(given.folder.absolute(), given.seed, number, kinds, record)
+            _play(given.folder.absolute(), given.seed, number, kinds, variations, record)
     except KeyboardInterrupt:
         pass
     sys.stdout.write(f"{table(record.rows, KINDS)}\n")
@@ -46,6 +46,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--round", type=int, help="play only this round, whatever the record has")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--variations", default=",".join(VARIATIONS), help=f"of {', '.join(VARIATIONS)}")
     parser.add_argument("--minutes", type=float, default=60.0, help="no round begins later")
     parser.add_argument("--folder", type=Path, default=Path("campaign"), help="for stores and logs")
     parser.add_argument(
@@ -54,9 +55,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _play(folder: Path, seed: int, number: int, kinds: list[str], record: CampaignRecord) -> None:
+def _play(
+    folder: Path, seed: int, number: int, kinds: list[str], variations: list[str], record: CampaignRecord
+) -> None:
     """One round: its study, and then commands of use in the store that it leaves."""
-    plan = planned(seed, number, kinds)
+    plan = planned(seed, number, kinds, variations)
     home = folder / f"whole-{plan.variation}"
     whole = unbroken(home, plan.variation)
     own = folder / f"round-{seed}-{number}"
@@ -69,7 +72,9 @@ def _play(folder: Path, seed: int, number: int, kinds: list[str], record: Campai
             found = use_store(own, home, seed, number, plan.commands, record, scratch)
         _tell(f"{time.monotonic() - began:.0f} s, {record.num_kills} kills; left: {_left(Path(scratch))}")
     if found:
-        again = f"--seed {seed} --round {number} --kinds {','.join(kinds)}"
+        again = (
+            f"--seed {seed} --round {number} --kinds {','.join(kinds)} --variations {','.join(variations)}"
+        )
         _tell(f"round {number} differs: {'; '.join(found)}; again: {again}; kept: {own}")
     else:
         shutil.rmtree(own, ignore_errors=True)

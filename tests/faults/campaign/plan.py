@@ -29,20 +29,51 @@ name: tiny
 data: {{name: digits}}
 embedder: {{dim: 8, width: 4}}
 batch: {{classes: all, images_per_class: 4, per_epoch: 10}}
-training: {{epochs: 6, head_lr_mult: 1, lr: {{float: [1.0e-4, 1.0e-2], log: true, default: 1.0e-3}}}}
+training: {{epochs: {epochs}, head_lr_mult: 1, lr: {{float: [1.0e-4, 1.0e-2], log: true, default: 1.0e-3}}}}
 families:
   red: {{space: multi_similarity}}
   blue: {{space: triplet_weighting}}
-search: {{trials_per_family: 4, generation_size: 2, scheduler: {scheduler}}}
+search: {{scheduler: {scheduler}, {search}}}
 protocol: {{num_folds: {num_folds}, verdict_seeds: 2, fold_models: {fold_models}}}
 resources: {{workers: {workers}, retries: 100}}
 """
 
+FEW = "trials_per_family: 4, generation_size: 2"
+FOLD_TEST = "trials_per_family: 14, generation_size: 4, reduction_factor: 2, fold_test: 0.6"
+ADAPTIVE = f"{FOLD_TEST}, families: adaptive, sampler: tpe"
+EARLY = (
+    "trials_per_family: 24, generation_size: 5, reduction_factor: 2, stop_when: {gain: 0.2, probability: 0.5}"
+)
+"""No score is above 1, so that a search ends soon after a trial has 0.8."""
+
+
+def _spec(
+    scheduler: str,
+    num_folds: int,
+    *,
+    search: str = FEW,
+    workers: int = 1,
+    epochs: int = 6,
+    keeps: bool = True,
+) -> str:
+    return SPEC.format(
+        scheduler=scheduler,
+        search=search,
+        epochs=epochs,
+        num_folds=num_folds,
+        fold_models=str(keeps).lower(),
+        workers=workers,
+    )
+
+
 VARIATIONS = {
-    "asha": SPEC.format(scheduler="asha", num_folds=1, fold_models="false", workers=2),
-    "halving": SPEC.format(scheduler="halving", num_folds=2, fold_models="true", workers=1),
-    "asha-folds": SPEC.format(scheduler="asha", num_folds=2, fold_models="true", workers=1),
-    "halving-one": SPEC.format(scheduler="halving", num_folds=1, fold_models="false", workers=2),
+    "asha": _spec("asha", 1, workers=2, keeps=False),
+    "halving": _spec("halving", 2),
+    "asha-folds": _spec("asha", 2),
+    "halving-one": _spec("halving", 1, workers=2, keeps=False),
+    "fold-test": _spec("hyperband", 2, search=FOLD_TEST, epochs=4),
+    "adaptive": _spec("asha", 2, search=ADAPTIVE, epochs=4),
+    "early-end": _spec("asha", 1, search=EARLY, epochs=4, keeps=False),
 }
 """The study files. A trial may lose any number of workers, for that is no fault of its own."""
 
@@ -71,11 +102,13 @@ class Round(NamedTuple):
     commands: tuple[KilledCommand, ...]
 
 
-def planned(seed: int, number: int, kinds: Sequence[str] = KINDS) -> Round:
+def planned(
+    seed: int, number: int, kinds: Sequence[str] = KINDS, variations: Sequence[str] = tuple(VARIATIONS)
+) -> Round:
     """The round of this number."""
     draw = random.Random(f"{seed}/{number}")
     of_study = [kind for kind in STUDY_KINDS if kind in kinds]
-    variation = draw.choice(sorted(VARIATIONS))
+    variation = draw.choice(sorted(variations))
     num_kills, num_commands = draw.randint(4, MOST_KILLS), draw.randint(3, MOST_KILLS)
     kills = [
         Kill(draw.choice(of_study), draw.random(), draw.random(), draw.random() < AS_IT_STARTS)
