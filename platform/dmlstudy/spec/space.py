@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeGuard
@@ -228,7 +229,8 @@ def _corners(
 
 
 def _drawn(prefix: str, name: str, suffixes: Mapping[str, str]) -> str:
-    return (f"{prefix}.{name}" if prefix else name) + suffixes.get(name, "")
+    """The name under which a value is drawn: one string for all trials."""
+    return sys.intern((f"{prefix}.{name}" if prefix else name) + suffixes.get(name, ""))
 
 
 def names(space: Space) -> set[str]:

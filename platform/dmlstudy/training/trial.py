@@ -80,8 +80,8 @@ def run_trial(
     be killed until it has recorded the result, and call again for it. Raises ValueError for the state of another
     configuration.
 
-    After the report of step ``pause_after`` the state is kept and TrialPaused is raised. A later call, with another
-    step or none, goes on from there.
+    After the report of step ``pause_after`` the state is kept and TrialPaused is raised; at once in a call that finds
+    this state. A later call, with another step or none, goes on from there.
 
     Losses and all that is scored are computed in full float32, whatever PyTorch was told (``embedders.precision``).
     """
@@ -139,6 +139,9 @@ class _Trial:
         """The outputs of a verdict's fold models."""
 
     def run(self, save_to: Path | None) -> TrialResult:
+        step = self._step(self.begun.fold, self.begun.epoch)
+        if self.pause_after is not None and step >= self.pause_after:
+            raise TrialPaused  # as in the call before, which may have been killed until the caller knew of it
         if not self.is_verdict:
             return self._search()
         trainer, scored = self._verdict()
@@ -237,11 +240,15 @@ class _Trial:
                 is_last = epoch + 1 == self.num_epochs
                 scored = trainer.judge() if is_last else Scored(trainer.score())
                 metrics = mean(self._scores_now(number, epoch, trainer, scored.metrics)) | metrics
-            self.reports.make(number * self.num_epochs + epoch + 1, metrics)
+            self.reports.make(self._step(number, epoch + 1), metrics)
             # What is left of a share after its last epoch is kept when it is known; of a verdict's model that is all.
             if epoch + 1 < self.num_epochs or (self.is_verdict and number + 1 == len(self.shares)):
                 self._keep(number, epoch + 1, trainer)
         return trainer, scored
+
+    def _step(self, number: int, epoch: int) -> int:
+        """The epochs of all shares up to ``epoch`` of one."""
+        return number * self.num_epochs + epoch
 
     def _scores_now(
         self, number: int, epoch: int, trainer: Trainer, scores: dict[str, float]
@@ -261,7 +268,7 @@ class _Trial:
         is_last = number == len(self.shares) or (
             self.is_verdict and number + 1 == len(self.shares) and epoch == self.num_epochs
         )
-        is_pause = number * self.num_epochs + epoch == self.pause_after
+        is_pause = self._step(number, epoch) == self.pause_after
 
         def tensors() -> dict[str, Tensor]:
             return self.outputs | (trainer.state() if trainer else {})
