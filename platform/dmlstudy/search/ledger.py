@@ -183,6 +183,8 @@ class Ledger:
     def create(self, trial: FrozenTrial) -> FrozenTrial:
         """Store a new trial, from which it gets its number."""
         trial._trial_id = self._storage.create_new_trial(self.study._study_id, trial)
+        for name in [name for name in trial.system_attrs if "relative_params" in name]:
+            del trial.system_attrs[name]  # a copy of the parameters
         trial.number = number_of(self._storage, trial._trial_id)
         to_disk(self._storage)  # before MLflow, which outlasts a loss of power, knows its number
         return trial

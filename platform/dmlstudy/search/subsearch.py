@@ -86,8 +86,8 @@ class Subsearch:
         self._running: dict[int, FrozenTrial] = {}
         self._paused: dict[int, int] = {}
         """Of trials that wait for a promotion, the numbers that the sampler knows them by."""
-        self._known: dict[str, BaseDistribution] = {}
-        """The distributions that trials have in common, by parameter."""
+        self._known: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
+        """The distributions that trials with the same parameters have in common."""
         self._tried: set[str] = set()
         self._left: dict[str, dict[str, Scalar]] | None = None
         self._is_counted = False
@@ -249,14 +249,11 @@ class Subsearch:
             return None
         point, system_attrs, source = found
         (family, _), read = Point.read(point, self.sample)
-        for name, distribution in read.distributions.items():
-            known = self._known.setdefault(name, distribution)
-            if known == distribution:  # one for all trials
-                read.distributions[name] = known
+        known = self._known.setdefault(tuple(read.distributions), read.distributions)
         return create_trial(
             state=TrialState.RUNNING,
             params=point,
-            distributions=read.distributions,
+            distributions=known if known == read.distributions else read.distributions,
             user_attrs={FAMILY: family.name, "generation": generation, **source},
             system_attrs=system_attrs,
         )
