@@ -6,13 +6,14 @@ generations in which it was promoted before. So it is known again after an inter
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 from optuna.trial import FrozenTrial
 
 from dmlstudy.search.early_stopping import Asha, EarlyStopping, SearchCurve
 from dmlstudy.search.ledger import Entry
+from dmlstudy.search.samplers import FAMILY
 from dmlstudy.search.subsearch import Subsearch
 
 
@@ -88,17 +89,30 @@ class PausedTrials:
         turn = None if self._promotion is None else self._promotion.promotable(subsearch.name)
         return None if turn is None else self._at(subsearch, turn)
 
-    def hopeless(self, subsearch: Subsearch, running: Iterable[Entry]) -> Iterator[Entry]:
-        """Those that cannot be promoted any more, whatever comes of the running trials and of new ones."""
-        curves = [entry.curve for entry in running]
-        if self._promotion is not None:
-            for turn in self._promotion.hopeless(subsearch.name, subsearch.num_left, curves):
-                yield self._at(subsearch, turn)
+    def leading(self, subsearch: Subsearch, families: Container[str]) -> Entry | None:
+        """Of these families the best at the highest rung."""
+        turns = [] if self._promotion is None else self._promotion.waiting(subsearch.name)
+        return next(self._of(subsearch, turns, families), None)
 
-    def of(self, subsearch: Subsearch) -> Iterator[Entry]:
-        """All that wait: those at higher rungs first, at each the best first."""
-        for turn in [] if self._promotion is None else self._promotion.waiting(subsearch.name):
-            yield self._at(subsearch, turn)
+    def hopeless(
+        self, subsearch: Subsearch, running: Iterable[Entry], families: Container[str]
+    ) -> list[Entry]:
+        """Of these families those that cannot be promoted any more, whatever comes of running trials and new ones."""
+        if self._promotion is None:
+            return []
+        curves = [entry.curve for entry in running]
+        turns = self._promotion.hopeless(subsearch.name, subsearch.num_left, curves)
+        return list(self._of(subsearch, turns, families))
+
+    def of(self, subsearch: Subsearch) -> list[Entry]:
+        """All that wait, by turn."""
+        turns = [] if self._promotion is None else sorted(self._promotion.waiting(subsearch.name))
+        return list(self._of(subsearch, turns, subsearch.families))
+
+    def _of(self, subsearch: Subsearch, turns: Iterable[int], families: Container[str]) -> Iterator[Entry]:
+        for turn in turns:
+            if self._trials[subsearch.name, turn].user_attrs[FAMILY] in families:
+                yield self._at(subsearch, turn)
 
     def _at(self, subsearch: Subsearch, turn: int) -> Entry:
         return Entry.of(self._trials[subsearch.name, turn], subsearch, turn)

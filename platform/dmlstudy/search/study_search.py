@@ -602,9 +602,9 @@ class StudySearch:
         """The paused trial of a subsearch that goes on next; None of none."""
         found = self._paused.promotable(subsearch) if self._budget.spent() is None else None
         if found is None and self._asks_no_more(subsearch):
-            have_one = {entry.config.family for entry in self._running_of(subsearch)}
-            lacking = subsearch.families.keys() - have_one - self._ledger.best_numbers().keys()
-            found = next((e for e in self._paused.of(subsearch) if e.config.family in lacking), None)
+            lacking = subsearch.families.keys() - self._ledger.best_numbers().keys()
+            lacking -= {entry.config.family for entry in self._running_of(subsearch)} if lacking else set()
+            found = self._paused.leading(subsearch, lacking) if lacking else None
         return found
 
     def _asks_no_more(self, subsearch: Subsearch) -> bool:
@@ -636,10 +636,9 @@ class StudySearch:
         for subsearch in self._subsearches if self._paused else ():
             running = self._running_of(subsearch)
             if self._asks_no_more(subsearch) and not running and self._next_promoted(subsearch) is None:
-                given_up = sorted(self._paused.of(subsearch), key=lambda entry: entry.turn)
+                given_up = self._paused.of(subsearch)
             else:
-                hopeless = self._paused.hopeless(subsearch, running)
-                given_up = [e for e in hopeless if self._ledger.best_trial(e.config.family) is not None]
+                given_up = self._paused.hopeless(subsearch, running, self._ledger.best_numbers())
             for entry in given_up:
                 self._give_up(entry)
 
