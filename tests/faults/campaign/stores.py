@@ -80,12 +80,13 @@ def tags_of(store: Path) -> dict[str, dict[str, str]]:
 
 def ended(store: Path) -> dict[str, tuple[str, tuple[tuple[Any, ...], ...]]]:
     """Status and metrics of each run of a trial that has ended for good."""
-    metrics = rows_of_runs(store, POINTS)
-    return {
-        run: (tags["status"], tuple(metrics.get(run, [])))
-        for run, tags in tags_of(store).items()
-        if tags.get("dmlstudy_kind") in ("search", "verdict") and tags.get("status") in COUNTS
+    tags = {
+        run: own
+        for run, own in tags_of(store).items()
+        if own.get("dmlstudy_kind") in ("search", "verdict") and own.get("status") in COUNTS
     }
+    metrics = rows_of_runs(store, POINTS)  # after the tags, for a driver writes both at once meanwhile
+    return {run: (own["status"], tuple(metrics.get(run, []))) for run, own in tags.items()}
 
 
 def contents(store: Path) -> Contents:
