@@ -101,6 +101,7 @@ def test_a_winner_that_is_worse_on_the_test_classes_is_said_to_be() -> None:
             "a leads so far by validation map_at_r 0.9000; it was not judged",
         ),
         (board({"a": [0.5], "b": [0.4]}), "0.5000 (one seed, so no interval)"),
+        (board({"a": [0.5, 0.1], "b": [0.4]}), f"0.3000 [{words.MINUS}2.2412, 2.8412]"),
         (board({}, None), "No trial has finished"),
     ],
 )

@@ -122,7 +122,7 @@ def interval(estimate: Estimate | None) -> str:
     if estimate.half_width is None:
         return f"{estimate.mean:.4f} (one seed, so no interval)"
     low, high = estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
-    return f"{estimate.mean:.4f} [{low:.4f}, {high:.4f}]"
+    return f"{estimate.mean:.4f} [{low:.4f}, {high:.4f}]".replace("-", MINUS)
 
 
 def difference(each: Comparison, family: str) -> str:
