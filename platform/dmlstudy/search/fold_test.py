@@ -59,10 +59,8 @@ class FoldTest:
 
     def chance(self, trial: SearchCurve, num_ended: int) -> float:
         """The chance that the trial ends above the best, by its first folds; 1 where too little is known."""
-        finished = sorted(
-            self._finished.get(_peers(trial), {}).items()
-        )  # in whichever order they were learned
-        finished_TF = [scores_F for _, scores_F in finished]
+        by_turn = self._finished.get(_peers(trial), {})
+        finished_TF = [by_turn[turn] for turn in sorted(by_turn)]  # in whichever order they were learned
         scores_K = fold_scores(trial.scores, trial.epochs, num_ended)
         if len(finished_TF) < FEWEST_TRIALS or len(scores_K) < num_ended:
             return 1.0
