@@ -75,7 +75,7 @@ class Subsearch:
         self.outcomes: dict[int, float] = {}
         """By number, what the search has seen the ends of: the objective of a finished trial, else minus infinity."""
         self.num_seen = 0
-        """How often it has seen an end or a rung, in this session."""
+        """The number of ends and rungs that it has seen in this session."""
         self.given: set[int] = set()
         """Numbers of trials at points that no sampler has drawn: defaults, and those of earlier studies."""
         self._points_queued: set[str] = set()
