@@ -124,10 +124,10 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def interrupted_run(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, float, str]:
-    """The digits study stopped by Ctrl-C after ten trials: store, exit code, seconds to stop, status."""
+    """The digits study stopped by Ctrl-C after a trial's end: store, exit code, seconds to stop, status."""
     folder = tmp_path_factory.mktemp("run")
     store = folder / "store"
-    code, seconds = interrupted(spec, store, r"^10/26 ", folder / "shown")
+    code, seconds = interrupted(spec, store, r"^ 1/26 ", folder / "shown")
     return store, code, seconds, called("status", "digits", "--store", store).stdout
 
 

@@ -40,7 +40,7 @@ def test_ctrl_c_ends_soon_and_keeps_what_is_finished(interrupted_run: tuple[Path
     assert seconds < 30
     ended = re.search(r"digits +interrupted +(\d+) \+ 0 judged +(\d+)", status)  # to their ends, and before
     assert ended, status
-    assert 10 <= sum(map(int, ended.groups())) <= 12
+    assert 1 <= sum(map(int, ended.groups())) < 16, "the search is not over"
 
 
 def test_one_clear_line_per_trial_and_no_noise(submitted: Finished) -> None:
