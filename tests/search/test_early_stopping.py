@@ -17,7 +17,8 @@ from dmlstudy.search.early_stopping import RULES, Asha, EarlyStopping, Hyperband
 def curve(
     scores: list[float], *, turn: int = 0, group: str = "a", epochs: int = 4, folds: int = 2
 ) -> SearchCurve:
-    return SearchCurve(group, turn, epochs, folds, dict(enumerate(scores, start=1)))
+    finite = {step: score for step, score in enumerate(scores, start=1) if math.isfinite(score)}
+    return SearchCurve(group, turn, epochs, folds, finite)
 
 
 def taught(name: str, eta: int, *curves: SearchCurve) -> EarlyStopping:

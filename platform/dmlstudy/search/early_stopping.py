@@ -30,17 +30,15 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from dmlstudy.search.compact import Row, SortedRows
+
 Key: TypeAlias = tuple[str, int, int, int]
 """(whose peers, planned epochs, bracket, step or number of promotions)."""
-
-Standing: TypeAlias = tuple[float, int]
-"""(score, minus the turn): of equal scores the first trial's is the higher."""
 
 SPARE = 2
 """Paused trials are kept for so many failures among those before them."""
@@ -125,6 +123,14 @@ class Halving(EarlyStopping):
         return trial.scores[step] < peers[-((len(peers) + 1) // self.eta)]
 
 
+def _no_standings() -> SortedRows:
+    return SortedRows(width=2)
+
+
+def _turn(standing: Row) -> int:
+    return -int(standing[1])
+
+
 class Asha(EarlyStopping):
     """Promotes from rung to rung whoever is among the best 1/eta there; stops nobody that runs.
 
@@ -136,10 +142,12 @@ class Asha(EarlyStopping):
 
     def __init__(self, eta: int) -> None:
         super().__init__(eta)
-        self._standings: defaultdict[Key, list[Standing]] = defaultdict(list)
-        """Of each rung those that have reached it; the best last."""
-        self._paused: dict[str, dict[Key, list[Standing]]] = {}
-        """Of each group and rung those that wait there; the best last."""
+        self._standings: defaultdict[Key, SortedRows] = defaultdict(_no_standings)
+        """Of each rung (score, minus the turn) of those that have reached it: the best last, of equals the first."""
+        self._paused: defaultdict[str, defaultdict[Key, SortedRows]] = defaultdict(
+            lambda: defaultdict(_no_standings)
+        )
+        """Of each group and rung those that wait there."""
 
     def pause_after(self, trial: SearchCurve) -> int | None:
         rung = int(self._first_rung(trial) * self.eta**trial.num_promotions)
@@ -148,22 +156,21 @@ class Asha(EarlyStopping):
     def pause(self, trial: SearchCurve) -> None:
         """Take in a trial that has reached its next rung, where it waits."""
         key, standing = self._at_rung(trial)
-        bisect.insort(self._standings[key], standing)
-        bisect.insort(self._paused.setdefault(trial.group, {}).setdefault(key, []), standing)
+        self._standings[key].add(standing)
+        self._paused[trial.group][key].add(standing)
 
     def leave(self, trial: SearchCurve) -> None:
         """Take a trial from those that wait, to be called with its curve as it was; it counts among its peers."""
         key, standing = self._at_rung(trial)
-        self._paused[trial.group][key].remove(standing)
+        self._paused[trial.group][key].discard(standing)
 
     def forget(self, trial: SearchCurve) -> None:
         """Take out a trial that has failed: at each rung it leaves its place to the next."""
         for num_promotions in range(trial.num_promotions + 1):
             then = replace(trial, num_promotions=num_promotions)
             key, standing = self._at_rung(then)
-            for standings in (self._standings[key], self._paused.get(trial.group, {}).get(key, [])):
-                if standing in standings:
-                    standings.remove(standing)
+            self._standings[key].discard(standing)
+            self._paused[trial.group][key].discard(standing)
 
     def promotable(self, group: str) -> int | None:
         """The turn of the trial that goes on next: the best at the highest rung where one may; None of none."""
@@ -171,12 +178,12 @@ class Asha(EarlyStopping):
             reached, waiting = self._standings[key], self._paused[group][key]
             num_best = len(reached) // self.eta
             if num_best and waiting[-1] >= reached[-num_best]:
-                return -waiting[-1][1]
+                return _turn(waiting[-1])
         return None
 
     def waiting(self, group: str) -> list[int]:
         """The turns of all that wait: those at higher rungs first, at each the best first."""
-        return [-turn for key in self._rungs(group) for _, turn in reversed(self._paused[group][key])]
+        return [_turn(each) for key in self._rungs(group) for each in reversed(self._paused[group][key])]
 
     def hopeless(self, group: str, num_new: int, running: Iterable[SearchCurve] = ()) -> list[int]:
         """The turns of those that wait and cannot be promoted, whatever ``num_new`` trials and the running ones score.
@@ -187,23 +194,23 @@ class Asha(EarlyStopping):
         coming = Counter(self._at_rung(curve)[0] for curve in running)
         found: list[int] = []
         num_more: dict[tuple[int, int], int] = {}
-        for key in sorted(self._paused.get(group, {})):  # of each ladder the lowest rung first
+        for key in sorted(self._paused[group]):  # of each ladder the lowest rung first
             _, epochs, bracket, _ = key
             reached, waiting = self._standings[key], self._paused[group][key]
             num_coming = num_more.get((epochs, bracket), num_new) + coming[key]
             num_most = max(1, (len(reached) + num_coming) // self.eta) + SPARE
-            cut = reached[-num_most] if len(reached) >= num_most else (-math.inf, -sys.maxsize)
-            num_hopeless = bisect.bisect_left(waiting, cut)
-            found += [-turn for _, turn in waiting[:num_hopeless]]
+            cut = reached[-num_most] if len(reached) >= num_most else (-math.inf, -math.inf)
+            num_hopeless = waiting.num_below(cut)
+            found += [_turn(waiting[at]) for at in range(num_hopeless)]
             num_more[epochs, bracket] = num_coming + len(waiting) - num_hopeless
         return sorted(found)
 
     def _rungs(self, group: str) -> list[Key]:
         """The rungs at which trials wait, the highest first."""
-        rungs = [key for key, waiting in self._paused.get(group, {}).items() if waiting]
+        rungs = [key for key, waiting in self._paused[group].items() if waiting]
         return sorted(rungs, key=lambda key: (-key[2] - key[3], key))
 
-    def _at_rung(self, trial: SearchCurve) -> tuple[Key, Standing]:
+    def _at_rung(self, trial: SearchCurve) -> tuple[Key, Row]:
         """The rung that the trial pauses at next, and its standing there."""
         rung = int(self._first_rung(trial) * self.eta**trial.num_promotions)
         key = (trial.group, trial.epochs, self._bracket(trial), trial.num_promotions)

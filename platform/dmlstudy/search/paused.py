@@ -6,14 +6,13 @@ generations in which it was promoted before. So it is known again after an inter
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from optuna.trial import FrozenTrial
-
+from dmlstudy.search.compact import PackedTrial
 from dmlstudy.search.early_stopping import Asha, EarlyStopping, SearchCurve
 from dmlstudy.search.ledger import Entry
-from dmlstudy.search.samplers import FAMILY
 from dmlstudy.search.subsearch import Subsearch
 
 
@@ -23,11 +22,11 @@ class PausedTrials:
     def __init__(self, rule: EarlyStopping) -> None:
         self._rule = rule
         self._promotion = rule if isinstance(rule, Asha) else None
-        self._trials: dict[tuple[str, int], FrozenTrial] = {}
-        """Trials alone, by search and turn: tens of thousands may wait, and a configuration is soon made again."""
+        self._trials: defaultdict[str, dict[int, PackedTrial]] = defaultdict(dict)
+        """Of each search by turn."""
 
     def __len__(self) -> int:
-        return len(self._trials)
+        return sum(map(len, self._trials.values()))
 
     @property
     def may_wait(self) -> bool:
@@ -56,13 +55,14 @@ class PausedTrials:
         assert rung is not None
         entry.subsearch.pause(entry.trial, rung)
         self._promotion.pause(entry.curve)
-        self._trials[entry.subsearch.name, entry.turn] = entry.trial
+        packed = PackedTrial(entry.trial, entry.config.family)
+        self._trials[entry.subsearch.name][entry.turn] = packed
 
     def leave(self, entry: Entry) -> None:
         """Take a trial from those that wait."""
         assert self._promotion is not None
         self._promotion.leave(entry.curve)
-        del self._trials[entry.subsearch.name, entry.turn]
+        del self._trials[entry.subsearch.name][entry.turn]
 
     def recall(self, entry: Entry) -> None:
         """Take in the rungs that a trial of an earlier session has left behind."""
@@ -111,11 +111,11 @@ class PausedTrials:
 
     def _of(self, subsearch: Subsearch, turns: Iterable[int], families: Container[str]) -> Iterator[Entry]:
         for turn in turns:
-            if self._trials[subsearch.name, turn].user_attrs[FAMILY] in families:
+            if self._trials[subsearch.name][turn].family in families:
                 yield self._at(subsearch, turn)
 
     def _at(self, subsearch: Subsearch, turn: int) -> Entry:
-        return Entry.of(self._trials[subsearch.name, turn], subsearch, turn)
+        return Entry.of(self._trials[subsearch.name][turn].unpacked(), subsearch, turn)
 
 
 def _then(entry: Entry, num_promotions: int) -> SearchCurve:

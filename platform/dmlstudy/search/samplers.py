@@ -48,6 +48,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import Scalar
 from dmlstudy.search import hub
+from dmlstudy.search.compact import PackedTrial, Row, SortedRows
 from dmlstudy.search.fold_test import FEWEST_TRIALS, fold_scores, noise_variance
 from dmlstudy.spec.space import Suggester
 from dmlstudy.spec.study_file import HUB, SearchConfig, SpecError
@@ -139,9 +140,12 @@ class EndedTrials:
         self._orders += [partial(self._standing, objective=at) for at in range(len(directions))]
         self._ended: list[list[FrozenTrial]] = [[] for _ in self._orders]
         """By each order the last ``MOST``."""
-        self._paused: list[list[FrozenTrial]] = [[] for _ in self._orders]
-        """By each order all that wait."""
-        self._paused_by_number: dict[int, FrozenTrial] = {}
+        self._paused: dict[int, PackedTrial] = {}
+        """All that wait, by number; who may be looked at is unpacked."""
+        self._unpacked: dict[int, FrozenTrial] = {}
+        self._paused_by_number = SortedRows(width=1)
+        self._paused_by_standing = SortedRows(width=3)
+        """The same by each objective: (step, score, minus the number)."""
         self._front: list[FrozenTrial] = []
 
     def add(self, trial: FrozenTrial) -> None:
@@ -156,25 +160,41 @@ class EndedTrials:
     def pause(self, trial: FrozenTrial) -> None:
         """Remember a trial that waits, as one stopped there; in the place of itself at an earlier rung."""
         self.forget(trial.number)
-        self._paused_by_number[trial.number] = trial
-        for paused, order in zip(self._paused, self._orders, strict=True):
-            bisect.insort(paused, trial, key=order)
+        self._paused[trial.number] = PackedTrial(trial)
+        self._paused_by_number.add((trial.number,))
+        self._paused_by_standing.add(self._row(trial))
 
     def forget(self, number: int) -> None:
         """Forget a trial that has waited, if there is one."""
-        trial = self._paused_by_number.pop(number, None)
-        if trial is None:
-            return
-        for paused, order in zip(self._paused, self._orders, strict=True):
-            del paused[bisect.bisect_left(paused, order(trial), key=order)]
+        packed = self._paused.pop(number, None)
+        if packed is not None:
+            self._paused_by_number.discard((number,))
+            self._paused_by_standing.discard(self._row(packed.unpacked()))
+            self._unpacked.pop(number, None)
 
     def trials(self) -> list[FrozenTrial]:
         """All of them, by number."""
         kept = {trial.number: trial for trial in self._front}
-        for ended, paused, order in zip(self._ended, self._paused, self._orders, strict=True):
-            last = sorted(ended + paused[-self.MOST :], key=order)[-self.MOST :] if paused else ended
+        newest, best = map(self._last, (self._paused_by_number, self._paused_by_standing))
+        self._unpacked = {
+            number: self._unpacked.get(number) or self._paused[number].unpacked()
+            for number in {*newest, *best}
+        }
+        for ended, order, numbers in zip(
+            self._ended, self._orders, [newest] + [best] * len(self._signs), strict=True
+        ):
+            paused = [self._unpacked[number] for number in numbers]
+            last = sorted(ended + paused, key=order)[-self.MOST :] if paused else ended
             kept |= {trial.number: trial for trial in last}
         return [kept[number] for number in sorted(kept)]
+
+    def _last(self, paused: SortedRows) -> list[int]:
+        """The numbers of the last ``MOST``."""
+        return [abs(int(paused[at][-1])) for at in range(max(0, len(paused) - self.MOST), len(paused))]
+
+    def _row(self, paused: FrozenTrial) -> Row:
+        _, *row = self._standing(paused, objective=0)
+        return tuple(row)
 
     def _standing(self, trial: FrozenTrial, objective: int) -> tuple[bool, float, float, int]:
         """Completed trials by their value, below them pruned ones by how far they came, then by their score."""

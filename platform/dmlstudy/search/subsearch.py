@@ -73,7 +73,8 @@ class Subsearch:
         self.is_exhausted = False
         self.has_ended_early = False
         self.outcomes: dict[int, float] = {}
-        """By number, what the search has seen the ends of: the objective of a finished trial, else minus infinity."""
+        """By number, what the search has seen the ends of: the objective of a finished trial, else minus infinity.
+        Kept for ``search.stop_when`` alone."""
         self.num_seen = 0
         """The number of ends and rungs that it has seen in this session."""
         self.given: set[int] = set()
@@ -249,11 +250,10 @@ class Subsearch:
             return None
         point, system_attrs, source = found
         (family, _), read = Point.read(point, self.sample)
-        known = self._known.setdefault(tuple(read.distributions), read.distributions)
         return create_trial(
             state=TrialState.RUNNING,
             params=point,
-            distributions=known if known == read.distributions else read.distributions,
+            distributions=read.distributions,
             user_attrs={FAMILY: family.name, "generation": generation, **source},
             system_attrs=system_attrs,
         )
@@ -276,6 +276,7 @@ class Subsearch:
         self.num_of_generation[generation] += 1
         self._num_of_family[str(trial.user_attrs[FAMILY])] += 1
         self.num_asked += 1
+        trial.distributions = self._shared(trial.distributions)
         unscored = create_trial(
             state=TrialState.RUNNING, params=dict(trial.params), distributions=dict(trial.distributions)
         )
@@ -290,6 +291,11 @@ class Subsearch:
         sampled.number = number
         return sampled
 
+    def _shared(self, distributions: dict[str, BaseDistribution]) -> dict[str, BaseDistribution]:
+        """The same distributions, as trials before have them."""
+        known = self._known.setdefault(tuple(distributions), distributions)
+        return known if known == distributions else distributions
+
     def settle(self, trial: FrozenTrial) -> None:
         """Let the sampler see how a trial has ended; until then it sees that it runs."""
         if trial.number in self._paused:
@@ -297,9 +303,7 @@ class Subsearch:
             self._ended.forget(number)
         else:
             number = self._running.pop(trial.number).number
-        has_finished = trial.state == TrialState.COMPLETE
-        self.outcomes[trial.number] = trial.values[0] if has_finished else -math.inf
-        self.num_seen += 1
+        self._see(trial.number, trial.values[0] if trial.state == TrialState.COMPLETE else -math.inf)
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             self._ended.add(self._as_sampled(trial, number))
 
@@ -307,14 +311,18 @@ class Subsearch:
         """Let the sampler see a trial that has reached a rung, until it comes further, as one stopped there."""
         if trial.number not in self._paused:
             self._paused[trial.number] = self._running.pop(trial.number).number
-        self.outcomes[trial.number] = -math.inf
-        self.num_seen += 1
+        self._see(trial.number, -math.inf)
         stopped = copy.copy(trial)
         stopped.state = TrialState.PRUNED
         stopped.intermediate_values = {at: s for at, s in trial.intermediate_values.items() if at <= step}
         score = stopped.intermediate_values.get(step, math.nan)
         stopped.values = [score] if math.isfinite(score) else None
         self._ended.pause(self._as_sampled(stopped, self._paused[trial.number]))
+
+    def _see(self, number: int, outcome: float) -> None:
+        self.num_seen += 1
+        if self._spec.file.search.stop_when is not None:
+            self.outcomes[number] = outcome
 
     def note_promotion(self, generation: int) -> None:
         """Count a trial that goes on among those of the generation."""
@@ -516,9 +524,9 @@ class Follower(Subsearch):
         sampled = copy.copy(trial)
         sampled.number = number
         sampled.params = {name: value for name, value in trial.params.items() if self._is_own(name)}
-        sampled.distributions = {
-            name: each for name, each in trial.distributions.items() if self._is_own(name)
-        }
+        sampled.distributions = self._shared(
+            {name: each for name, each in trial.distributions.items() if self._is_own(name)}
+        )
         return sampled
 
     def _is_own(self, name: str) -> bool:
