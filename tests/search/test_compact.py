@@ -10,7 +10,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from dmlstudy.search.compact import PackedTrial, SortedRows
+from dmlstudy.search.compact import SortedRows, WaitingTrial
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
@@ -36,7 +36,7 @@ def test_rows_are_those_of_a_sorted_list(width: int) -> None:
         rows[len(rows)]
 
 
-def test_a_packed_trial_comes_back_as_it_was() -> None:
+def test_a_trial_that_waits_comes_back_as_it_was() -> None:
     distributions = {
         "lr": FloatDistribution(1e-6, 1.0, log=True),
         "p": IntDistribution(1, 8),
@@ -54,12 +54,18 @@ def test_a_packed_trial_comes_back_as_it_was() -> None:
         trial.number, trial._trial_id = 70_000, 70_312
         if state == TrialState.PRUNED:
             trial.values = [0.25]
-        packed = PackedTrial(trial, "triplet")
-        again = packed.unpacked()
+        waiting = WaitingTrial(trial, "triplet", step=1)
+        again = waiting.trial()
         assert again == trial
         assert again.distributions is trial.distributions
-        assert packed.family == "triplet"
+        assert waiting.family == "triplet"
         again.user_attrs["promotions"].append(12)
         again.intermediate_values[5] = 0.5
-        assert packed.unpacked() == trial, "what goes on is a copy"
-        assert sys.getsizeof(packed) + sys.getsizeof(packed._bytes) < 500
+        assert waiting.trial() == trial, "what goes on is a copy"
+        stopped = waiting.stopped()
+        assert (stopped.state, stopped.values, stopped.intermediate_values) == (
+            TrialState.PRUNED,
+            [0.25],
+            {1: 0.25},
+        )
+        assert sys.getsizeof(waiting) + sys.getsizeof(waiting._bytes) < 500

@@ -7,13 +7,16 @@ is waited for (``connection.Patience``); what it cannot take in the end is a Sto
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
 import mlflow
 from mlflow.entities import Metric, RunTag
@@ -60,9 +63,32 @@ MOST_IN_A_TAG = 5000
 MODEL = "embedder"
 """The artifact of a verdict trial's run that is its model's folder."""
 
-Spans: TypeAlias = list[tuple[float, float | None]]
-
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    """Of a run that has not ended, its trial's number, and when it was at work: start, end, start, ...
+
+    Tens of thousands may have paused.
+    """
+
+    number: int | None
+    times: array[float]
+
+    @property
+    def has_paused(self) -> bool:
+        return len(self.times) % 2 == 0
+
+    @property
+    def spans(self) -> list[tuple[float, float | None]]:
+        """(start, end) of each span; a last one without an end goes on."""
+        return list(itertools.zip_longest(self.times[::2], self.times[1::2]))
+
+    @property
+    def seconds(self) -> float:
+        now = time.time()
+        return sum((now if end is None else end) - start for start, end in self.spans)
 
 
 class StudyTracker:
@@ -99,8 +125,9 @@ class StudyTracker:
         self._writer = writer_of(store, self.client)
         self.study = study
         self._run_ids: dict[int, str] = {}
-        self._spans: dict[str, Spans] = {}
-        """Of the runs of this session that have not ended: when they were at work."""
+        """By number, of the search trials of this session that have finished or not ended, and of the best."""
+        self._work: dict[str, _Work] = {}
+        """Of the runs of this session that have not ended."""
         self._noted: tuple[Mapping[str, Mapping[str, int]], Mapping[str, int]] | None = None
         self._note_written = -math.inf
         experiment = self.client.get_experiment_by_name(study)
@@ -152,7 +179,7 @@ class StudyTracker:
             tags["trial_number"] = str(number)
         params = {name: str(value) for name, value in task_of(config).logged_params(config).items()}
         run_id = self._writer.begin(self.experiment_id, label, tags, params)
-        self._spans[run_id] = [(time.time(), None)]
+        self._work[run_id] = _Work(number, array("d", [time.time()]))
         if number is not None:
             self._run_ids[number] = run_id
         return run_id
@@ -194,37 +221,38 @@ class StudyTracker:
             "status": status.value,
             **({"reason": reason[:5000]} if reason else {}),
             **({VALUES: json.dumps(list(values))} if values else {}),
-            **({SPANS: self._paused_spans(run_id)} if status == Status.PAUSED else {}),
         }
+        if status == Status.PAUSED:
+            self._work[run_id].times.append(time.time())
+            tags[SPANS] = json.dumps(self._work[run_id].spans)
         self._writer.change(run_id, status.in_mlflow, tags, points)
         if status != Status.PAUSED:
-            self._spans.pop(run_id, None)
+            ended = self._work.pop(run_id, None)
+            if ended is not None and ended.number is not None and status != Status.FINISHED:
+                self._run_ids.pop(ended.number, None)
 
     def seconds_at_work(self, run_id: str) -> float | None:
         """Seconds in which a run has been at work; None of one that has ended, or has paused before this session."""
-        if run_id not in self._spans:
-            return None
-        return sum((time.time() if end is None else end) - start for start, end in self._spans[run_id])
-
-    def _paused_spans(self, run_id: str) -> str:
-        """Note that a run pauses now."""
-        *before, (start, _) = self._spans[run_id]
-        self._spans[run_id] = [*before, (start, time.time())]
-        return json.dumps(self._spans[run_id])
+        return self._work[run_id].seconds if run_id in self._work else None
 
     def paused_run(self, number: int) -> str | None:
         """The run in which a search trial has paused; None where there is none, as after a kill at that moment."""
         own = self._run_ids.get(number, "")
-        if own in self._spans and self._spans[own][-1][1] is not None:
+        if own in self._work and self._work[own].has_paused:
             return own
         runs = self._runs.every(RunKind.SEARCH, status=Status.PAUSED, number=number)
         return next((run.id for run in runs), None)
 
     def reopen(self, run_id: str) -> None:
         """Let the run of a paused trial go on."""
-        before = self._spans.get(run_id) or read(self.client, run_id).spans
-        self._spans[run_id] = [*before, (time.time(), None)]
-        tags = {SPANS: json.dumps(self._spans[run_id]), "status": Status.RUNNING.value}
+        if run_id not in self._work:
+            run = read(self.client, run_id)
+            self._work[run_id] = _Work(run.number, array("d", itertools.chain(*run.spans)))
+            if run.number is not None:
+                self._run_ids[run.number] = run_id
+        work = self._work[run_id]
+        work.times.append(time.time())
+        tags = {SPANS: json.dumps(work.spans), "status": Status.RUNNING.value}
         self._writer.change(run_id, Status.RUNNING.in_mlflow, tags)
 
     def recorded_ends(self, number: int) -> list[RecordedEnd]:

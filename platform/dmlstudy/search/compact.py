@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import pickle
 from array import array
 from collections.abc import Iterator
@@ -49,13 +50,17 @@ class SortedRows:
             del self._numbers[at * self._width : (at + 1) * self._width]
 
 
-class PackedTrial:
-    """A trial in some 400 bytes; its distributions are shared with others', as they were before."""
+class WaitingTrial:
+    """A trial with a score at the rung ``step``, in some 350 bytes.
 
-    __slots__ = ("_bytes", "_distributions", "family")
+    Its distributions are shared with those of other trials, as they were before.
+    """
 
-    def __init__(self, trial: FrozenTrial, family: str = "") -> None:
+    __slots__ = ("_bytes", "_distributions", "family", "step")
+
+    def __init__(self, trial: FrozenTrial, family: str, step: int) -> None:
         self.family = family
+        self.step = step
         self._distributions = trial.distributions
         values = [trial.params[name] for name in self._distributions]
         times = (trial.datetime_start, trial.datetime_complete)
@@ -64,7 +69,7 @@ class PackedTrial:
             (trial.number, trial._trial_id, int(trial.state), trial.values, *times, values, *attrs)
         )
 
-    def unpacked(self) -> FrozenTrial:
+    def trial(self) -> FrozenTrial:
         """A copy of the trial."""
         number, trial_id, state, scores, begun, ended, values, *attrs = pickle.loads(self._bytes)
         user_attrs, system_attrs, reports = attrs
@@ -82,3 +87,12 @@ class PackedTrial:
             intermediate_values=reports,
             trial_id=trial_id,
         )
+
+    def stopped(self) -> FrozenTrial:
+        """The trial as one that was stopped at the rung."""
+        trial = self.trial()
+        reports = {step: score for step, score in trial.intermediate_values.items() if step <= self.step}
+        score = reports.get(self.step, math.nan)
+        trial.state, trial.intermediate_values = TrialState.PRUNED, reports
+        trial.values = [score] if math.isfinite(score) else None
+        return trial

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from dmlstudy.search.compact import PackedTrial
+from dmlstudy.search.compact import WaitingTrial
 from dmlstudy.search.early_stopping import Asha, EarlyStopping, SearchCurve
 from dmlstudy.search.ledger import Entry
 from dmlstudy.search.subsearch import Subsearch
@@ -22,7 +22,7 @@ class PausedTrials:
     def __init__(self, rule: EarlyStopping) -> None:
         self._rule = rule
         self._promotion = rule if isinstance(rule, Asha) else None
-        self._trials: defaultdict[str, dict[int, PackedTrial]] = defaultdict(dict)
+        self._trials: defaultdict[str, dict[int, WaitingTrial]] = defaultdict(dict)
         """Of each search by turn."""
 
     def __len__(self) -> int:
@@ -53,16 +53,21 @@ class PausedTrials:
         rung = self.next_rung(entry)
         assert self._promotion is not None
         assert rung is not None
-        entry.subsearch.pause(entry.trial, rung)
+        waiting = WaitingTrial(entry.trial, entry.config.family, rung)
+        entry.subsearch.pause(entry.trial.number, waiting)
         self._promotion.pause(entry.curve)
-        packed = PackedTrial(entry.trial, entry.config.family)
-        self._trials[entry.subsearch.name][entry.turn] = packed
+        self._trials[entry.subsearch.name][entry.turn] = waiting
 
     def leave(self, entry: Entry) -> None:
         """Take a trial from those that wait."""
         assert self._promotion is not None
         self._promotion.leave(entry.curve)
         del self._trials[entry.subsearch.name][entry.turn]
+
+    def show(self, entry: Entry) -> None:
+        """Let the sampler see a trial that was promoted as one stopped at the rung that it has left last."""
+        waited = WaitingTrial(entry.trial, entry.config.family, self.last_rung(entry))
+        entry.subsearch.pause(entry.trial.number, waited)
 
     def recall(self, entry: Entry) -> None:
         """Take in the rungs that a trial of an earlier session has left behind."""
@@ -115,7 +120,7 @@ class PausedTrials:
                 yield self._at(subsearch, turn)
 
     def _at(self, subsearch: Subsearch, turn: int) -> Entry:
-        return Entry.of(self._trials[subsearch.name][turn].unpacked(), subsearch, turn)
+        return Entry.of(self._trials[subsearch.name][turn].trial(), subsearch, turn)
 
 
 def _then(entry: Entry, num_promotions: int) -> SearchCurve:

@@ -48,7 +48,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import Scalar
 from dmlstudy.search import hub
-from dmlstudy.search.compact import PackedTrial, Row, SortedRows
+from dmlstudy.search.compact import Row, SortedRows, WaitingTrial
 from dmlstudy.search.fold_test import FEWEST_TRIALS, fold_scores, noise_variance
 from dmlstudy.spec.space import Suggester
 from dmlstudy.spec.study_file import HUB, SearchConfig, SpecError
@@ -134,14 +134,19 @@ class EndedTrials:
 
     MOST = 250
 
-    def __init__(self, directions: Sequence[StudyDirection]) -> None:
+    def __init__(
+        self,
+        directions: Sequence[StudyDirection],
+        as_sampled: Callable[[FrozenTrial, int], FrozenTrial] = lambda trial, number: trial,
+    ) -> None:
+        self._as_sampled = as_sampled
         self._signs = [1.0 if direction == StudyDirection.MAXIMIZE else -1.0 for direction in directions]
         self._orders: list[Callable[[FrozenTrial], Any]] = [lambda trial: trial.number]
         self._orders += [partial(self._standing, objective=at) for at in range(len(directions))]
         self._ended: list[list[FrozenTrial]] = [[] for _ in self._orders]
         """By each order the last ``MOST``."""
-        self._paused: dict[int, PackedTrial] = {}
-        """All that wait, by number; who may be looked at is unpacked."""
+        self._paused: dict[int, WaitingTrial] = {}
+        """All that wait, by the numbers that the sampler knows them by."""
         self._unpacked: dict[int, FrozenTrial] = {}
         self._paused_by_number = SortedRows(width=1)
         self._paused_by_standing = SortedRows(width=3)
@@ -157,19 +162,19 @@ class EndedTrials:
         if len(self._signs) > 1 and not any(self._dominates(other, trial) for other in self._front):
             self._front = [other for other in self._front if not self._dominates(trial, other)] + [trial]
 
-    def pause(self, trial: FrozenTrial) -> None:
+    def pause(self, number: int, trial: WaitingTrial) -> None:
         """Remember a trial that waits, as one stopped there; in the place of itself at an earlier rung."""
-        self.forget(trial.number)
-        self._paused[trial.number] = PackedTrial(trial)
-        self._paused_by_number.add((trial.number,))
-        self._paused_by_standing.add(self._row(trial))
+        self.forget(number)
+        self._paused[number] = trial
+        self._paused_by_number.add((number,))
+        self._paused_by_standing.add(self._row(number))
 
     def forget(self, number: int) -> None:
         """Forget a trial that has waited, if there is one."""
-        packed = self._paused.pop(number, None)
-        if packed is not None:
+        if number in self._paused:
             self._paused_by_number.discard((number,))
-            self._paused_by_standing.discard(self._row(packed.unpacked()))
+            self._paused_by_standing.discard(self._row(number))
+            del self._paused[number]
             self._unpacked.pop(number, None)
 
     def trials(self) -> list[FrozenTrial]:
@@ -177,8 +182,7 @@ class EndedTrials:
         kept = {trial.number: trial for trial in self._front}
         newest, best = map(self._last, (self._paused_by_number, self._paused_by_standing))
         self._unpacked = {
-            number: self._unpacked.get(number) or self._paused[number].unpacked()
-            for number in {*newest, *best}
+            number: self._unpacked.get(number) or self._stopped(number) for number in {*newest, *best}
         }
         for ended, order, numbers in zip(
             self._ended, self._orders, [newest] + [best] * len(self._signs), strict=True
@@ -192,9 +196,13 @@ class EndedTrials:
         """The numbers of the last ``MOST``."""
         return [abs(int(paused[at][-1])) for at in range(max(0, len(paused) - self.MOST), len(paused))]
 
-    def _row(self, paused: FrozenTrial) -> Row:
-        _, *row = self._standing(paused, objective=0)
+    def _row(self, number: int) -> Row:
+        _, *row = self._standing(self._stopped(number), objective=0)
         return tuple(row)
+
+    def _stopped(self, number: int) -> FrozenTrial:
+        """A trial that waits, as the sampler knows it."""
+        return self._as_sampled(self._paused[number].stopped(), number)
 
     def _standing(self, trial: FrozenTrial, objective: int) -> tuple[bool, float, float, int]:
         """Completed trials by their value, below them pruned ones by how far they came, then by their score."""

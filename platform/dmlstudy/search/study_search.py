@@ -243,7 +243,7 @@ class StudySearch:
         is_seen = not self._in_generations or entry.last_generation < self._generation
         self._paused.recall(entry)
         if entry.promotions and not is_seen:
-            entry.subsearch.pause(entry.trial, self._paused.last_rung(entry))
+            self._paused.show(entry)
         if not state.is_finished() and not self._paused.has_come(entry):
             self._waiting.append(number)
         elif is_seen:

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy.records import Scalar, TrialConfig
 from dmlstudy.search import family_choice, samplers
+from dmlstudy.search.compact import WaitingTrial
 from dmlstudy.search.samplers import FAMILY, Given, Point
 from dmlstudy.search.warm_start import WARM_START, Candidate, PointRanks, WeighedPoints
 from dmlstudy.spec.likeness import Likeness
@@ -83,7 +84,7 @@ class Subsearch:
         self._spec = spec
         self._search = spec.search
         self._directions = samplers.directions_of(spec.file.search)
-        self._ended = samplers.EndedTrials(self._directions)
+        self._ended = samplers.EndedTrials(self._directions, self._as_sampled)
         self._running: dict[int, FrozenTrial] = {}
         self._paused: dict[int, int] = {}
         """Of trials that wait for a promotion, the numbers that the sampler knows them by."""
@@ -307,17 +308,12 @@ class Subsearch:
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             self._ended.add(self._as_sampled(trial, number))
 
-    def pause(self, trial: FrozenTrial, step: int) -> None:
+    def pause(self, number: int, trial: WaitingTrial) -> None:
         """Let the sampler see a trial that has reached a rung, until it comes further, as one stopped there."""
-        if trial.number not in self._paused:
-            self._paused[trial.number] = self._running.pop(trial.number).number
-        self._see(trial.number, -math.inf)
-        stopped = copy.copy(trial)
-        stopped.state = TrialState.PRUNED
-        stopped.intermediate_values = {at: s for at, s in trial.intermediate_values.items() if at <= step}
-        score = stopped.intermediate_values.get(step, math.nan)
-        stopped.values = [score] if math.isfinite(score) else None
-        self._ended.pause(self._as_sampled(stopped, self._paused[trial.number]))
+        if number not in self._paused:
+            self._paused[number] = self._running.pop(number).number
+        self._see(number, -math.inf)
+        self._ended.pause(self._paused[number], trial)
 
     def _see(self, number: int, outcome: float) -> None:
         self.num_seen += 1
@@ -524,9 +520,9 @@ class Follower(Subsearch):
         sampled = copy.copy(trial)
         sampled.number = number
         sampled.params = {name: value for name, value in trial.params.items() if self._is_own(name)}
-        sampled.distributions = self._shared(
-            {name: each for name, each in trial.distributions.items() if self._is_own(name)}
-        )
+        sampled.distributions = {
+            name: each for name, each in trial.distributions.items() if self._is_own(name)
+        }
         return sampled
 
     def _is_own(self, name: str) -> bool:
