@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -73,7 +74,7 @@ class Session:
         self.told: list[str] = []
         progress = ProgressLines(self.told.append, "map_at_r", Trials(2, 1), 3, 20, Work())
         self.recorder = Recorder(self.search, self.tracker, progress, self.vault, str(self.checkpoints))
-        self.search.record_given_up = self.recorder.file_given_up
+        self.search.record_stopped = self.recorder.file_stopped
 
     def begin(self, trial_id: str) -> TrialConfig:
         """Tune starts the next trial, and its workers keep a state."""
@@ -229,6 +230,53 @@ def test_a_paused_trial_keeps_its_run_and_its_state_until_it_is_promoted_or_give
     assert other.data.tags["reason"] == "stopped after epoch 2 of 4: not among its family's best 1/2 there"
     history = session.tracker.client.get_metric_history(other.info.run_id, "map_at_r")
     assert [(point.step, point.value) for point in history] == [(1, 0.3), (2, 0.3)]
+
+
+@pytest.mark.parametrize(("scheduler", "fold_test"), [("halving", 0.0), ("asha", 0.5)])
+def test_a_trial_whose_driver_died_before_it_was_stopped_has_a_run_that_says_so(
+    store: Store, tmp_path: Path, scheduler: str, fold_test: float
+) -> None:
+    """With ``asha`` it has paused before, has gone on in its run, and is stopped by its first fold."""
+    storage = optuna.storages.InMemoryStorage()
+    changes: dict[str, Any] = {
+        "search": {
+            "trials_per_family": 24,
+            "scheduler": scheduler,
+            "reduction_factor": 2,
+            "fold_test": fold_test,
+        },
+        "protocol": {"num_folds": 2, "verdict_seeds": 1},
+    }
+    session = Session(store, tmp_path.name, storage, **changes)
+
+    def plays(trial_id: str) -> bool:
+        """Train the next trial to its end or pause; False where it is to be stopped."""
+        session.begin(trial_id)
+        assignment = session.search.assignments[trial_id]
+        score = random.Random(assignment.number).random()
+        for step in range(1, 9):
+            if session.search.observe(trial_id, {"step": float(step), "map_at_r": score, "train_loss": 1.0}):
+                return False
+            if step == assignment.pause_after:
+                session.end(trial_id, paused=True)
+                return True
+        session.end(trial_id, **{"metrics/map_at_r": score})
+        return True
+
+    stopped = next(trial_id for trial_id in map(str, range(60)) if not plays(trial_id))
+    assignment = session.search.assignments[stopped]
+    assert assignment.continues_after == (2 if scheduler == "asha" else 0)
+    session = Session(store, tmp_path.name, storage, **changes)
+    session.begin("next")
+    runs = session.runs(f"tags.trial_number = '{assignment.number}'")
+    assert sorted(run.data.tags["status"] for run in runs) == ["interrupted", "pruned"]
+    (run,) = [run for run in runs if run.data.tags["status"] == "pruned"]
+    assert run.data.tags["reason"] == assignment.reason
+    assert run.info.status == "FINISHED"
+    points = session.tracker.client.get_metric_history(run.info.run_id, "map_at_r")
+    assert [point.step for point in points] == [report["step"] for report in assignment.curve]
+    assert not session.folder(assignment.config).exists()
+    assert session.search.study.trials[assignment.number].state.name == "PRUNED"
 
 
 def test_a_stopped_trial_may_keep_a_state_once_more(

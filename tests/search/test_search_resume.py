@@ -101,10 +101,23 @@ def test_what_was_to_be_stopped_when_the_driver_died_is_stopped_before_it_goes_o
     killed = Tune(in_memory(study(), storage=storage), dies_before=("commit", num_ended)).run()
     assert killed.search.study.trials[first.number].state == TrialState.RUNNING
     search = in_memory(study(), storage=storage)
+    recorded: list[Assignment] = []
+    states: list[TrialState] = []
+
+    def record(stopped: Assignment) -> None:
+        recorded.append(stopped)
+        states.append(search.study.trials[first.number].state)
+
+    search.record_stopped = record
+    tune = Tune(search).run(1)
+    assert states == [TrialState.RUNNING], "its run has its end before Optuna has it"
     trial = search.study.trials[first.number]
     assert (trial.state, trial.values, trial.user_attrs) == (first.state, first.values, first.user_attrs)
+    (stopped,) = recorded
+    assert (stopped.number, stopped.reason) == (first.number, first.user_attrs["reason"])
+    assert [report["map_at_r"] for report in stopped.curve] == list(first.intermediate_values.values())
     assert sum(own["pruned"] for own in search.counts().values()) == 1
-    tune = Tune(search).run()
+    tune.run()
     assert first.number not in dict(tune.started)
     assert by_number(search) == by_number(unbroken)
 

@@ -157,13 +157,16 @@ class StudySearch:
         self._paused = PausedTrials(self._stopping)
         self._at_rest: set[int] = set()
         """Trials that have paused in this generation, which sees nothing of it."""
-        self.record_given_up: Callable[[Assignment], None] = lambda assignment: None
-        """Called with a paused trial that is not promoted any more, before that is committed."""
+        self.record_stopped: Callable[[Assignment], None] = lambda assignment: None
+        """Called with a trial that is stopped while it does not run, before that is committed: one that has paused and
+        is not promoted any more, or that an interruption has kept from being stopped."""
         self._in_generations = search.deterministic
         self._generation = -1 if self._in_generations else 0
         self._entries: dict[int, Entry] = {}
         """The trials whose end the sampler has not seen."""
         self._waiting: list[int] = []
+        self._to_stop: list[tuple[Entry, str]] = []
+        """Trials that an interruption has kept from being stopped, and why they are."""
         self._num_lost: Counter[str] = Counter()
         self._step_at_loss: dict[str, float] = {}
         self._num_unstarted = self._num_beside = 0
@@ -254,7 +257,7 @@ class StudySearch:
             self._at_rest.add(number)
 
     def _judge_again(self, entry: Entry) -> None:
-        """Stop a trial whose reports say so, which an interruption has kept from being stopped."""
+        """Let a trial be stopped whose reports say so, which an interruption has kept from being stopped."""
         curve = entry.curve
         # Without generations more is known by now than when the trial was let go on; its last report may not
         # have been judged.
@@ -263,11 +266,8 @@ class StudySearch:
         if not self._in_generations:
             self._learn(curve)
         if reason:
-            number = entry.trial.number
-            self._waiting = [other for other in self._waiting if other != number]
-            self._at_rest.discard(number)
-            self._ledger.end(entry.trial, TrialState.PRUNED, reason=reason)
-            self._settle_if_alone(number)
+            self._waiting = [other for other in self._waiting if other != entry.trial.number]
+            self._to_stop.append((entry, reason))
 
     # What an engine calls
 
@@ -275,6 +275,7 @@ class StudySearch:
         """The trial that runs next under this id; None where none can start now, and ``may_have_more`` says whether
         later."""
         self.pass_time()
+        self._stop_what_was_judged()
         if self._num_running() >= self._places:
             return None
         if not self._waiting:
@@ -643,23 +644,39 @@ class StudySearch:
                 self._give_up(entry)
 
     def _give_up(self, entry: Entry) -> None:
-        """End a paused trial: first in its run, then in Optuna, as any other."""
+        """End a paused trial."""
         rung = self._paused.next_rung(entry)
         assert rung is not None
-        given_up = Assignment(
+        self._record_stopped(entry, self._why_stopped(entry, rung), rung)
+        self._paused.leave(entry)
+        self._ledger.end(entry.trial, TrialState.PRUNED, reason=self._why_stopped(entry, rung))
+        entry.subsearch.settle(entry.trial)
+
+    def _stop_what_was_judged(self) -> None:
+        """End the trials that an interruption has kept from being stopped."""
+        while self._to_stop:
+            entry, reason = self._to_stop[0]
+            has_come = self._paused.has_come(entry)
+            rung = self._paused.next_rung(entry) if has_come else self._paused.last_rung(entry)
+            self._record_stopped(entry, reason, rung or 0)
+            self._to_stop.pop(0)
+            self._at_rest.discard(entry.trial.number)
+            self._ledger.end(entry.trial, TrialState.PRUNED, reason=reason)
+            self._settle_if_alone(entry.trial.number)
+
+    def _record_stopped(self, entry: Entry, reason: str, paused_at: int) -> None:
+        """Record the end of a trial that does not run: as of any other, in its run before it is in Optuna."""
+        stopped = Assignment(
             label(entry.trial),
             entry.config,
             entry.trial.number,
             status=Status.PRUNED,
-            reason=self._why_stopped(entry, rung),
-            continues_after=rung,
+            reason=reason,
+            continues_after=paused_at,
         )
         for step, score in sorted(entry.trial.intermediate_values.items()):
-            given_up.note({"step": float(step), self.metric: score})
-        self.record_given_up(given_up)
-        self._paused.leave(entry)
-        self._ledger.end(entry.trial, TrialState.PRUNED, reason=given_up.reason)
-        entry.subsearch.settle(entry.trial)
+            stopped.note({"step": float(step), self.metric: score})
+        self.record_stopped(stopped)
 
     # New trials
 
