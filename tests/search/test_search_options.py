@@ -601,6 +601,7 @@ def test_without_generations_a_trial_is_measured_by_those_that_run() -> None:
     assert search.observe("t4", {"step": 2.0, "map_at_r": 0.4})
     assert search.observe("t4", {"step": 2.0, "map_at_r": 0.9})  # said again
     resumed = in_memory(search.spec, storage=search.study._storage)
+    resumed.suggest("next")
     assert resumed.study.trials[4].state == TrialState.PRUNED
 
 

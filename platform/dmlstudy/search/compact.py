@@ -1,4 +1,4 @@
-"""What the search keeps of trials by the ten thousand: in tens or hundreds of bytes, not in thousands."""
+"""Long lists of trials in little memory: standings in rows of numbers, and trials that wait, packed."""
 
 from __future__ import annotations
 
