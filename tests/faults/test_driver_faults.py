@@ -509,3 +509,26 @@ def test_a_ray_that_dies_ends_a_selfcheck_in_one_line(
     driver.wait_until(driver.said("exact$"))
     seconds = assert_ended_by_dead_ray(driver, victim, "run the same again")
     record_fault(f"{Path(victim).name} killed, until the self-check has ended", 0, seconds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("victim", ["raylet/raylet", "gcs_server"])
+def test_a_ray_that_dies_as_it_starts_ends_a_selfcheck_in_one_line(
+    tmp_path: Path, drive: Callable[..., Driver], record_fault: Record, victim: str, after_s: float
+) -> None:
+    """Ray's own code holds the process then, or ends it without a word."""
+    driver = drive(tmp_path / "0", "selfcheck", "--cpus-per-worker", "0.5")
+    driver.wait_until(lambda: marked(driver.mark, f"/{victim} "), every=0.01)
+    time.sleep(after_s)
+    for process in marked(driver.mark, f"/{victim} "):
+        process.kill()
+    killed = time.monotonic()
+    assert driver.process.wait(timeout=100) != 0, driver.log.read_text()
+    seconds = time.monotonic() - killed
+    name = Path(victim).name
+    record_fault(f"{name} killed {after_s:g} s after it began, until the self-check has ended", 0, seconds)
+    said = driver.log.read_text()
+    assert said.count("error: ") == 1, said
+    assert re.fullmatch(r"error: .*; run the same again", said.splitlines()[-1]), said
+    assert driver.left() == [], "a process outlived its driver"
