@@ -265,7 +265,7 @@ def main() -> None:
         storage = open_storage(store)
         search = StudySearch(found, storage, set())
         replay = Replay(search, tracker, arguments.gangs, arguments.epoch_seconds, Path(scratch))
-        search.record_stopped = replay.give_up
+        search.record_given_up = replay.give_up
         replay.run()
         tracker.end_study("finished", {"objective": "map_at_r"})
         started = time.perf_counter()

@@ -67,14 +67,17 @@ class Session:
         self.storage = storage
         self.tracker = StudyTracker(store, name, {})
         self.search = StudySearch(
-            study_file.parse({**RAW, "name": name, **changes}), storage, self.tracker.finished_verdicts()
+            study_file.parse({**RAW, "name": name, **changes}),
+            storage,
+            self.tracker.finished_verdicts(),
+            paused=self.tracker.paused_numbers(),
         )
         self.vault = Vault()
         self.checkpoints = store.study_folder(name) / "checkpoints"
         self.told: list[str] = []
         progress = ProgressLines(self.told.append, "map_at_r", Trials(2, 1), 3, 20, Work())
         self.recorder = Recorder(self.search, self.tracker, progress, self.vault, str(self.checkpoints))
-        self.search.record_stopped = self.recorder.file_stopped
+        self.search.record_given_up = self.recorder.file_given_up
 
     def begin(self, trial_id: str) -> TrialConfig:
         """Tune starts the next trial, and its workers keep a state."""
@@ -267,16 +270,38 @@ def test_a_trial_whose_driver_died_before_it_was_stopped_has_a_run_that_says_so(
     assignment = session.search.assignments[stopped]
     assert assignment.continues_after == (2 if scheduler == "asha" else 0)
     session = Session(store, tmp_path.name, storage, **changes)
-    session.begin("next")
+    assert not plays("again")
+    session.end("again")
     runs = session.runs(f"tags.trial_number = '{assignment.number}'")
     assert sorted(run.data.tags["status"] for run in runs) == ["interrupted", "pruned"]
     (run,) = [run for run in runs if run.data.tags["status"] == "pruned"]
     assert run.data.tags["reason"] == assignment.reason
     assert run.info.status == "FINISHED"
-    points = session.tracker.client.get_metric_history(run.info.run_id, "map_at_r")
-    assert [point.step for point in points] == [report["step"] for report in assignment.curve]
+    points = session.tracker.client.get_metric_history(run.info.run_id, "train_loss")
+    assert {point.step for point in points} == {report["step"] for report in assignment.curve}
     assert not session.folder(assignment.config).exists()
     assert session.search.study.trials[assignment.number].state.name == "PRUNED"
+
+
+def test_a_trial_whose_driver_died_before_its_pause_was_recorded_goes_there_again(
+    store: Store, tmp_path: Path
+) -> None:
+    """So its run has all of its reports, whether it is promoted then or given up."""
+    storage = optuna.storages.InMemoryStorage()
+    asha = {"trials_per_family": 3, "scheduler": "asha", "reduction_factor": 2}
+    for trial_id, statuses in (("a", ["running"]), ("b", ["interrupted", "running"])):
+        session = Session(store, tmp_path.name, storage, search=asha)
+        config = session.begin(trial_id)
+        for step in (1.0, 2.0):
+            session.search.observe(trial_id, {"step": step, "map_at_r": 0.3, "train_loss": 1.0})
+        assert sorted(session.statuses()) == statuses
+    session.end("b", paused=True)
+    assert sorted(session.statuses()) == ["interrupted", "paused"]
+    (run,) = session.runs("tags.status = 'paused'")
+    points = session.tracker.client.get_metric_history(run.info.run_id, "train_loss")
+    assert [point.step for point in points] == [1, 2]
+    session = Session(store, tmp_path.name, storage, search=asha)
+    assert session.begin("c") != config, "the next one, for this one rests"
 
 
 def test_a_stopped_trial_may_keep_a_state_once_more(

@@ -74,12 +74,11 @@ def test_deaths_and_trials_at_once_change_nothing(search: dict[str, Any]) -> Non
     assert all(trial.state.is_finished() for trial in unbroken.study.trials), "none waits for ever"
     assert unbroken.best_configs().keys() == {"red", "blue"}
     assert known(Tune(in_memory(found), choosy, at_once=3, seed=1).run().search) == known(unbroken)
-    storage, checkpoints = InMemoryStorage(), dict[int, int]()
+    storage = InMemoryStorage()
     for session, death in enumerate(DEATHS):
-        more: dict[str, Any] = {"checkpoints": checkpoints, "dies_before": death}
-        Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=session, **more).run()
+        Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=session, dies_before=death).run()
     search_again = in_memory(found, storage=storage)
-    Tune(search_again, choosy, checkpoints=checkpoints).run()
+    Tune(search_again, choosy).run()
     assert known(search_again) == known(unbroken)
     assert search_again.is_over
     assert search_again.num_planned_of == unbroken.num_planned_of
@@ -90,10 +89,9 @@ def test_a_kill_between_a_rung_and_the_end_of_a_promoted_trial_asks_no_more_and_
     found = early(of={"red": HILL}, scheduler="asha", trials_per_family=60, sampler="random", seed=0)
     unbroken = Tune(in_memory(found)).run().search
     for calls in range(30, 54):
-        storage, checkpoints = InMemoryStorage(), dict[int, int]()
-        more: dict[str, Any] = {"checkpoints": checkpoints}
-        Tune(in_memory(found, storage=storage), dies_before=("commit", calls), **more).run()
-        assert known(Tune(in_memory(found, storage=storage), **more).run().search) == known(unbroken)
+        storage = InMemoryStorage()
+        Tune(in_memory(found, storage=storage), dies_before=("commit", calls)).run()
+        assert known(Tune(in_memory(found, storage=storage)).run().search) == known(unbroken)
 
 
 def test_until_it_ends_a_search_is_the_one_without_the_rule() -> None:

@@ -210,12 +210,12 @@ def test_deaths_and_several_at_once_change_nothing(sampler: str) -> None:
     assert {TrialState.COMPLETE, TrialState.FAIL} <= states
     at_once = Tune(in_memory(found), scored, at_once=4, seed=1).run().search
     assert everything(at_once) == everything(unbroken)
-    storage, checkpoints = InMemoryStorage(), dict[int, int]()
+    storage = InMemoryStorage()
     for session in range(len(unbroken.study.trials)):  # killed after each trial
         killed = in_memory(found, storage=storage)
-        Tune(killed, scored, seed=session, checkpoints=checkpoints, dies_before=("commit", 2)).run()
+        Tune(killed, scored, seed=session, dies_before=("commit", 2)).run()
     search = in_memory(found, storage=storage)
-    Tune(search, scored, checkpoints=checkpoints).run()
+    Tune(search, scored).run()
     assert everything(search) == everything(unbroken)
     assert search.best_configs() == unbroken.best_configs()
 

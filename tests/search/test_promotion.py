@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from optuna.storages import InMemoryStorage
@@ -46,15 +45,14 @@ def test_trials_wait_until_one_has_finished_whatever_the_promoted_ones_do(genera
 def test_a_promoted_trial_is_judged_by_its_folds_from_its_rung_on(
     num_trials: int, fold_test: float, seed: int
 ) -> None:
-    """So it does not matter whether it repeats its reports, nor when a driver is killed."""
+    """So it does not matter when a driver is killed."""
     search = {"trials_per_family": num_trials, "scheduler": "asha", "reduction_factor": 2, "seed": seed}
     search |= {"sampler": "random", "fold_test": fold_test}
     found = study(families={"red": HILL}, search=search)
     expected = known(Tune(in_memory(found)).run().search)
     assert any("by its folds" in str(attrs.get("reason")) for *_, attrs in expected)
-    for method, every in (("commit", 3), ("observe", 7)):
+    for method, every in (("commit", 3), ("record", 4), ("observe", 7)):
         for calls in range(1, 120, every):
-            storage, checkpoints = InMemoryStorage(), dict[int, int]()
-            more: dict[str, Any] = {"checkpoints": checkpoints, "repeats": method != "commit"}
-            Tune(in_memory(found, storage=storage), dies_before=(method, calls), **more).run()
-            assert known(Tune(in_memory(found, storage=storage), **more).run().search) == expected, calls
+            storage = InMemoryStorage()
+            Tune(in_memory(found, storage=storage), dies_before=(method, calls)).run()
+            assert known(Tune(in_memory(found, storage=storage)).run().search) == expected, calls

@@ -574,12 +574,12 @@ def test_a_family_may_be_called_all() -> None:
 )
 def test_without_generations_no_place_is_idle(search: dict[str, Any]) -> None:
     found = options(deterministic=False, trials_per_family=12, **search)
-    storage, checkpoints = InMemoryStorage(), dict[int, int]()
+    storage = InMemoryStorage()
     for session in range(4):  # killed without a word
-        tune = Tune(in_memory(found, storage=storage), at_once=7, seed=session, checkpoints=checkpoints)
+        tune = Tune(in_memory(found, storage=storage), at_once=7, seed=session)
         tune.run(20 + session)
         assert len(tune.running) in (6, 7)  # the one that ended last has left its place
-    tune = Tune(in_memory(found, storage=storage), at_once=7, seed=9, checkpoints=checkpoints).run()
+    tune = Tune(in_memory(found, storage=storage), at_once=7, seed=9).run()
     trials = tune.search.study.trials
     assert len(trials) == 24
     assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
@@ -601,8 +601,10 @@ def test_without_generations_a_trial_is_measured_by_those_that_run() -> None:
     assert search.observe("t4", {"step": 2.0, "map_at_r": 0.4})
     assert search.observe("t4", {"step": 2.0, "map_at_r": 0.9})  # said again
     resumed = in_memory(search.spec, storage=search.study._storage)
-    resumed.suggest("next")
-    assert resumed.study.trials[4].state == TrialState.PRUNED
+    assert [resumed.suggest(f"t{trial}") is not None for trial in range(6)] == [True] * 6
+    for trial in (0, 1, 2):
+        assert not resumed.observe(f"t{trial}", {"step": 2.0, "map_at_r": 0.5})
+    assert resumed.observe("t4", {"step": 2.0, "map_at_r": 0.4})
 
 
 def test_without_generations_a_small_space_ends_and_so_does_a_budget() -> None:

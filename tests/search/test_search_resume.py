@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
-from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, known, study
+from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, known, pauses_in, study
 
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.ledger import commit_recorded
@@ -76,15 +76,14 @@ def test_deaths_checkpoints_and_failures_change_nothing(
     assert TrialState.PRUNED in states or scheduler == "none"
     at_once = Tune(in_memory(found), choosy, at_once=2, seed=1).run().search
     assert known(at_once) == known(unbroken)
-    for repeats in (True, False):
-        storage, checkpoints = InMemoryStorage(), dict[int, int]()
-        for session, (method, calls) in enumerate(DEATHS):
-            # Without repeats a report that the driver did not hear is lost.
-            death = (method, calls) if repeats else ("commit", min(calls, 2))
-            more: dict[str, Any] = {"checkpoints": checkpoints, "repeats": repeats, "dies_before": death}
-            Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=session, **more).run()
+    for knows_pauses in (True, False):  # without them a trial at its rung goes there again
+        storage = InMemoryStorage()
+        for session, death in enumerate(DEATHS):
+            if not knows_pauses:
+                pauses_in(storage, found).clear()
+            Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=session, dies_before=death).run()
         search = in_memory(found, storage=storage)
-        Tune(search, choosy, checkpoints=checkpoints, repeats=repeats).run()
+        Tune(search, choosy).run()
         assert known(search) == known(unbroken)
         assert search.counts() == unbroken.counts()
         assert search.best() == unbroken.best()
@@ -93,7 +92,8 @@ def test_deaths_checkpoints_and_failures_change_nothing(
         assert search.is_over
 
 
-def test_what_was_to_be_stopped_when_the_driver_died_is_stopped_before_it_goes_on() -> None:
+def test_what_was_to_be_stopped_when_the_driver_died_goes_on_and_is_stopped_as_it_was() -> None:
+    """So its run has all of its reports, of which the storage holds the objective alone."""
     unbroken = Tune(in_memory(study())).run().search
     first = next(t for t in unbroken.study.trials if t.state == TrialState.PRUNED)
     storage = InMemoryStorage()
@@ -101,24 +101,11 @@ def test_what_was_to_be_stopped_when_the_driver_died_is_stopped_before_it_goes_o
     killed = Tune(in_memory(study(), storage=storage), dies_before=("commit", num_ended)).run()
     assert killed.search.study.trials[first.number].state == TrialState.RUNNING
     search = in_memory(study(), storage=storage)
-    recorded: list[Assignment] = []
-    states: list[TrialState] = []
-
-    def record(stopped: Assignment) -> None:
-        recorded.append(stopped)
-        states.append(search.study.trials[first.number].state)
-
-    search.record_stopped = record
-    tune = Tune(search).run(1)
-    assert states == [TrialState.RUNNING], "its run has its end before Optuna has it"
-    trial = search.study.trials[first.number]
-    assert (trial.state, trial.values, trial.user_attrs) == (first.state, first.values, first.user_attrs)
-    (stopped,) = recorded
-    assert (stopped.number, stopped.reason) == (first.number, first.user_attrs["reason"])
-    assert [report["map_at_r"] for report in stopped.curve] == list(first.intermediate_values.values())
-    assert sum(own["pruned"] for own in search.counts().values()) == 1
-    tune.run()
-    assert first.number not in dict(tune.started)
+    ended: list[Assignment] = []
+    tune = Tune(search, record=lambda assignment, _: ended.append(assignment)).run()
+    assert (tune.started[0][0], ended[0].number) == (first.number, first.number)
+    assert ended[0].reason == first.user_attrs["reason"]
+    assert [report["map_at_r"] for report in ended[0].curve] == list(first.intermediate_values.values())
     assert by_number(search) == by_number(unbroken)
 
 
@@ -142,17 +129,14 @@ def test_a_report_that_is_known_is_judged_as_it_was_and_leaves_one_point_of_the_
     assert search.study.trials[stopped.number].intermediate_values == stopped.intermediate_values
 
 
-@pytest.mark.parametrize("repeats", [True, False])
-def test_a_trial_that_goes_on_has_a_whole_curve(repeats: bool) -> None:
+def test_a_trial_that_goes_on_has_a_whole_curve() -> None:
     found = study(search__scheduler="none")
-    storage, checkpoints = InMemoryStorage(), dict[int, int]()
-    Tune(in_memory(found, storage=storage), checkpoints=checkpoints).run(STEPS - 2)
-    tune = Tune(in_memory(found, storage=storage), checkpoints=checkpoints, repeats=repeats)
+    storage = InMemoryStorage()
+    Tune(in_memory(found, storage=storage)).run(STEPS - 2)
+    tune = Tune(in_memory(found, storage=storage))
     tune.run(1)
     first = tune.search.assignments["t0"]
-    assert [report["step"] for report in first.curve] == [
-        float(s) for s in range(1, STEPS - 1 + (not repeats))
-    ]
+    assert [report["step"] for report in first.curve] == [float(s) for s in range(1, STEPS - 1)]
     assert first.metrics == first.curve[-1]
     tune.run()
     assert [report["step"] for report in first.curve] == [float(s) for s in range(1, EPOCHS * FOLDS + 1)]

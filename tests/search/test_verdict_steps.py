@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from support.tune_simulator import ActorLost, Killed, Tune, hill, study
+from support.tune_simulator import ActorLost, Killed, Tune, hill, in_memory, study
 
 from dmlstudy.records import TrialConfig, UnitScores
 from dmlstudy.search.study_search import Assignment, StudySearch
@@ -82,7 +82,8 @@ class Store:
 
     def session(self, found: StudySpec, *, score: Any = score, **more: Any) -> Tune:
         finished = {key for key, each in self.scores.items() if each.score is not None}
-        search = StudySearch(found, self.optuna, finished, JudgedBefore(dict(self.scores), 1e-3))
+        judged = JudgedBefore(dict(self.scores), 1e-3)
+        search = in_memory(found, finished, self.optuna, judged=judged)
         tune = Tune(search, score, record=self.record(search), **more).run()
         self.started += [(c.family, c.seed) for number, c in tune.started if number is None]
         return tune

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import optuna
 from ray.tune.search import Searcher
@@ -18,6 +19,7 @@ from dmlstudy.search.study_search import Assignment, StudySearch
 from dmlstudy.spec import study_file
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.store import Store
+from dmlstudy.trials import Status
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -79,9 +81,9 @@ class Killed(BaseException):
 class Tune:
     """Does with a search as Tune would: up to ``at_once`` trials, which advance in an order of their own.
 
-    ``checkpoints`` are how far workers have got with each trial, over all sessions: a trial that goes on makes its
-    earlier reports again, unless not ``repeats``. The driver dies before the so-many-th call of a method of the
-    search, as in ``dies_before=("commit", 3)``; ``run`` ends then. ``record`` is called before a trial is committed.
+    A trial that goes on makes its earlier reports again. The driver dies before the so-many-th call of a method of the
+    search, as in ``dies_before=("commit", 3)``, or of ``record``, which comes before it; ``run`` ends then.
+    Pauses are recorded then, too, and known to the next session on the storage (``in_memory``).
     """
 
     def __init__(
@@ -91,8 +93,6 @@ class Tune:
         at_once: int = 1,
         seed: int = 0,
         *,
-        checkpoints: dict[int, int] | None = None,
-        repeats: bool = True,
         dies_before: tuple[str, int] = ("", 0),
         final: Mapping[str, float] | None = None,
         num_steps_of_trial: int = STEPS,
@@ -103,8 +103,7 @@ class Tune:
         self.score = score
         self.at_once = at_once
         self.order = random.Random(seed)
-        self.checkpoints = {} if checkpoints is None else checkpoints
-        self.repeats = repeats
+        self.paused = pauses_in(search.study._storage, search.spec)
         self.dies_before, self.calls_left = dies_before
         self.final = final or {}
         self.num_steps_of_trial = num_steps_of_trial
@@ -147,8 +146,8 @@ class Tune:
             assert self.search.assignments[trial_id].config == config
             number = self.search.assignments[trial_id].number
             self.started.append((number, config))
-            step = self.checkpoints.get(number, 0) if number is not None and not self.repeats else 0
-            self.running[trial_id] = (config, step)
+            self.paused.discard(-1 if number is None else number)
+            self.running[trial_id] = (config, 0)
 
     def _advance(self, trial_id: str) -> None:
         config, step = self.running[trial_id]
@@ -174,9 +173,6 @@ class Tune:
             self._end(trial_id, {"failure": str(error), "done": True})
             return
         self.running[trial_id] = (config, step + 1)
-        number = self.search.assignments[trial_id].number
-        if number is not None:
-            self.checkpoints[number] = max(step + 1, self.checkpoints.get(number, 0))
         self._calls("observe")
         metrics = {"step": step + 1.0} | ({"train_loss": score} if is_verdict else {name: score})
         result = {f"metrics/{key}": value for key, value in metrics.items()} | {"done": False}
@@ -191,7 +187,10 @@ class Tune:
         self.adapter.on_trial_complete(trial_id, result)
         self.adapter.on_trial_complete(trial_id, result)  # Tune may say so twice
         assignment = self.search.assignments[trial_id]
+        self._calls("record")
         self.record(assignment, self.search.values_of(assignment))
+        if assignment.number is not None and assignment.status == Status.PAUSED:
+            self.paused.add(assignment.number)
         self._calls("commit")
         self.search.commit(trial_id)
 
@@ -202,7 +201,16 @@ def in_memory(
     storage: optuna.storages.BaseStorage | None = None,
     **more: Any,
 ) -> StudySearch:
-    return StudySearch(found, storage or optuna.storages.InMemoryStorage(), verdicts or set(), **more)
+    storage = storage or optuna.storages.InMemoryStorage()
+    return StudySearch(found, storage, verdicts or set(), paused=pauses_in(storage, found), **more)
+
+
+RECORDED: WeakKeyDictionary[optuna.storages.BaseStorage, dict[str, set[int]]] = WeakKeyDictionary()
+
+
+def pauses_in(storage: optuna.storages.BaseStorage, found: StudySpec) -> set[int]:
+    """The numbers of a study's trials whose pause was recorded: it plays the runs of the study."""
+    return RECORDED.setdefault(storage, {}).setdefault(found.name, set())
 
 
 def on_disk(

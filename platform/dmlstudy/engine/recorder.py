@@ -200,8 +200,8 @@ class Recorder(tune.Callback):
         assignment.continues_after = 0  # its run is to hold all reports
         return self._tracker.start_trial(assignment.label, assignment.config, assignment.number)
 
-    def file_stopped(self, assignment: Assignment) -> None:
-        """Record the end of a trial that is stopped while it does not run (``StudySearch.record_stopped``)."""
+    def file_given_up(self, assignment: Assignment) -> None:
+        """Record that a paused trial is not promoted any more."""
         if self.failure:
             raise StudyEnds
         try:

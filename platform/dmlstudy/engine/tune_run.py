@@ -113,7 +113,7 @@ def run_trials(
         note_bound,
         note_planned if may_end_early else None,
     )
-    search.record_stopped = recorder.file_stopped
+    search.record_given_up = recorder.file_given_up
     tuner = tune.Tuner(
         tune.with_resources(GangTrainable, tune.PlacementGroupFactory([HEAD_NODE])),
         param_space={

@@ -243,6 +243,11 @@ class StudyTracker:
         runs = self._runs.every(RunKind.SEARCH, status=Status.PAUSED, number=number)
         return next((run.id for run in runs), None)
 
+    def paused_numbers(self) -> set[int]:
+        """Numbers of the search trials whose runs have paused."""
+        runs = self._runs.every(RunKind.SEARCH, status=Status.PAUSED)
+        return {run.number for run in runs if run.number is not None}
+
     def reopen(self, run_id: str) -> None:
         """Let the run of a paused trial go on."""
         if run_id not in self._work:

@@ -50,6 +50,8 @@ class Entry:
     subsearch: Subsearch
     turn: int
     config: TrialConfig
+    learned: int = 0
+    """Without generations, the last step whose score others are judged by."""
 
     @classmethod
     def of(cls, trial: FrozenTrial, subsearch: Subsearch, turn: int) -> Entry:
@@ -205,13 +207,11 @@ class Ledger:
         """The next trial's number as samplers know it: what it is without families that are like others."""
         return self.next_number - len(self._following)
 
-    def report(self, trial: FrozenTrial, step: int, score: float) -> bool:
-        """Store a score, unless there is one at the step already; whether it is new."""
-        if step in trial.intermediate_values:
-            return False
-        self._storage.set_trial_intermediate_value(trial._trial_id, step, score)
-        trial.intermediate_values[step] = score
-        return True
+    def report(self, trial: FrozenTrial, step: int, score: float) -> None:
+        """Store a score, unless there is one at the step already."""
+        if step not in trial.intermediate_values:
+            self._storage.set_trial_intermediate_value(trial._trial_id, step, score)
+            trial.intermediate_values[step] = score
 
     def promote(self, entry: Entry, generation: int) -> None:
         """Store that a trial goes on to its next rung."""

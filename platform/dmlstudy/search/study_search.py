@@ -7,7 +7,7 @@ Trials are requested in generations: ``search.generation_size`` of each family, 
 when the one before has ended, and sampling and early stopping look at ended generations only. So neither the number
 of trials at once nor the order in which they finish changes what is tried or what it scores.
 
-An interruption changes nothing either: an unfinished trial is judged again by what it has reported, and continues.
+An interruption changes nothing either: an unfinished trial goes on, makes its reports again, and is judged as it was.
 A time budget is checked between generations.
 
 With ``search.deterministic: false`` there is one endless generation. A trial is requested as soon as there is room;
@@ -33,8 +33,8 @@ import bisect
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
@@ -115,8 +115,10 @@ class StudySearch:
     when it is over, and ``commit`` once all else of its end is written.
 
     ``finished_verdicts`` are the (family, seed) pairs that an earlier session has already judged, ``judged`` their
-    scores where seeds are added until the verdict is decided; ``clock`` is that of the time budgets. Raises SpecError
-    for a sampler that is not installed, and for a warm start from a study that is not there.
+    scores where seeds are added until the verdict is decided. ``paused`` are the numbers of the trials whose pause at a
+    rung is recorded. ``clock`` is that of the time budgets.
+
+    Raises SpecError for a sampler that is not installed, and for a warm start from a study that is not there.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class StudySearch:
         finished_verdicts: set[tuple[str, int]],
         judged: JudgedBefore | None = None,
         *,
+        paused: Container[int] = (),
         clock: Clock = time.monotonic,
     ) -> None:
         search, resources = spec.search, spec.file.resources
@@ -157,16 +160,13 @@ class StudySearch:
         self._paused = PausedTrials(self._stopping)
         self._at_rest: set[int] = set()
         """Trials that have paused in this generation, which sees nothing of it."""
-        self.record_stopped: Callable[[Assignment], None] = lambda assignment: None
-        """Called with a trial that is stopped while it does not run, before that is committed: one that has paused and
-        is not promoted any more, or that an interruption has kept from being stopped."""
+        self.record_given_up: Callable[[Assignment], None] = lambda assignment: None
+        """Called with a paused trial that is not promoted any more, before that is committed."""
         self._in_generations = search.deterministic
         self._generation = -1 if self._in_generations else 0
         self._entries: dict[int, Entry] = {}
         """The trials whose end the sampler has not seen."""
         self._waiting: list[int] = []
-        self._to_stop: list[tuple[Entry, str]] = []
-        """Trials that an interruption has kept from being stopped, and why they are."""
         self._num_lost: Counter[str] = Counter()
         self._step_at_loss: dict[str, float] = {}
         self._num_unstarted = self._num_beside = 0
@@ -180,7 +180,7 @@ class StudySearch:
         if warm_points is not None:
             self._keep_warm_start(warm_points, storage)
         self._begin_subsearches(is_first=warm_points is not None)
-        self._read_ledger()
+        self._read_ledger(paused)
 
     def _keep_warm_start(self, points: Mapping[str, Any], storage: optuna.storages.BaseStorage) -> None:
         """Store the points of earlier studies and, with ``auto``, how these rank them, before anything is asked."""
@@ -221,7 +221,7 @@ class StudySearch:
                 )
             self.study.set_user_attr("sampler_sha256", now)
 
-    def _read_ledger(self) -> None:
+    def _read_ledger(self, paused: Container[int]) -> None:
         """Take in what earlier sessions have left in the storage, and what others have enqueued there."""
         entries = []
         for generation, trial in self._ledger.stored():
@@ -232,22 +232,27 @@ class StudySearch:
             if trial.state.is_finished():
                 self._ledger.count(trial)
         for entry in entries:
-            self._take_up(entry)
+            self._take_up(entry, paused)
         for trial in self._ledger.take_in(max(0, self._generation)):
             self._generation = max(0, self._generation)
             self._enter(trial, self._generation)
             self._waiting.append(trial.number)
-        for number in [*self._waiting, *self._at_rest]:  # the others go on, under their old numbers
-            self._judge_again(self._entries[number])
+        if not self._in_generations:
+            for number in self._waiting:
+                self._learn_again(self._entries[number])
 
-    def _take_up(self, entry: Entry) -> None:
-        """Take in a trial of an earlier session: what the generation sees of it, and whether it goes on."""
+    def _take_up(self, entry: Entry, paused: Container[int]) -> None:
+        """Take in a trial of an earlier session: what the generation sees of it, and whether it goes on.
+
+        One at its rung that is not among the ``paused`` goes on to pause there, which was not recorded.
+        """
         number, state = entry.trial.number, entry.trial.state
         is_seen = not self._in_generations or entry.last_generation < self._generation
         self._paused.recall(entry)
         if entry.promotions and not is_seen:
             self._paused.show(entry)
-        if not state.is_finished() and not self._paused.has_come(entry):
+        is_recorded = (self._in_generations and is_seen) or number in paused
+        if not state.is_finished() and not (is_recorded and self._paused.has_come(entry)):
             self._waiting.append(number)
         elif is_seen:
             if state.is_finished() and state != TrialState.FAIL:
@@ -256,18 +261,11 @@ class StudySearch:
         elif not state.is_finished():
             self._at_rest.add(number)
 
-    def _judge_again(self, entry: Entry) -> None:
-        """Let a trial be stopped whose reports say so, which an interruption has kept from being stopped."""
-        curve = entry.curve
-        # Without generations more is known by now than when the trial was let go on; its last report may not
-        # have been judged.
-        steps = sorted(curve.scores) if self._in_generations else sorted(curve.scores)[-1:]
-        reason = next(filter(None, (self._why_to_stop(entry, curve, step) for step in steps)), "")
-        if not self._in_generations:
-            self._learn(curve)
-        if reason:
-            self._waiting = [other for other in self._waiting if other != entry.trial.number]
-            self._to_stop.append((entry, reason))
+    def _learn_again(self, entry: Entry) -> None:
+        """Learn what a trial that goes on has scored, up to its last report, which may not have been judged."""
+        entry.learned = max([0, *sorted(entry.trial.intermediate_values)[:-1]])
+        known = {step: score for step, score in entry.curve.scores.items() if step <= entry.learned}
+        self._learn(replace(entry.curve, scores=known))
 
     # What an engine calls
 
@@ -275,7 +273,6 @@ class StudySearch:
         """The trial that runs next under this id; None where none can start now, and ``may_have_more`` says whether
         later."""
         self.pass_time()
-        self._stop_what_was_judged()
         if self._num_running() >= self._places:
             return None
         if not self._waiting:
@@ -502,14 +499,15 @@ class StudySearch:
         if assignment.number is None:
             return False
         entry, step = self._entries[assignment.number], int(metrics["step"])
-        is_new = self._ledger.report(entry.trial, step, metrics[self.metric])
-        if is_new or self._in_generations:
+        self._ledger.report(entry.trial, step, metrics[self.metric])
+        if self._in_generations or step > entry.learned:
             curve = entry.curve
             if reason := self._why_to_stop(entry, curve, step):
                 self._hopeless.add(trial_id)
                 assignment.reason = reason
             if not self._in_generations:
                 self._learn(curve, since=step)
+                entry.learned = step
         return trial_id in self._hopeless
 
     def _learn(self, curve: SearchCurve, since: int = 0) -> None:
@@ -644,39 +642,23 @@ class StudySearch:
                 self._give_up(entry)
 
     def _give_up(self, entry: Entry) -> None:
-        """End a paused trial."""
+        """End a paused trial: first in its run, then in Optuna, as any other."""
         rung = self._paused.next_rung(entry)
         assert rung is not None
-        self._record_stopped(entry, self._why_stopped(entry, rung), rung)
-        self._paused.leave(entry)
-        self._ledger.end(entry.trial, TrialState.PRUNED, reason=self._why_stopped(entry, rung))
-        entry.subsearch.settle(entry.trial)
-
-    def _stop_what_was_judged(self) -> None:
-        """End the trials that an interruption has kept from being stopped."""
-        while self._to_stop:
-            entry, reason = self._to_stop[0]
-            has_come = self._paused.has_come(entry)
-            rung = self._paused.next_rung(entry) if has_come else self._paused.last_rung(entry)
-            self._record_stopped(entry, reason, rung or 0)
-            self._to_stop.pop(0)
-            self._at_rest.discard(entry.trial.number)
-            self._ledger.end(entry.trial, TrialState.PRUNED, reason=reason)
-            self._settle_if_alone(entry.trial.number)
-
-    def _record_stopped(self, entry: Entry, reason: str, paused_at: int) -> None:
-        """Record the end of a trial that does not run: as of any other, in its run before it is in Optuna."""
-        stopped = Assignment(
+        given_up = Assignment(
             label(entry.trial),
             entry.config,
             entry.trial.number,
             status=Status.PRUNED,
-            reason=reason,
-            continues_after=paused_at,
+            reason=self._why_stopped(entry, rung),
+            continues_after=rung,
         )
         for step, score in sorted(entry.trial.intermediate_values.items()):
-            stopped.note({"step": float(step), self.metric: score})
-        self.record_stopped(stopped)
+            given_up.note({"step": float(step), self.metric: score})
+        self.record_given_up(given_up)
+        self._paused.leave(entry)
+        self._ledger.end(entry.trial, TrialState.PRUNED, reason=given_up.reason)
+        entry.subsearch.settle(entry.trial)
 
     # New trials
 

@@ -172,7 +172,11 @@ def _run_here(
             commit_recorded(storage, spec.name, tracker)
             is_in_steps = Plan.of(spec.file.protocol).is_in_steps
             search = StudySearch(
-                spec, storage, tracker.finished_verdicts(), tracker.judged() if is_in_steps else None
+                spec,
+                storage,
+                tracker.finished_verdicts(),
+                tracker.judged() if is_in_steps else None,
+                paused=tracker.paused_numbers(),
             )
             search.before_verdict = lambda: sealing.seal(
                 spec,
