@@ -29,6 +29,7 @@ def test_rows_are_those_of_a_sorted_list(width: int) -> None:
         assert list(rows) == expected
         assert list(reversed(rows)) == expected[::-1]
         assert len(rows) == len(expected)
+        assert (row in rows) == (row in expected)
         assert rows.num_below(row) == sum(other < row for other in expected)
         if expected:
             assert (rows[0], rows[-1]) == (expected[0], expected[-1])

@@ -34,6 +34,10 @@ class SortedRows:
     def __reversed__(self) -> Iterator[Row]:
         return map(self.__getitem__, reversed(range(len(self))))
 
+    def __contains__(self, row: Row) -> bool:
+        at = self.num_below(row)
+        return at < len(self) and self[at] == row
+
     def num_below(self, row: Row) -> int:
         """The number of rows below a row."""
         return bisect.bisect_left(range(len(self)), row, key=self.__getitem__)

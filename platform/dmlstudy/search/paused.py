@@ -101,18 +101,21 @@ class PausedTrials:
 
     def hopeless(
         self, subsearch: Subsearch, running: Iterable[Entry], families: Container[str]
-    ) -> list[Entry]:
-        """Of these families those that cannot be promoted any more, whatever comes of running trials and new ones."""
+    ) -> Iterator[Entry]:
+        """Of these families those that cannot be promoted any more, whatever comes of running trials and new ones.
+
+        Each may leave when it comes, as from ``of``.
+        """
         if self._promotion is None:
-            return []
+            return iter(())
         curves = [entry.curve for entry in running]
         turns = self._promotion.hopeless(subsearch.name, subsearch.num_left, curves)
-        return list(self._of(subsearch, turns, families))
+        return self._of(subsearch, turns, families)
 
-    def of(self, subsearch: Subsearch) -> list[Entry]:
-        """All that wait, by turn."""
+    def of(self, subsearch: Subsearch) -> Iterator[Entry]:
+        """All that wait, by turn; one at a time, for they are many."""
         turns = [] if self._promotion is None else sorted(self._promotion.waiting(subsearch.name))
-        return list(self._of(subsearch, turns, subsearch.families))
+        return self._of(subsearch, turns, subsearch.families)
 
     def _of(self, subsearch: Subsearch, turns: Iterable[int], families: Container[str]) -> Iterator[Entry]:
         for turn in turns:

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy.records import Scalar, TrialConfig
 from dmlstudy.search import family_choice, samplers
-from dmlstudy.search.compact import WaitingTrial
+from dmlstudy.search.compact import Row, SortedRows, WaitingTrial
 from dmlstudy.search.samplers import FAMILY, Given, Point
 from dmlstudy.search.warm_start import WARM_START, Candidate, PointRanks, WeighedPoints
 from dmlstudy.spec.likeness import Likeness
@@ -49,6 +49,11 @@ def subsearches_of(spec: StudySpec) -> list[Subsearch]:
         return list(found.values())
     width = search.generation_size * len(spec.families)
     return [Subsearch(ALL, list(spec.families.values()), spec, spec.num_search_trials, width)]
+
+
+def _row_of(fingerprint: str) -> Row:
+    """A fingerprint as a number, which holds its first 13 digits."""
+    return (float(int(fingerprint[:13], 16)),)
 
 
 class Subsearch:
@@ -90,7 +95,8 @@ class Subsearch:
         """Of trials that wait for a promotion, the numbers that the sampler knows them by."""
         self._known: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
         """The distributions that trials with the same parameters have in common."""
-        self._tried: set[str] = set()
+        self._tried = SortedRows(width=1)
+        """The fingerprints of what was tried (``_row_of``)."""
         self._left: dict[str, dict[str, Scalar]] | None = None
         self._is_counted = False
         self.queue: deque[tuple[dict[str, Scalar], dict[str, str]]] = deque(
@@ -266,7 +272,7 @@ class Subsearch:
         that such families change nothing for the rest.
         """
         fingerprint = config.fingerprint()
-        self._tried.add(fingerprint)
+        self._tried.add(_row_of(fingerprint))
         if fingerprint in self._points_queued or WARM_START in trial.user_attrs:
             self.given.add(trial.number)
         for weighed in self._weighed:
@@ -419,10 +425,10 @@ class Subsearch:
                 self._left = {self.config_of(point).fingerprint(): point for point in reversed(points)}
         if self._left is None:
             return None
-        return [point for fingerprint, point in self._left.items() if fingerprint not in self._tried]
+        return [point for fingerprint, point in self._left.items() if _row_of(fingerprint) not in self._tried]
 
     def _is_tried(self, point: Mapping[str, Any]) -> bool:
-        return self.config_of(point).fingerprint() in self._tried
+        return _row_of(self.config_of(point).fingerprint()) in self._tried
 
     def _point(self, family: str, point: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {**point, FAMILY: family} if self.chooses_family else dict(point)
