@@ -307,12 +307,13 @@ class Subsearch:
         """Let the sampler see how a trial has ended; until then it sees that it runs."""
         if trial.number in self._paused:
             number = self._paused.pop(trial.number)
-            self._ended.forget(number)
         else:
             number = self._running.pop(trial.number).number
         self._see(trial.number, trial.values[0] if trial.state == TrialState.COMPLETE else -math.inf)
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             self._ended.add(self._as_sampled(trial, number))
+        else:
+            self._ended.forget(number)
 
     def pause(self, number: int, trial: WaitingTrial) -> None:
         """Let the sampler see a trial that has reached a rung, until it comes further, as one stopped there."""
