@@ -93,6 +93,9 @@ class Tracker:
     def finished_verdicts(self) -> set[tuple[str, int]]:
         return set()
 
+    def paused_numbers(self) -> set[int]:
+        return set()
+
     def end_study(self, status: str, _: object) -> None:
         if not self.takes:
             raise StoreError("the MLflow store is away")
