@@ -116,7 +116,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
         parts: dict[str, Any] = {
             "storage_of_driver": lambda *_: _nothing(),
             "commit_recorded": lambda *_: None,
-            "StudySearch": lambda *_: search,
+            "StudySearch": lambda *_, **__: search,
             "run_trials": lambda *_: None,
             "conclude": lambda *_: None,
         }
