@@ -26,7 +26,7 @@ def test_rows_are_those_of_a_sorted_list(width: int) -> None:
             rows.discard(row)
             if row in expected:
                 expected.remove(row)
-        assert list(rows) == expected
+        assert [rows[at] for at in range(len(rows))] == expected
         assert list(reversed(rows)) == expected[::-1]
         assert len(rows) == len(expected)
         assert (row in rows) == (row in expected)

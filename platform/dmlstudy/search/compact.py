@@ -6,7 +6,6 @@ import bisect
 import math
 import pickle
 from array import array
-from collections.abc import Iterator
 from typing import TypeAlias
 
 from optuna.trial import FrozenTrial, TrialState
@@ -27,12 +26,6 @@ class SortedRows:
     def __getitem__(self, at: int) -> Row:
         at = range(len(self))[at]
         return tuple(self._numbers[at * self._width : (at + 1) * self._width])
-
-    def __iter__(self) -> Iterator[Row]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __reversed__(self) -> Iterator[Row]:
-        return map(self.__getitem__, reversed(range(len(self))))
 
     def __contains__(self, row: Row) -> bool:
         at = self.num_below(row)
