@@ -38,7 +38,7 @@ FLOORS = (  # top to bottom
     ("store", "patience"),
     ("records", "description"),
     ("model_folder",),
-    ("text", "heartbeat", "html", "files", "trials", "metric_names", "transfers", "journal"),
+    ("text", "heartbeat", "html", "files", "trials", "metric_names", "transfers", "journal", "packed"),
 )
 HEIGHT = {name: -level for level, names in enumerate(FLOORS) for name in names}
 ANYWHERE = {"bundled"}

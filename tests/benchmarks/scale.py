@@ -164,7 +164,7 @@ class Replay:
             self.num_begun += not assignment.continues_after
             paused = None
             if assignment.continues_after:
-                paused = self._timed("mlflow", self.tracker.paused_run, assignment.number)
+                paused = self._timed("mlflow", self.tracker.take_up, assignment.number)
             if paused is None:
                 self._runs[trial_id] = self._timed(
                     "mlflow", self.tracker.start_trial, assignment.label, assignment.config, assignment.number
@@ -211,7 +211,7 @@ class Replay:
 
     def give_up(self, assignment: Assignment) -> None:
         """Record that a paused trial is not promoted any more, as the recorder does."""
-        run = self._timed("mlflow", self.tracker.paused_run, assignment.number)
+        run = self._timed("mlflow", self.tracker.take_up, assignment.number)
         self._end_run(run, assignment, {})
         self.num_ended += 1
 

@@ -159,18 +159,19 @@ def test_a_paused_run_is_known_where_it_paused_and_found_in_another_session(
 ) -> None:
     first = StudyTracker(store, "pausing", {})
     run_id = first.start_trial("power #3", config(), 3)
-    assert first.paused_run(3) is None
+    assert first.take_up(3) is None
     first.end_trial(run_id, Status.PAUSED, [{"step": 1.0, "map_at_r": 0.5}], {})
     second = StudyTracker(store, "pausing", {})
-    assert second.paused_run(3) == run_id
+    assert second.take_up(3) == run_id
     with monkeypatch.context() as patched:
         patched.setattr(tracking.StudyRuns, "every", None)  # the session in which it paused looks for nothing
-        assert first.paused_run(3) == run_id
+        assert first.take_up(3) == run_id
     first.reopen(run_id)
-    assert first.paused_run(3) is None
+    assert first.take_up(3) is None
     first.end_trial(run_id, Status.PAUSED, [], {})
+    assert [first.take_up(3), first.take_up(3)] == [run_id, run_id]
     first.end_trial(run_id, Status.PRUNED, [], {}, "not among the best")
-    assert first.paused_run(3) is None
+    assert first.take_up(3) is None
     assert run_of(first, run_id).info.status == "FINISHED"
 
 
@@ -223,10 +224,10 @@ def test_a_run_that_goes_on_and_is_killed(moment: str, store: Store, monkeypatch
     run = Run.of(run_of(second, run_id))
     if moment == "at work":
         assert (run.status, run.spans) == (Status.INTERRUPTED, [(1000, 1010), (1500, 1520)])
-        assert second.paused_run(3) is None
+        assert second.take_up(3) is None
     else:
         assert (run.status, run.spans) == (Status.PAUSED, [(1000, 1010)])
-        assert second.paused_run(3) == run_id
+        assert second.take_up(3) == run_id
 
 
 def test_a_trial_that_failed_at_once(tracker: StudyTracker) -> None:

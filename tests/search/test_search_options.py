@@ -18,9 +18,9 @@ from support.tune_simulator import EPOCHS, HILL, STEPS, Tune, by_number, hill, i
 
 from dmlstudy.records import TrialConfig
 from dmlstudy.search import samplers
-from dmlstudy.search.compact import WaitingTrial
 from dmlstudy.search.samplers import EndedTrials, OutsideSpaceError, Point
 from dmlstudy.search.study_search import TIME_NOTED_S, StudySearch
+from dmlstudy.search.waiting import WaitingTrial
 from dmlstudy.spec.study_file import SpecError, StudySpec
 
 SAMPLERS = ["tpe", "gp", "cma", "qmc", "random", "nsga2"]
@@ -266,10 +266,8 @@ def test_a_sampler_looks_back_on_the_newest_the_best_and_the_front(
         for trial in ended:
             if num_objectives == 1:
                 waits = create_trial(state=TrialState.PRUNED, intermediate_values={1: 1.0, 5: draw.random()})
-                waits.number = trial.number if draw.random() < 0.5 else 1000 + trial.number
-                memory.pause(waits.number, WaitingTrial(waits, "red", step=5))
-                if waits.number >= 1000:
-                    memory.forget(waits.number)  # it has failed
+                memory.pause(trial.number + 7, WaitingTrial(waits, step=5, number=trial.number))
+                assert memory.forget(trial.number + 7) == trial.number  # it has ended
             memory.add(trial)
         assert [trial.number for trial in memory.trials()] == sorted(expected)
         draw.shuffle(ended)
@@ -296,7 +294,7 @@ def test_trials_that_wait_are_remembered_among_the_stopped(monkeypatch: pytest.M
         alone.add(trial)
         if draw.random() < 0.5:
             trial.values = list(trial.intermediate_values.values())
-            memory.pause(number, WaitingTrial(trial, "red", step=1))
+            memory.pause(200 - number, WaitingTrial(trial, step=1, number=number))
         else:
             memory.add(trial)
         assert memory.trials() == alone.trials()

@@ -194,7 +194,7 @@ class Recorder(tune.Callback):
         if not assignment.continues_after:
             return None
         assert assignment.number is not None
-        return self._tracker.paused_run(assignment.number)
+        return self._tracker.take_up(assignment.number)
 
     def _new_run_of(self, assignment: Assignment) -> str:
         assignment.continues_after = 0  # its run is to hold all reports

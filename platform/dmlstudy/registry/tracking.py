@@ -11,8 +11,8 @@ import itertools
 import json
 import logging
 import math
+import pickle
 import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from mlflow.exceptions import MlflowException
 from dmlstudy import data, journal, model_folder
 from dmlstudy.files import temporary_folder
 from dmlstudy.metric_names import ENERGY_WH
+from dmlstudy.packed import PackedRecords
 from dmlstudy.records import PairCounts, RecordedEnd, TrialConfig, UnitScores
 from dmlstudy.registry.connection import Patience, PatientClient, connect, count_rows, disconnect
 from dmlstudy.registry.run_writer import writer_of
@@ -68,13 +69,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """Of a run that has not ended, its trial's number, and when it was at work: start, end, start, ...
-
-    Tens of thousands may have paused.
-    """
+    """Of a run that has not ended, its trial's number, and when it was at work: start, end, start, ..."""
 
     number: int | None
-    times: array[float]
+    times: list[float]
 
     @property
     def has_paused(self) -> bool:
@@ -125,9 +123,11 @@ class StudyTracker:
         self._writer = writer_of(store, self.client)
         self.study = study
         self._run_ids: dict[int, str] = {}
-        """By number, of the search trials of this session that have finished or not ended, and of the best."""
+        """By number, of the search trials of this session that have finished or are at work, and of the best."""
         self._work: dict[str, _Work] = {}
-        """Of the runs of this session that have not ended."""
+        """Of the runs of this session that are at work, and of what is made of paused ones."""
+        self._paused = PackedRecords()
+        """By number, the run and the times of the other trials that have paused in this session."""
         self._noted: tuple[Mapping[str, Mapping[str, int]], Mapping[str, int]] | None = None
         self._note_written = -math.inf
         experiment = self.client.get_experiment_by_name(study)
@@ -179,7 +179,7 @@ class StudyTracker:
             tags["trial_number"] = str(number)
         params = {name: str(value) for name, value in task_of(config).logged_params(config).items()}
         run_id = self._writer.begin(self.experiment_id, label, tags, params)
-        self._work[run_id] = _Work(number, array("d", [time.time()]))
+        self._work[run_id] = _Work(number, [time.time()])
         if number is not None:
             self._run_ids[number] = run_id
         return run_id
@@ -226,17 +226,25 @@ class StudyTracker:
             self._work[run_id].times.append(time.time())
             tags[SPANS] = json.dumps(self._work[run_id].spans)
         self._writer.change(run_id, status.in_mlflow, tags, points)
-        if status != Status.PAUSED:
-            ended = self._work.pop(run_id, None)
-            if ended is not None and ended.number is not None and status != Status.FINISHED:
-                self._run_ids.pop(ended.number, None)
+        work = self._work.pop(run_id, None)
+        if work is not None and work.number is not None and status != Status.FINISHED:
+            self._run_ids.pop(work.number, None)
+            if status == Status.PAUSED:
+                self._paused[work.number] = pickle.dumps((run_id, work.times))
 
     def seconds_at_work(self, run_id: str) -> float | None:
         """Seconds in which a run has been at work; None of one that has ended, or has paused before this session."""
         return self._work[run_id].seconds if run_id in self._work else None
 
-    def paused_run(self, number: int) -> str | None:
-        """The run in which a search trial has paused; None where there is none, as after a kill at that moment."""
+    def take_up(self, number: int) -> str | None:
+        """The run in which a search trial has paused, to be opened again or ended.
+
+        None where there is none, as after a kill at that moment.
+        """
+        packed = self._paused.pop(number)
+        if packed is not None:
+            run_id, times = pickle.loads(packed)
+            self._run_ids[number], self._work[run_id] = run_id, _Work(number, times)
         own = self._run_ids.get(number, "")
         if own in self._work and self._work[own].has_paused:
             return own
@@ -252,7 +260,7 @@ class StudyTracker:
         """Let the run of a paused trial go on."""
         if run_id not in self._work:
             run = read(self.client, run_id)
-            self._work[run_id] = _Work(run.number, array("d", itertools.chain(*run.spans)))
+            self._work[run_id] = _Work(run.number, list(itertools.chain(*run.spans)))
             if run.number is not None:
                 self._run_ids[run.number] = run_id
         work = self._work[run_id]

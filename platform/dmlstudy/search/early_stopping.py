@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from dmlstudy.search.compact import Row, SortedRows
+from dmlstudy.packed import Row, SortedRows
 
 Key: TypeAlias = tuple[str, int, int, int]
 """(whose peers, planned epochs, bracket, step or number of promotions)."""
@@ -180,6 +180,10 @@ class Asha(EarlyStopping):
             if num_best and waiting[-1] >= reached[-num_best]:
                 return _turn(waiting[-1])
         return None
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(waiting) for rungs in self._paused.values() for waiting in rungs.values())
 
     def waiting(self, group: str) -> list[int]:
         """The turns of all that wait: those at higher rungs first, at each the best first."""

@@ -6,11 +6,9 @@ generations in which it was promoted before. So it is known again after an inter
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from dmlstudy.search.compact import WaitingTrial
 from dmlstudy.search.early_stopping import Asha, EarlyStopping, SearchCurve
 from dmlstudy.search.ledger import Entry
 from dmlstudy.search.subsearch import Subsearch
@@ -22,11 +20,9 @@ class PausedTrials:
     def __init__(self, rule: EarlyStopping) -> None:
         self._rule = rule
         self._promotion = rule if isinstance(rule, Asha) else None
-        self._trials: defaultdict[str, dict[int, WaitingTrial]] = defaultdict(dict)
-        """Of each search by turn."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._trials.values()))
+        return 0 if self._promotion is None else self._promotion.num_waiting
 
     @property
     def may_wait(self) -> bool:
@@ -53,21 +49,17 @@ class PausedTrials:
         rung = self.next_rung(entry)
         assert self._promotion is not None
         assert rung is not None
-        waiting = WaitingTrial(entry.trial, entry.config.family, rung)
-        entry.subsearch.pause(entry.trial.number, waiting)
+        entry.subsearch.pause(entry.trial, entry.turn, rung)
         self._promotion.pause(entry.curve)
-        self._trials[entry.subsearch.name][entry.turn] = waiting
 
     def leave(self, entry: Entry) -> None:
         """Take a trial from those that wait."""
         assert self._promotion is not None
         self._promotion.leave(entry.curve)
-        del self._trials[entry.subsearch.name][entry.turn]
 
     def show(self, entry: Entry) -> None:
         """Let the sampler see a trial that was promoted as one stopped at the rung that it has left last."""
-        waited = WaitingTrial(entry.trial, entry.config.family, self.last_rung(entry))
-        entry.subsearch.pause(entry.trial.number, waited)
+        entry.subsearch.pause(entry.trial, entry.turn, self.last_rung(entry))
 
     def recall(self, entry: Entry) -> None:
         """Take in the rungs that a trial of an earlier session has left behind."""
@@ -119,11 +111,12 @@ class PausedTrials:
 
     def _of(self, subsearch: Subsearch, turns: Iterable[int], families: Container[str]) -> Iterator[Entry]:
         for turn in turns:
-            if self._trials[subsearch.name][turn].family in families:
-                yield self._at(subsearch, turn)
+            entry = self._at(subsearch, turn)
+            if entry.config.family in families:
+                yield entry
 
     def _at(self, subsearch: Subsearch, turn: int) -> Entry:
-        return Entry.of(self._trials[subsearch.name][turn].trial(), subsearch, turn)
+        return Entry.of(subsearch.waiting[turn].trial, subsearch, turn)
 
 
 def _then(entry: Entry, num_promotions: int) -> SearchCurve:

@@ -46,10 +46,11 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from dmlstudy.packed import Row, SortedRows
 from dmlstudy.records import Scalar
 from dmlstudy.search import hub
-from dmlstudy.search.compact import Row, SortedRows, WaitingTrial
 from dmlstudy.search.fold_test import FEWEST_TRIALS, fold_scores, noise_variance
+from dmlstudy.search.waiting import WaitingTrial, WaitingTrials
 from dmlstudy.spec.space import Suggester
 from dmlstudy.spec.study_file import HUB, SearchConfig, SpecError
 
@@ -134,75 +135,69 @@ class EndedTrials:
 
     MOST = 250
 
-    def __init__(
-        self,
-        directions: Sequence[StudyDirection],
-        as_sampled: Callable[[FrozenTrial, int], FrozenTrial] = lambda trial, number: trial,
-    ) -> None:
-        self._as_sampled = as_sampled
+    def __init__(self, directions: Sequence[StudyDirection]) -> None:
         self._signs = [1.0 if direction == StudyDirection.MAXIMIZE else -1.0 for direction in directions]
         self._orders: list[Callable[[FrozenTrial], Any]] = [lambda trial: trial.number]
         self._orders += [partial(self._standing, objective=at) for at in range(len(directions))]
         self._ended: list[list[FrozenTrial]] = [[] for _ in self._orders]
         """By each order the last ``MOST``."""
-        self._paused: dict[int, WaitingTrial] = {}
-        """All that wait, by the numbers that the sampler knows them by."""
+        self.waiting = WaitingTrials()
+        """Those that wait, and that went on from a rung and have not ended, by turn."""
         self._unpacked: dict[int, FrozenTrial] = {}
-        self._paused_by_number = SortedRows(width=1)
-        self._paused_by_standing = SortedRows(width=3)
-        """The same by each objective: (step, score, minus the number)."""
+        self._waiting_by_number = SortedRows(width=2)
+        """(number, turn)."""
+        self._waiting_by_standing = SortedRows(width=4)
+        """The same by each objective: (step, score, minus the number, turn)."""
         self._front: list[FrozenTrial] = []
 
     def add(self, trial: FrozenTrial) -> None:
         """Remember a completed or pruned trial; others that it makes less worth remembering are forgotten."""
-        self.forget(trial.number)
         for ended, order in zip(self._ended, self._orders, strict=True):
             bisect.insort(ended, trial, key=order)
             del ended[: max(0, len(ended) - self.MOST)]
         if len(self._signs) > 1 and not any(self._dominates(other, trial) for other in self._front):
             self._front = [other for other in self._front if not self._dominates(trial, other)] + [trial]
 
-    def pause(self, number: int, trial: WaitingTrial) -> None:
+    def pause(self, turn: int, waiting: WaitingTrial) -> None:
         """Remember a trial that waits, as one stopped there; in the place of itself at an earlier rung."""
-        self.forget(number)
-        self._paused[number] = trial
-        self._paused_by_number.add((number,))
-        self._paused_by_standing.add(self._row(number))
+        self.forget(turn)
+        self.waiting[turn] = waiting
+        self._waiting_by_number.add((waiting.number, turn))
+        self._waiting_by_standing.add(self._row(turn, waiting))
 
-    def forget(self, number: int) -> None:
-        """Forget a trial that has waited, if there is one."""
-        if number in self._paused:
-            self._paused_by_number.discard((number,))
-            self._paused_by_standing.discard(self._row(number))
-            del self._paused[number]
-            self._unpacked.pop(number, None)
+    def forget(self, turn: int) -> int | None:
+        """Forget a trial that has waited; its number, or None where none has."""
+        if turn not in self.waiting:
+            return None
+        waiting = self.waiting[turn]
+        self._waiting_by_number.discard((waiting.number, turn))
+        self._waiting_by_standing.discard(self._row(turn, waiting))
+        del self.waiting[turn]
+        self._unpacked.pop(turn, None)
+        return waiting.number
 
     def trials(self) -> list[FrozenTrial]:
         """All of them, by number."""
         kept = {trial.number: trial for trial in self._front}
-        newest, best = map(self._last, (self._paused_by_number, self._paused_by_standing))
+        newest, best = map(self._last, (self._waiting_by_number, self._waiting_by_standing))
         self._unpacked = {
-            number: self._unpacked.get(number) or self._stopped(number) for number in {*newest, *best}
+            turn: self._unpacked.get(turn) or self.waiting[turn].stopped() for turn in {*newest, *best}
         }
-        for ended, order, numbers in zip(
+        for ended, order, turns in zip(
             self._ended, self._orders, [newest] + [best] * len(self._signs), strict=True
         ):
-            paused = [self._unpacked[number] for number in numbers]
-            last = sorted(ended + paused, key=order)[-self.MOST :] if paused else ended
+            stopped = [self._unpacked[turn] for turn in turns]
+            last = sorted(ended + stopped, key=order)[-self.MOST :] if stopped else ended
             kept |= {trial.number: trial for trial in last}
         return [kept[number] for number in sorted(kept)]
 
-    def _last(self, paused: SortedRows) -> list[int]:
-        """The numbers of the last ``MOST``."""
-        return [abs(int(paused[at][-1])) for at in range(max(0, len(paused) - self.MOST), len(paused))]
+    def _last(self, waiting: SortedRows) -> list[int]:
+        """The turns of the last ``MOST``."""
+        return [int(waiting[at][-1]) for at in range(max(0, len(waiting) - self.MOST), len(waiting))]
 
-    def _row(self, number: int) -> Row:
-        _, *row = self._standing(self._stopped(number), objective=0)
-        return tuple(row)
-
-    def _stopped(self, number: int) -> FrozenTrial:
-        """A trial that waits, as the sampler knows it."""
-        return self._as_sampled(self._paused[number].stopped(), number)
+    def _row(self, turn: int, waiting: WaitingTrial) -> Row:
+        _, *standing = self._standing(waiting.stopped(), objective=0)
+        return (*standing, turn)
 
     def _standing(self, trial: FrozenTrial, objective: int) -> tuple[bool, float, float, int]:
         """Completed trials by their value, below them pruned ones by how far they came, then by their score."""

@@ -658,7 +658,7 @@ class StudySearch:
         self.record_given_up(given_up)
         self._paused.leave(entry)
         self._ledger.end(entry.trial, TrialState.PRUNED, reason=given_up.reason)
-        entry.subsearch.settle(entry.trial)
+        entry.subsearch.settle(entry.trial, entry.turn)
 
     # New trials
 
@@ -732,7 +732,7 @@ class StudySearch:
         if self._paused.has_come(entry):
             self._paused.add(entry)
             return
-        entry.subsearch.settle(entry.trial)
+        entry.subsearch.settle(entry.trial, entry.turn)
         if entry.trial.state == TrialState.FAIL:
             self._paused.forget(entry)
         elif entry.trial.state == TrialState.PRUNED:

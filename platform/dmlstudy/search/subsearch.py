@@ -15,10 +15,11 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from dmlstudy.packed import Row, SortedRows
 from dmlstudy.records import Scalar, TrialConfig
 from dmlstudy.search import family_choice, samplers
-from dmlstudy.search.compact import Row, SortedRows, WaitingTrial
 from dmlstudy.search.samplers import FAMILY, Given, Point
+from dmlstudy.search.waiting import WaitingTrial, WaitingTrials
 from dmlstudy.search.warm_start import WARM_START, Candidate, PointRanks, WeighedPoints
 from dmlstudy.spec.likeness import Likeness
 from dmlstudy.spec.space import Suggester
@@ -89,10 +90,8 @@ class Subsearch:
         self._spec = spec
         self._search = spec.search
         self._directions = samplers.directions_of(spec.file.search)
-        self._ended = samplers.EndedTrials(self._directions, self._as_sampled)
+        self._ended = samplers.EndedTrials(self._directions)
         self._running: dict[int, FrozenTrial] = {}
-        self._paused: dict[int, int] = {}
-        """Of trials that wait for a promotion, the numbers that the sampler knows them by."""
         self._known: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
         """The distributions that trials with the same parameters have in common."""
         self._tried = SortedRows(width=1)
@@ -245,7 +244,7 @@ class Subsearch:
     @property
     def is_searched(self) -> bool:
         """True if no trial is left, and the end of each has been seen."""
-        return not self.num_left and not self._running and not self._paused
+        return not self.num_left and not self._running and not self.waiting
 
     def next_trial(self, number: int, generation: int) -> FrozenTrial | None:
         """The next trial, ready to be stored; None if no new point is left.
@@ -303,24 +302,26 @@ class Subsearch:
         known = self._known.setdefault(tuple(distributions), distributions)
         return known if known == distributions else distributions
 
-    def settle(self, trial: FrozenTrial) -> None:
-        """Let the sampler see how a trial has ended; until then it sees that it runs."""
-        if trial.number in self._paused:
-            number = self._paused.pop(trial.number)
-        else:
+    @property
+    def waiting(self) -> WaitingTrials:
+        """The trials that wait, or went on from a rung, by turn."""
+        return self._ended.waiting
+
+    def settle(self, trial: FrozenTrial, turn: int) -> None:
+        """Let the sampler see how a trial has ended; until then it sees that it runs, or where it waits."""
+        number = self._ended.forget(turn)
+        if number is None:
             number = self._running.pop(trial.number).number
         self._see(trial.number, trial.values[0] if trial.state == TrialState.COMPLETE else -math.inf)
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             self._ended.add(self._as_sampled(trial, number))
-        else:
-            self._ended.forget(number)
 
-    def pause(self, number: int, trial: WaitingTrial) -> None:
-        """Let the sampler see a trial that has reached a rung, until it comes further, as one stopped there."""
-        if number not in self._paused:
-            self._paused[number] = self._running.pop(number).number
-        self._see(number, -math.inf)
-        self._ended.pause(self._paused[number], trial)
+    def pause(self, trial: FrozenTrial, turn: int, step: int) -> None:
+        """Let the sampler see a trial at the rung ``step``, until it comes further, as one stopped there."""
+        running = self._running.pop(trial.number, None)
+        number = self.waiting[turn].number if running is None else running.number
+        self._see(trial.number, -math.inf)
+        self._ended.pause(turn, WaitingTrial(trial, step, number))
 
     def _see(self, number: int, outcome: float) -> None:
         self.num_seen += 1
