@@ -46,7 +46,7 @@ class SortedRows:
 class PackedRecords:
     """A mapping of whole numbers to bytes, in one buffer; a record takes 24 bytes and its own.
 
-    The place of those that are taken out is used again once they are half of the buffer.
+    The place of those that are taken out is used again once they are a quarter of the buffer.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class PackedRecords:
         record = bytes(self._buffer[place])
         self._places.discard((key, place.start, place.stop))
         self._num_used -= len(record)
-        if 2 * self._num_used < len(self._buffer):
+        if self._num_used < 0.75 * len(self._buffer):
             self._close_up()
         return record
 
