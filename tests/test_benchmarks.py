@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.ensemble import ExtraTreesRegressor
+from support import recorded_curves
 
 from dmlstudy.spec.study_file import load
 from dmlstudy.store import Store
@@ -92,6 +95,16 @@ def test_every_benchmark_has_its_smallest_size() -> None:
 )
 def test_a_benchmark_prints_its_numbers(name: str, tmp_path: Path) -> None:
     assert re.search(r"\d\.\d", printed(name, *shlex.split(SMALLEST[name].format(scratch=tmp_path))))
+
+
+def test_a_forests_last_scores_are_scikit_learns_and_each_epoch_has_the_same_weights() -> None:
+    rng = np.random.default_rng(0)
+    at_NP, last_N = rng.uniform(size=(40, 3)), rng.normal(size=40)
+    means = recorded_curves.forest(at_NP, np.stack([2 * last_N + 1, last_N], axis=1))
+    new_KP = rng.uniform(size=(20, 3))
+    fitted = ExtraTreesRegressor(200, min_samples_leaf=2, random_state=0).fit(at_NP, last_N)
+    expected_K = fitted.predict(new_KP)
+    np.testing.assert_allclose(means(new_KP), np.stack([2 * expected_K + 1, expected_K], axis=1))
 
 
 @pytest.mark.long

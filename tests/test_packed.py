@@ -54,7 +54,7 @@ def test_records_are_those_of_a_dictionary() -> None:
 
 
 def test_records_take_little_more_than_their_bytes_however_they_come_and_go() -> None:
-    num, size = 10_000, 200
+    num, size = 2000, 200
     tracemalloc.start()
     records = PackedRecords()
     for key in range(3 * num):  # each is taken out when ``num`` more have come

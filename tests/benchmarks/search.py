@@ -5,6 +5,7 @@
     python tests/benchmarks/search.py --samplers tpe --trials 3 6 19 40 --searches 20    # at equal numbers of trials
     python tests/benchmarks/search.py --samplers tpe qmc --trials 19 --generations 1 10 19    # drawn so many at a time
     python tests/benchmarks/search.py --samplers tpe --trials 60 --gains 0 0.002 0.005    # ended early by stop_when
+    python tests/benchmarks/search.py --surrogate forest --searches 40    # by trees in the place of a Gaussian process
     python tests/benchmarks/search.py --record recorded-omniglot=STORE recorded-tiny-imagenet=STORE
 
 A search has the epochs of 30 whole trials, one trial at a time. A drawn point has the curve of a surrogate of 409
@@ -294,7 +295,8 @@ def regrets(table: str, method: str, seed: int) -> list[float]:
     return (optunas if library == "optuna" else ours)(curves, sampler, scheduler, seed)
 
 
-TABLES = recorded_curves.load() if recorded_curves.FILE.exists() else {}
+TABLES: dict[str, RecordedCurves] = {}
+"""By name; filled by ``main``."""
 
 
 def computed(wanted: Sequence[tuple[str, str, int]], file: Path, workers: int) -> dict[str, list[float]]:
@@ -374,7 +376,8 @@ def main() -> None:
     )
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=SAMPLERS)
     parser.add_argument("--schedulers", nargs="+", choices=SCHEDULERS, default=SCHEDULERS)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--surrogate", choices=recorded_curves.SURROGATES, default="process")
+    parser.add_argument("--tables", nargs="+", help="of the recorded curves; all, unless given")
     parser.add_argument(
         "--trials", nargs="+", type=int, help="searches of so many trials instead, to their ends"
     )
@@ -394,6 +397,10 @@ def main() -> None:
         studies = {name: Path(folder) for name, folder in (each.split("=") for each in options.record)}
         pq.write_table(recorded_curves.record(studies), recorded_curves.FILE, compression="zstd")
         return
+    TABLES.update(recorded_curves.load(surrogate=options.surrogate))
+    tables = options.tables or list(TABLES)
+    if unknown := sorted({*tables} - TABLES.keys()):
+        parser.error(f"--tables: no {unknown[0]!r}; there are {', '.join(map(repr, TABLES))}")
     names = methods(options.samplers, options.schedulers)
     if options.trials:
         names = [
@@ -407,11 +414,11 @@ def main() -> None:
     wanted = [
         (t, name, seed)
         for name in names
-        for t in options.tables
+        for t in tables
         for seed in range(FIRST_SEED, FIRST_SEED + options.searches)
     ]
     kept = computed(wanted, options.results, options.workers)
-    for chosen in [options.tables, *([t] for t in options.tables if options.by_table)]:
+    for chosen in [tables, *([t] for t in tables if options.by_table)]:
         print(f"{', '.join(chosen)}: {options.searches} searches, regret in hundredths")
         (show_by_trials if options.trials else show)(kept, chosen, names, options.searches)
 

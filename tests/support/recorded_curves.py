@@ -1,8 +1,9 @@
 """Learning curves of real trials, kept as a table, and a surrogate of them that any point of their space can be asked.
 
-``record`` takes curves from stores; ``load`` gives them back. The surrogate is a Gaussian process of the last score
-over the unit cube, by scikit-learn: numbers as shares of their range or of its logarithm, choices as 0 and 1. The same
-weights of the recorded trials give the score after each epoch.
+``record`` takes curves from stores; ``load`` gives them back. A surrogate is fitted to the last scores over the unit
+cube, by scikit-learn: numbers as shares of their range or of its logarithm, choices as 0 and 1. It is a Gaussian
+``process``, or a ``forest`` of extremely randomised trees, which has no leaning towards samplers that are such
+processes themselves. Each is a weighted mean of the recorded trials; the same weights give the score after each epoch.
 
 A trial at a point has the curve of the mean there, plus the residual curve of a recorded trial drawn by its seed: noise
 as large, and as alike from epoch to epoch, as that of real trials.
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import optuna
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import TrialState
+from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -35,30 +37,62 @@ STUDIES = b"studies"
 SHARED = ("batch", "training")
 """The sections of a study's file, beside a family's own, that its space depends on."""
 
+Floats: TypeAlias = NDArray[np.float64]
+
+
+def process(at_NP: Floats, curve_NE: Floats) -> Callable[[Floats], Floats]:
+    """The mean curves of a Gaussian process at K points."""
+    smooth = ConstantKernel() * Matern(np.ones(at_NP.shape[1]), (0.2, 50.0), nu=2.5)
+    kernel = smooth + WhiteKernel(0.1, (0.005, 1.0))
+    fitted = GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
+    with warnings.catch_warnings():
+        # A dimension that does not matter has the greatest length that there is.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fitted.fit(at_NP, curve_NE[:, -1])
+    mean_E = curve_NE.mean(axis=0)
+    weight_NE = np.linalg.solve(fitted.kernel_(at_NP), curve_NE - mean_E)
+    covariance = fitted.kernel_.k1
+    return lambda at_KP: np.asarray(mean_E + covariance(at_KP, at_NP) @ weight_NE)
+
+
+def forest(at_NP: Floats, curve_NE: Floats) -> Callable[[Floats], Floats]:
+    """The mean curves of a forest at K points: of each of its trees that of the leaf's trials."""
+    fitted = ExtraTreesRegressor(200, min_samples_leaf=2, random_state=0).fit(at_NP, curve_NE[:, -1])
+    trees = [each.tree_ for each in fitted.estimators_]
+    curves = []
+    for tree in trees:
+        leaf_N = tree.apply(at_NP.astype(np.float32))
+        is_in_LN = np.arange(tree.node_count)[:, None] == leaf_N
+        curves.append(is_in_LN @ curve_NE / np.maximum(1, is_in_LN.sum(axis=1, keepdims=True)))
+
+    def means(at_KP: Floats) -> Floats:
+        at = at_KP.astype(np.float32)
+        return np.asarray(
+            sum(curve_LE[tree.apply(at)] for tree, curve_LE in zip(trees, curves, strict=True)) / len(trees)
+        )
+
+    return means
+
+
+SURROGATES = {"process": process, "forest": forest}
+
 
 class RecordedCurves:
     """The trials of one family: N points in their space, their objective after each of E epochs, and the surrogate."""
 
-    def __init__(self, name: str, study: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, name: str, study: dict[str, Any], rows: list[dict[str, Any]], surrogate: str = "process"
+    ) -> None:
         self.name = name
         self.study = study
         """The sections of the study's file that make the space, with this family alone."""
-        self.curve_NE: NDArray[np.float64] = np.array([row["curve"] for row in rows])
+        self.curve_NE: Floats = np.array([row["curve"] for row in rows])
         params = [json.loads(row["params"]) for row in rows]
         self._distributions = {
             key: json_to_distribution(each) for row in rows for key, each in json.loads(row["space"]).items()
         }
         at_NP = np.stack([self._at(each) for each in params])
-        smooth = ConstantKernel() * Matern(np.ones(at_NP.shape[1]), (0.2, 50.0), nu=2.5)
-        kernel = smooth + WhiteKernel(0.1, (0.005, 1.0))
-        process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
-        with warnings.catch_warnings():
-            # A dimension that does not matter has the greatest length that there is.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            process.fit(at_NP, self.curve_NE[:, -1])
-        self._at_NP, self._kernel = at_NP, process.kernel_.k1
-        self._mean_E = self.curve_NE.mean(axis=0)
-        self._weight_NE = np.linalg.solve(process.kernel_(at_NP), self.curve_NE - self._mean_E)
+        self._means = SURROGATES[surrogate](at_NP, self.curve_NE)
         self._residual_NE = self.curve_NE - self._means(at_NP)
         rng = np.random.default_rng(0)
         drawn_KP = np.concatenate([at_NP, *(self._near(at_NP, rng) for _ in range(20))])
@@ -73,15 +107,12 @@ class RecordedCurves:
         """The last score of the mean at a point: what trials there have without their noise."""
         return float(self._means(self._at(params)[None])[0, -1])
 
-    def curve(self, params: Mapping[str, Any], seed: int) -> NDArray[np.float64]:
+    def curve(self, params: Mapping[str, Any], seed: int) -> Floats:
         """The scores of a trial at a point after each epoch."""
         noise_E = self._residual_NE[np.random.default_rng(seed).integers(len(self._residual_NE))]
         return np.asarray(self._means(self._at(params)[None])[0] + noise_E)
 
-    def _means(self, at_KP: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(self._mean_E + self._kernel(at_KP, self._at_NP) @ self._weight_NE)
-
-    def _at(self, params: Mapping[str, Any]) -> NDArray[np.float64]:
+    def _at(self, params: Mapping[str, Any]) -> Floats:
         """A point of the unit cube; 0.5 for a number that it does not have."""
         found: list[float] = []
         for name, each in sorted(self._distributions.items()):
@@ -91,7 +122,7 @@ class RecordedCurves:
                 found.append(_place(params[name], each) if name in params else 0.5)
         return np.array(found)
 
-    def _near(self, at_NP: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    def _near(self, at_NP: Floats, rng: np.random.Generator) -> Floats:
         """The points with their numbers moved a little."""
         is_number_P = np.array(
             [
@@ -143,11 +174,12 @@ def record(studies: Mapping[str, Path]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema)
 
 
-def load(file: Path = FILE) -> dict[str, RecordedCurves]:
-    """The recorded curves by their table's name."""
+def load(file: Path = FILE, surrogate: str = "process") -> dict[str, RecordedCurves]:
+    """The recorded curves by their table's name, which ends in the surrogate's where that is not the process."""
     kept = pq.read_table(file)
     found = {}
     for table, study in json.loads(kept.schema.metadata[STUDIES]).items():
         rows = [row for row in kept.to_pylist() if row["table"] == table]
-        found[table] = RecordedCurves(table, study, rows)
+        name = table if surrogate == "process" else f"{table}, {surrogate}"
+        found[name] = RecordedCurves(name, study, rows, surrogate)
     return found
