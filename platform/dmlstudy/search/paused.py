@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from dmlstudy.search.early_stopping import Asha, EarlyStopping, SearchCurve
 from dmlstudy.search.ledger import Entry
+from dmlstudy.search.samplers import FAMILY
 from dmlstudy.search.subsearch import Subsearch
 
 
@@ -84,7 +85,7 @@ class PausedTrials:
     def promotable(self, subsearch: Subsearch) -> Entry | None:
         """The trial that goes on next, by its score among its peers'."""
         turn = None if self._promotion is None else self._promotion.promotable(subsearch.name)
-        return None if turn is None else self._at(subsearch, turn)
+        return None if turn is None else Entry.of(subsearch.waiting[turn].trial, subsearch, turn)
 
     def leading(self, subsearch: Subsearch, families: Container[str]) -> Entry | None:
         """Of these families the best at the highest rung."""
@@ -111,12 +112,9 @@ class PausedTrials:
 
     def _of(self, subsearch: Subsearch, turns: Iterable[int], families: Container[str]) -> Iterator[Entry]:
         for turn in turns:
-            entry = self._at(subsearch, turn)
-            if entry.config.family in families:
-                yield entry
-
-    def _at(self, subsearch: Subsearch, turn: int) -> Entry:
-        return Entry.of(subsearch.waiting[turn].trial, subsearch, turn)
+            trial = subsearch.waiting[turn].trial
+            if trial.user_attrs[FAMILY] in families:
+                yield Entry.of(trial, subsearch, turn)
 
 
 def _then(entry: Entry, num_promotions: int) -> SearchCurve:
