@@ -125,7 +125,7 @@ class StudyTracker:
         self._run_ids: dict[int, str] = {}
         """By number, of the search trials of this session that have finished or are at work, and of the best."""
         self._work: dict[str, _Work] = {}
-        """Of the runs of this session that are at work, and of what is made of paused ones."""
+        """Of the runs of this session that are at work, and of paused ones that were taken up."""
         self._paused = PackedRecords()
         """By number, the run and the times of the other trials that have paused in this session."""
         self._noted: tuple[Mapping[str, Mapping[str, int]], Mapping[str, int]] | None = None
