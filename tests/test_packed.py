@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import tracemalloc
@@ -54,11 +55,11 @@ def test_records_are_those_of_a_dictionary() -> None:
 
 
 def test_records_take_little_more_than_their_bytes_however_they_come_and_go() -> None:
-    num, size = 2000, 200
+    draw, num, size = random.Random(0), 2000, 200
     tracemalloc.start()
     records = PackedRecords()
     for key in range(3 * num):  # each is taken out when ``num`` more have come
-        records[key] = bytes(size)
+        records[key] = draw.randbytes(size)
         records.pop(key - num)
     taken = tracemalloc.get_traced_memory()[0]
     for key in range(3 * num):
@@ -68,3 +69,11 @@ def test_records_take_little_more_than_their_bytes_however_they_come_and_go() ->
     assert len(records) == 0
     assert taken < 1.8 * num * (size + 24)
     assert left < 10_000
+
+
+def test_records_that_are_alike_take_less() -> None:
+    records = PackedRecords()
+    for key in range(100):
+        records[key] = json.dumps({"family": "triplet", "generation": key, "lr": 1e-3 * key}).encode()
+    assert json.loads(records[42]) == {"family": "triplet", "generation": 42, "lr": 1e-3 * 42}
+    assert len(records._buffer) < 0.4 * sum(len(records[key]) for key in range(100))

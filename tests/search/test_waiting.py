@@ -77,4 +77,4 @@ def test_ten_thousand_take_little_memory() -> None:
         packed[turn] = WaitingTrial(trial, step=1, number=turn)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert taken / 10_000 < 300
+    assert taken / 10_000 < 170

@@ -32,7 +32,7 @@ class WaitingTrial:
 
 
 class WaitingTrials:
-    """Such trials by their turns, in some 250 bytes each; what is taken in comes back as a copy.
+    """Such trials by their turns, in some 100 bytes each; what is taken in comes back as a copy.
 
     Their distributions are shared.
     """
