@@ -4,9 +4,10 @@
 cube, by scikit-learn: numbers as shares of their range or of its logarithm, choices as 0 and 1. It is a Gaussian
 ``process``, or a ``forest`` of extremely randomised trees, which has no leaning towards samplers that are such
 processes themselves. Each is a weighted mean of the recorded trials; the same weights give the score after each epoch.
+The forest's mean goes through the recorded scores.
 
-A trial at a point has the curve of the mean there, plus the residual curve of a recorded trial drawn by its seed: noise
-as large, and as alike from epoch to epoch, as that of real trials.
+A trial at a point has the curve of the mean there, plus the residual curve from the process of a recorded trial drawn
+by its seed: noise as large, and as alike from epoch to epoch, as that of real trials.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def process(at_NP: Floats, curve_NE: Floats) -> Callable[[Floats], Floats]:
 
 def forest(at_NP: Floats, curve_NE: Floats) -> Callable[[Floats], Floats]:
     """The mean curves of a forest at K points: of each of its trees that of the leaf's trials."""
-    fitted = ExtraTreesRegressor(200, min_samples_leaf=2, random_state=0).fit(at_NP, curve_NE[:, -1])
+    fitted = ExtraTreesRegressor(200, random_state=0).fit(at_NP, curve_NE[:, -1])
     trees = [each.tree_ for each in fitted.estimators_]
     curves = []
     for tree in trees:
@@ -93,7 +94,7 @@ class RecordedCurves:
         }
         at_NP = np.stack([self._at(each) for each in params])
         self._means = SURROGATES[surrogate](at_NP, self.curve_NE)
-        self._residual_NE = self.curve_NE - self._means(at_NP)
+        self._residual_NE = self.curve_NE - process(at_NP, self.curve_NE)(at_NP)
         rng = np.random.default_rng(0)
         drawn_KP = np.concatenate([at_NP, *(self._near(at_NP, rng) for _ in range(20))])
         self.best = float(self._means(drawn_KP)[:, -1].max())
