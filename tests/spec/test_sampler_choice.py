@@ -25,14 +25,20 @@ def study(sampler: str, **search: Any) -> StudySpec:
 @pytest.mark.parametrize(
     ("search", "sampler", "why"),
     [
-        ({}, "tpe", "most of the 19 trials are drawn by the scores of others"),
-        ({"generation_size": 9}, "tpe", "most of the 19 trials are drawn by the scores of others"),
+        ({}, "gp", "most of the 19 trials are drawn by the scores of others"),
+        ({"generation_size": 9}, "gp", "most of the 19 trials are drawn by the scores of others"),
         ({"generation_size": 10}, "qmc", "10 of 19 trials are drawn before any has a score"),
         ({"generation_size": 64}, "qmc", "19 of 19 trials are drawn before any has a score"),
+        ({"trials_per_family": 150}, "gp", "most of the 150 trials are drawn by the scores of others"),
+        (
+            {"trials_per_family": 151},
+            "tpe",
+            "most of the 151 trials are drawn by the scores of others, and gp would be slow with so many",
+        ),
         ({"trials_per_family": 1}, "tpe", "there is one trial, the default"),
         (
             {"deterministic": False},
-            "tpe",
+            "gp",
             "trials are drawn by the scores there are by then; where 10 or more run at once, set qmc",
         ),
         ({"families": "adaptive", "generation_size": 19}, "tpe", "families are adaptive"),
