@@ -25,21 +25,26 @@ def study(sampler: str, **search: Any) -> StudySpec:
 @pytest.mark.parametrize(
     ("search", "sampler", "why"),
     [
-        ({}, "gp", "most of the 19 trials are drawn by the scores of others"),
-        ({"generation_size": 9}, "gp", "most of the 19 trials are drawn by the scores of others"),
-        ({"generation_size": 10}, "qmc", "10 of 19 trials are drawn before any has a score"),
+        ({}, "gp", "18 of 19 trials are drawn by the scores of others"),
+        ({"generation_size": 14}, "gp", "5 of 19 trials are drawn by the scores of others"),
+        ({"generation_size": 15}, "qmc", "15 of 19 trials are drawn before any has a score"),
+        (
+            {"trials_per_family": 160, "generation_size": 80},
+            "qmc",
+            "80 of 160 trials are drawn before any has a score",
+        ),
         ({"generation_size": 64}, "qmc", "19 of 19 trials are drawn before any has a score"),
-        ({"trials_per_family": 150}, "gp", "most of the 150 trials are drawn by the scores of others"),
+        ({"trials_per_family": 150}, "gp", "149 of 150 trials are drawn by the scores of others"),
         (
             {"trials_per_family": 151},
             "tpe",
-            "most of the 151 trials are drawn by the scores of others, and gp would be slow with so many",
+            "150 of 151 trials are drawn by the scores of others, and gp would be slow with so many",
         ),
         ({"trials_per_family": 1}, "tpe", "there is one trial, the default"),
         (
             {"deterministic": False},
             "gp",
-            "trials are drawn by the scores there are by then; where 10 or more run at once, set qmc",
+            "trials are drawn by the scores there are by then; where 15 or more run at once, set qmc",
         ),
         ({"families": "adaptive", "generation_size": 19}, "tpe", "families are adaptive"),
         (

@@ -4,8 +4,8 @@ Measured on learning curves of real trials (``tests/benchmarks/search.py``), rep
 recorded. A Gaussian process (GP) as the sampler loses far less than TPE where the stand-in is such a process too, and
 no more where it is a forest of trees.
 
-In generations of half of the trials, or all at once, both lose more than a quasi-random sequence (QMC): until they have
-seen scores they draw at random.
+Until they have seen scores they draw at random. So where most of the trials are drawn at once they lose more than a
+quasi-random sequence (QMC): TPE from half of them on, the process from three quarters on.
 """
 
 from __future__ import annotations
@@ -36,19 +36,18 @@ def of_budget(
         return SamplerChoice("tpe", "families are adaptive")
     if num_trials == 1:
         return SamplerChoice("tpe", "there is one trial, the default")
+    name, most_blind = ("gp", 0.75) if num_trials <= MOST_FOR_GP else ("tpe", 0.5)
+    many = math.ceil(most_blind * num_trials)
     if generation_size is None:
-        many = math.ceil(num_trials / 2)
         return SamplerChoice(
-            _modelling(num_trials),
+            name,
             f"trials are drawn by the scores there are by then; where {many} or more run at once, set qmc",
         )
     num_blind = min(generation_size, num_trials)
-    if num_trials <= 2 * num_blind:
+    if num_blind >= many:
         return SamplerChoice("qmc", f"{num_blind} of {num_trials} trials are drawn before any has a score")
-    why = f"most of the {num_trials} trials are drawn by the scores of others"
-    too_many = "" if num_trials <= MOST_FOR_GP else ", and gp would be slow with so many"
-    return SamplerChoice(_modelling(num_trials), why + too_many)
-
-
-def _modelling(num_trials: int) -> str:
-    return "gp" if num_trials <= MOST_FOR_GP else "tpe"
+    too_many = "" if name == "gp" else ", and gp would be slow with so many"
+    num_led = num_trials - num_blind
+    return SamplerChoice(
+        name, f"{num_led} of {num_trials} trials are drawn by the scores of others{too_many}"
+    )

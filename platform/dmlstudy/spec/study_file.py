@@ -212,7 +212,7 @@ class SearchConfig(Grown):
         str,
         Field(
             description="tpe | gp | cma | qmc | random | nsga2 | hub:PACKAGE: Optuna's, or of OptunaHub in registry |"
-            " auto: qmc where the first generation has half of the trials, nsga2 with a second objective, tpe with"
+            " auto: qmc where the first generation has most of the trials, nsga2 with a second objective, tpe with"
             " adaptive families or more than 150 trials of each, else gp",
         ),
     ] = "tpe"

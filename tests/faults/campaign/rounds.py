@@ -32,8 +32,10 @@ END_S = 600.0
 """A study that has not ended so long after its last kill hangs."""
 
 ORPHAN_S = 120.0
-"""A process that still runs so long after its study is an orphan. Ray's agents wait up to a minute for a control service
-that was killed, and end then."""
+"""A process that still runs so long after its study is an orphan.
+
+Ray's agents wait up to a minute for a control service that was killed, and end then.
+"""
 
 
 class Broken(AssertionError):
