@@ -93,8 +93,9 @@ class RecordedCurves:
             key: json_to_distribution(each) for row in rows for key, each in json.loads(row["space"]).items()
         }
         at_NP = np.stack([self._at(each) for each in params])
-        self._means = SURROGATES[surrogate](at_NP, self.curve_NE)
-        self._residual_NE = self.curve_NE - process(at_NP, self.curve_NE)(at_NP)
+        smooth = process(at_NP, self.curve_NE)
+        self._means = smooth if surrogate == "process" else SURROGATES[surrogate](at_NP, self.curve_NE)
+        self._residual_NE = self.curve_NE - smooth(at_NP)
         rng = np.random.default_rng(0)
         drawn_KP = np.concatenate([at_NP, *(self._near(at_NP, rng) for _ in range(20))])
         self.best = float(self._means(drawn_KP)[:, -1].max())

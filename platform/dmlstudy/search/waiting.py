@@ -52,22 +52,13 @@ class WaitingTrials:
         trial = waiting.trial
         if trial.distributions not in self._distributions:
             self._distributions.append(trial.distributions)
-        self._records[turn] = pickle.dumps(
-            (
-                *(
-                    waiting.step,
-                    waiting.number,
-                    trial.number,
-                    trial._trial_id,
-                    int(trial.state),
-                    trial.values,
-                ),
-                *(trial.datetime_start, trial.datetime_complete),
-                self._distributions.index(trial.distributions),
-                [trial.params[name] for name in trial.distributions],
-                *(trial.user_attrs, trial.system_attrs, trial.intermediate_values),
-            )
-        )
+        known = self._distributions.index(trial.distributions)
+        values = [trial.params[name] for name in trial.distributions]
+        times = trial.datetime_start, trial.datetime_complete
+        state = int(trial.state), trial.values, *times, known, values
+        attrs = trial.user_attrs, trial.system_attrs, trial.intermediate_values
+        own = waiting.step, waiting.number, trial.number, trial._trial_id
+        self._records[turn] = pickle.dumps((*own, *state, *attrs))
 
     def __getitem__(self, turn: int) -> WaitingTrial:
         step, number, *kept = pickle.loads(self._records[turn])
