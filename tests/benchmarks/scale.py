@@ -254,7 +254,12 @@ def main() -> None:
     parser.add_argument(
         "--store", type=Path, help="where the study is kept; default: a folder that is removed"
     )
+    parser.add_argument(
+        "--rebuild", action="store_true", help="no replay: what one has left in --store is resumed"
+    )
     arguments = parser.parse_args()
+    if arguments.rebuild and arguments.store is None:
+        parser.error("--rebuild: needs --store, the folder with the study")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(arguments.store or Path(scratch))
@@ -263,15 +268,18 @@ def main() -> None:
         found = study(arguments.trials, arguments.gangs, named | {"deterministic": arguments.generations})
         tracker = tracking.StudyTracker(store, found.name, {})
         storage = open_storage(store)
-        search = StudySearch(found, storage, set())
-        replay = Replay(search, tracker, arguments.gangs, arguments.epoch_seconds, Path(scratch))
-        search.record_given_up = replay.give_up
-        replay.run()
-        tracker.end_study("finished", {"objective": "map_at_r"})
-        started = time.perf_counter()
+        if not arguments.rebuild:
+            search = StudySearch(found, storage, set())
+            replay = Replay(search, tracker, arguments.gangs, arguments.epoch_seconds, Path(scratch))
+            search.record_given_up = replay.give_up
+            replay.run()
+            tracker.end_study("finished", {"objective": "map_at_r"})
+        started, before = time.perf_counter(), resident_mib()
         again = StudySearch(found, storage, tracker.finished_verdicts())
-        assert again.is_over
-        print(f"rebuilt from the storage, as after an interruption, in {time.perf_counter() - started:.1f} s")
+        took, most = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        assert again.is_over or arguments.rebuild
+        print(f"rebuilt from the storage, as after an interruption, in {took:.1f} s; the driver has", end="")
+        print(f" {before:.0f} MiB before, {resident_mib():.0f} after, {most:.0f} at most so far")
         for _ in range(2):
             started = time.perf_counter()
             board = leaderboard(store, found.name)

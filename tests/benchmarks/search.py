@@ -6,6 +6,8 @@
     python tests/benchmarks/search.py --samplers tpe qmc --trials 19 --generations 1 10 19    # drawn so many at a time
     python tests/benchmarks/search.py --samplers tpe --trials 60 --gains 0 0.002 0.005    # ended early by stop_when
     python tests/benchmarks/search.py --surrogate forest --searches 40    # by trees in the place of a Gaussian process
+    python tests/benchmarks/search.py --draws 40 150    # seconds of the driver's for a point, after so many trials
+    python tests/benchmarks/search.py --surrogate forest --cross-validate    # how well it predicts recorded trials
     python tests/benchmarks/search.py --record recorded-omniglot=STORE recorded-tiny-imagenet=STORE
 
 A search has the epochs of 30 whole trials, one trial at a time. A drawn point has the curve of a surrogate of 409
@@ -23,10 +25,13 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import math
 import os
+import statistics
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -269,6 +274,22 @@ def rays(table: RecordedCurves, seed: int) -> list[float]:
     return replay.regrets()
 
 
+def seconds_of_draw(table: RecordedCurves, sampler: str, num_trials: int) -> float:
+    """Of a trial of the search after so many, the median of nine."""
+    warnings.simplefilter("ignore")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    spec = _spec(table, sampler, "none", FIRST_SEED, Budget(num_trials + 9))
+    own, replay = StudySearch(spec, optuna.storages.InMemoryStorage(), set()), Search(table, FIRST_SEED)
+    times = []
+    for turn in range(num_trials + 9):
+        begin = time.perf_counter()
+        own.suggest(str(turn))
+        times.append(time.perf_counter() - begin)
+        trial = own.study.get_trials(deepcopy=False)[own.assignments[str(turn)].number or 0]
+        _train(own, replay, str(turn), trial.params)
+    return statistics.median(times[-9:])
+
+
 def methods(own_samplers: Sequence[str], schedulers: Sequence[str]) -> list[str]:
     """Their names: SAMPLER+SCHEDULER, and references as LIBRARY:SAMPLER+SCHEDULER."""
     own = [f"{sampler}+{scheduler}" for sampler in own_samplers for scheduler in schedulers]
@@ -296,16 +317,22 @@ def regrets(table: str, method: str, seed: int) -> list[float]:
 
 
 TABLES: dict[str, RecordedCurves] = {}
-"""By name; filled by ``main``."""
+"""By name; filled by ``_fill``."""
 
 
-def computed(wanted: Sequence[tuple[str, str, int]], file: Path, workers: int) -> dict[str, list[float]]:
+def _fill(surrogate: str) -> None:
+    TABLES.update(recorded_curves.load(surrogate=surrogate))
+
+
+def computed(
+    wanted: Sequence[tuple[str, str, int]], file: Path, workers: int, surrogate: str
+) -> dict[str, list[float]]:
     """The regrets of all searches that are wanted, kept in the file a line each."""
     kept: dict[str, list[float]] = {}
     if file.exists():
         kept = dict(json.loads(line) for line in file.read_text().splitlines())
     missing = [each for each in wanted if _key(*each) not in kept]
-    with open(file, "a") as lines, concurrent.futures.ProcessPoolExecutor(workers) as pool:
+    with open(file, "a") as lines, pool_of(workers, surrogate) as pool:
         futures = {pool.submit(regrets, *each): _key(*each) for each in missing}
         for number, future in enumerate(concurrent.futures.as_completed(futures), start=1):
             kept[futures[future]] = future.result()
@@ -314,6 +341,10 @@ def computed(wanted: Sequence[tuple[str, str, int]], file: Path, workers: int) -
                 lines.flush()
                 sys.stderr.write(f"{number} of {len(missing)} searches\n")
     return kept
+
+
+def pool_of(workers: int, surrogate: str) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(workers, initializer=_fill, initargs=(surrogate,))
 
 
 def _key(table: str, method: str, seed: int) -> str:
@@ -391,16 +422,28 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("search_regrets.jsonl"))
     parser.add_argument("--by-table", action="store_true", help="a table for each table of curves, too")
+    parser.add_argument(
+        "--draws", nargs="+", type=int, default=[], help="time draws after so many trials instead"
+    )
+    parser.add_argument("--cross-validate", action="store_true", help="judge the surrogate instead")
     parser.add_argument("--record", nargs="+", metavar="STUDY=STORE", help="keep the curves of these studies")
     options = parser.parse_args()
     if options.record:
         studies = {name: Path(folder) for name, folder in (each.split("=") for each in options.record)}
         pq.write_table(recorded_curves.record(studies), recorded_curves.FILE, compression="zstd")
         return
-    TABLES.update(recorded_curves.load(surrogate=options.surrogate))
+    _fill(options.surrogate)
     tables = options.tables or list(TABLES)
     if unknown := sorted({*tables} - TABLES.keys()):
         parser.error(f"--tables: no {unknown[0]!r}; there are {', '.join(map(repr, TABLES))}")
+    if options.draws or options.cross_validate:
+        for name in tables:
+            if options.cross_validate:
+                print(f"{name}: rank correlation {TABLES[name].rank_correlation():.2f}")
+            for sampler, num_trials in itertools.product(options.samplers, options.draws):
+                cell = f"{1000 * seconds_of_draw(TABLES[name], sampler, num_trials):.0f} ms"
+                print(f"{name}: {sampler} after {num_trials} trials, a draw {cell}", flush=True)
+        return
     names = methods(options.samplers, options.schedulers)
     if options.trials:
         names = [
@@ -417,7 +460,7 @@ def main() -> None:
         for t in tables
         for seed in range(FIRST_SEED, FIRST_SEED + options.searches)
     ]
-    kept = computed(wanted, options.results, options.workers)
+    kept = computed(wanted, options.results, options.workers, options.surrogate)
     for chosen in [tables, *([t] for t in tables if options.by_table)]:
         print(f"{', '.join(chosen)}: {options.searches} searches, regret in hundredths")
         (show_by_trials if options.trials else show)(kept, chosen, names, options.searches)

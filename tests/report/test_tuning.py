@@ -63,7 +63,7 @@ def test_a_failed_trial_counts_as_the_lowest_score() -> None:
 @pytest.mark.parametrize(
     ("study_file", "why"),
     [
-        ("name: s\n", "trials of search.sampler: tpe depend on one another"),
+        ("name: s\n", "trials of search.sampler: auto depend on one another"),
         ("search: {sampler: random}", "search.scheduler: its default stops trials"),
         (
             "search: {sampler: random, scheduler: none, families: adaptive}",

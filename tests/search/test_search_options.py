@@ -330,7 +330,10 @@ def test_cma_without_its_package_names_it(monkeypatch: pytest.MonkeyPatch) -> No
         ({"device_hours": 0}, r"^search\.device_hours: input should be greater than 0"),
         ({"scheduler": "pasha"}, r"^search\.scheduler: input should be 'asha', 'halving', 'hyperband'"),
         ({"sampler": "nsga2", "second_objective": None}, r"^search\.sampler: nsga2 and a second objective"),
-        ({"second_objective": "embedding_dim"}, r"^search\.second_objective: needs sampler nsga2, not tpe"),
+        (
+            {"sampler": "tpe", "second_objective": "embedding_dim"},
+            r"^search\.second_objective: needs sampler nsga2, not tpe",
+        ),
         ({"sampler": "nsga2", "scheduler": "halving"}, r"^search\.scheduler: halving would stop small"),
         ({"families": "adaptive", "sampler": "gp"}, r"^search\.sampler: gp cannot model .*sampler: tpe, or"),
         ({"generation_size": 2, "deterministic": False}, r"^search\.generation_size: there are no gen"),

@@ -56,7 +56,7 @@ DEATHS = [("commit", 1), ("observe", 7), ("commit", 2), ("observe", 4), ("observ
 COMBINATIONS = [
     (name, rule) for name in ("tpe", "cma", "qmc", "random") for rule in ("halving", "asha", "median")
 ]
-COMBINATIONS += [("gp", "halving"), ("nsga2", "none"), ("random", "none")]
+COMBINATIONS += [("gp", "halving"), ("gp", "asha"), ("nsga2", "none"), ("random", "none")]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,21 @@ def test_trials_of_different_spaces_keep_their_own() -> None:
     assert packed[0].trial.distributions is packed[2].trial.distributions
 
 
+def test_parameters_may_be_in_another_order() -> None:
+    """A storage hands out a trial's parameters in another order than the one in which they were drawn."""
+    distributions = {"family": CategoricalDistribution(("red", "blue")), "lr": FloatDistribution(0, 1)}
+    params = {"family": "blue", "lr": 0.25}
+    packed = WaitingTrials()
+    for turn, order in enumerate((("family", "lr"), ("lr", "family"))):
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params={name: params[name] for name in order},
+            distributions={name: distributions[name] for name in order},
+        )
+        packed[turn] = WaitingTrial(trial, step=1, number=turn)
+    assert [packed[turn].trial.params for turn in range(2)] == [params, params]
+
+
 def test_ten_thousand_take_little_memory() -> None:
     distributions = {name: FloatDistribution(0, 1) for name in ("lr", "margin", "tau", "lambda")}
     packed = WaitingTrials()

@@ -148,12 +148,15 @@ def test_a_configuration_that_an_earlier_version_left_is_read() -> None:
         TrialConfig.model_validate({**values, "batch": {"sampler": "pk", "draw": "pk"}})
 
 
-def test_a_study_keeps_the_defaults_it_began_with() -> None:
-    begun = study_file.parse(small(search={"scheduler": "halving", "seed": 3}))
-    for search in ({"seed": 3}, {"seed": 3, "scheduler": "halving"}):
-        again = study_file.as_begun(study_file.parse(small(search=search)), begun.fingerprint())
+@pytest.mark.parametrize("of_then", [{"sampler": "tpe"}, {"sampler": "tpe", "scheduler": "halving"}])
+def test_a_study_keeps_the_defaults_it_began_with(of_then: dict[str, str]) -> None:
+    begun = study_file.parse(small(search={**of_then, "seed": 3}))
+    for named in ({}, *({key: of_then[key]} for key in of_then)):
+        again = study_file.as_begun(study_file.parse(small(search={"seed": 3, **named})), begun.fingerprint())
         assert again.file.search == begun.file.search
-    assert study_file.parse(small()).file.search.scheduler == "asha"
+        assert again.fingerprint() == begun.fingerprint()
+    today = study_file.parse(small()).file.search
+    assert (today.sampler, today.scheduler) == ("gp", "asha")
     other = study_file.parse(small(search={"scheduler": "median", "seed": 3}))
     assert study_file.as_begun(other, begun.fingerprint()) is other
     new = study_file.parse(small())

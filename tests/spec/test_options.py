@@ -43,7 +43,7 @@ def test_a_section_has_its_own_keys() -> None:
         ("batch.classes", "integer >= 2, <= 1000000 or all", "16"),
         ("training.lr", "number > 0", "1e-05"),
         ("training.compile", "true | false", "false"),
-        ("search.sampler", "text", "tpe"),
+        ("search.sampler", "text", "auto"),
         ("search.warm_start", "list of: text or auto", "[]"),
         ("protocol.recall_at", "list of: integer > 0, <= 1000000", "[1, 2, 4, 8]"),
         ("hashing.num_bits", "integer >= 8, <= 1024, in steps of 8", "64"),

@@ -14,28 +14,34 @@ from dmlstudy.studies import run
 RAW: dict[str, Any] = {"name": "old", "data": {"name": "digits"}, "families": {"a": {"space": "triplet"}}}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """With a study that began when trials were stopped by halving, which its file does not name."""
-    made = Store(tmp_path / "store")
-    begun = study_file.parse({**RAW, "search": {"scheduler": "halving"}})
-    made.write_state("old", "interrupted", fingerprint=begun.fingerprint(), spec=RAW)
+THEN = [
+    ({"sampler": "tpe"}, "search.sampler: tpe"),
+    ({"sampler": "tpe", "scheduler": "halving"}, "search.sampler: tpe and search.scheduler: halving"),
+]
+"""What was the default once, and what is told of it."""
+
+
+def store_with(begun: dict[str, Any], folder: Path) -> Store:
+    """With a study that began by these values, which its file does not name."""
+    made = Store(folder / "store")
+    fingerprint = study_file.parse({**RAW, "search": begun}).fingerprint()
+    made.write_state("old", "interrupted", fingerprint=fingerprint, spec=RAW)
     return made
 
 
-def test_it_goes_on_as_it_began_and_says_so(store: Store) -> None:
-    told: list[str] = []
+@pytest.mark.parametrize(("begun", "values"), THEN)
+def test_it_goes_on_as_it_began_and_says_so(begun: dict[str, Any], values: str, tmp_path: Path) -> None:
+    store, told = store_with(begun, tmp_path), list[str]()
     found = run._as_begun(study_file.parse(RAW), store, told.append)
-    assert found.file.search.scheduler == "halving"
+    assert {key: getattr(found.file.search, key) for key in begun} == begun
     assert not run._is_finished(found, store)
-    assert told == [
-        "search.scheduler: halving, the default when this study began; for a new one it is another"
-    ]
+    assert told == [f"{values}, by default when this study began; for a new one it would be otherwise"]
 
 
-def test_another_study_is_still_another(store: Store) -> None:
-    told: list[str] = []
-    for search in ({"scheduler": "asha"}, {"seed": 1}):
+@pytest.mark.parametrize(("begun", "values"), THEN)
+def test_another_study_is_still_another(begun: dict[str, Any], values: str, tmp_path: Path) -> None:
+    store, told = store_with(begun, tmp_path), list[str]()
+    for search in ({"scheduler": "median"}, {"sampler": "cma"}, {"seed": 1}):
         found = run._as_begun(study_file.parse({**RAW, "search": search}), store, told.append)
         with pytest.raises(StoreError, match="from another study file"):
             run._is_finished(found, store)

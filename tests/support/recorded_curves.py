@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import TrialState
+from scipy import stats
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -93,8 +94,9 @@ class RecordedCurves:
             key: json_to_distribution(each) for row in rows for key, each in json.loads(row["space"]).items()
         }
         at_NP = np.stack([self._at(each) for each in params])
+        self._at_NP, self._fit = at_NP, SURROGATES[surrogate]
         smooth = process(at_NP, self.curve_NE)
-        self._means = smooth if surrogate == "process" else SURROGATES[surrogate](at_NP, self.curve_NE)
+        self._means = smooth if surrogate == "process" else self._fit(at_NP, self.curve_NE)
         self._residual_NE = self.curve_NE - smooth(at_NP)
         rng = np.random.default_rng(0)
         drawn_KP = np.concatenate([at_NP, *(self._near(at_NP, rng) for _ in range(20))])
@@ -104,6 +106,16 @@ class RecordedCurves:
     @property
     def epochs(self) -> int:
         return int(self.curve_NE.shape[1])
+
+    def rank_correlation(self, num_folds: int = 10) -> float:
+        """Spearman's, of the last scores with those that the surrogate predicts for trials it was not fitted to."""
+        fold_N = np.random.default_rng(0).permutation(len(self.curve_NE)) % num_folds
+        predicted_N = np.empty(len(self.curve_NE))
+        for fold in range(num_folds):
+            is_out_N = fold_N == fold
+            means = self._fit(self._at_NP[~is_out_N], self.curve_NE[~is_out_N])
+            predicted_N[is_out_N] = means(self._at_NP[is_out_N])[:, -1]
+        return float(stats.spearmanr(predicted_N, self.curve_NE[:, -1]).statistic)
 
     def quality(self, params: Mapping[str, Any]) -> float:
         """The last score of the mean at a point: what trials there have without their noise."""

@@ -38,7 +38,13 @@ def study(**changes: Any) -> StudySpec:
         "data": {"name": "digits"},
         "training": {"epochs": EPOCHS},
         "families": {name: {"space": "contrastive", "override": override} for name in ("red", "blue")},
-        "search": {"trials_per_family": 8, "scheduler": "halving", "reduction_factor": 2, "seed": 5},
+        "search": {
+            "trials_per_family": 8,
+            "sampler": "tpe",
+            "scheduler": "halving",
+            "reduction_factor": 2,
+            "seed": 5,
+        },
         "protocol": {"num_folds": FOLDS, "verdict_seeds": 2},
     }
     for name, value in changes.items():
@@ -202,7 +208,16 @@ def in_memory(
     **more: Any,
 ) -> StudySearch:
     storage = storage or optuna.storages.InMemoryStorage()
+    _reorder(storage)
     return StudySearch(found, storage, verdicts or set(), paused=pauses_in(storage, found), **more)
+
+
+def _reorder(storage: optuna.storages.BaseStorage) -> None:
+    """Let an earlier session's trials have their parameters in another order, as a database may give them."""
+    for about in storage.get_all_studies():
+        for trial in storage.get_all_trials(about._study_id, deepcopy=False):
+            trial.params = dict(reversed(trial.params.items()))
+            trial.distributions = dict(reversed(trial.distributions.items()))
 
 
 RECORDED: WeakKeyDictionary[optuna.storages.BaseStorage, dict[str, set[int]]] = WeakKeyDictionary()

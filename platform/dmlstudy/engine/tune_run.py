@@ -59,7 +59,7 @@ def run_trials(
     num_total = spec.num_search_trials + spec.num_verdict_trials
     is_bound, may_end_early = search.plan.is_in_steps, spec.file.search.stop_when is not None
     at_most = "at most " if is_bound else ""
-    to_search = f"{'at most ' if may_end_early else ''}{spec.search_in_words(' trials')}"
+    to_search = f"{'at most ' if may_end_early else ''}{spec.search_in_words(' trials')} by {spec.file.search.sampler}"
     tell(
         f"{spec.name}: {to_search} + {at_most}{spec.num_verdict_trials} for the verdict;"
         f" {resources.workers} workers per trial, {num_at_once} at once"

@@ -18,7 +18,7 @@ import bisect
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.early_stopping import SearchCurve
 from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
-from dmlstudy.search.storage import number_of, to_disk
+from dmlstudy.search.storage import in_pages, marks, number_of, to_disk
 from dmlstudy.search.subsearch import Follower, Subsearch, subsearches_of
 from dmlstudy.spec.study_file import StudySpec
 from dmlstudy.training.shares import with_settled
@@ -133,16 +133,23 @@ class Ledger:
 
     # What earlier sessions and others have left
 
-    def stored(self) -> list[tuple[int, FrozenTrial]]:
-        """(generation, trial) of the search's trials in the storage, in this order."""
+    def stored(self) -> tuple[int, Iterator[tuple[int, FrozenTrial]]]:
+        """What earlier sessions have left of the search.
+
+        Returns the last generation in which a trial was to run, -1 of none, and (generation, trial) in this order. A
+        page of the trials is in memory at a time.
+        """
         found = [
-            (int(trial.user_attrs["generation"]), trial)
-            for trial in self._storage.get_all_trials(self.study._study_id, deepcopy=False)
-            if "generation" in trial.user_attrs and trial.state != TrialState.WAITING
+            (int(attrs["generation"]), number, trial_id, int(attrs.get(PROMOTIONS, (-1,))[-1]))
+            for number, trial_id, state, attrs in marks(
+                self._storage, self.study._study_id, "generation", PROMOTIONS
+            )
+            if "generation" in attrs and state != TrialState.WAITING
         ]
-        found.sort(key=lambda item: (item[0], item[1].number))
-        # What goes on is ours to change.
-        return [(g, t if t.state.is_finished() else copy.deepcopy(t)) for g, t in found]
+        found.sort()
+        last = max((max(generation, promoted) for generation, _, _, promoted in found), default=-1)
+        trials = in_pages(self._storage, self.study._study_id, [trial_id for _, _, trial_id, _ in found])
+        return last, zip((generation for generation, *_ in found), trials, strict=True)
 
     def take_in(self, generation: int) -> Iterator[FrozenTrial]:
         """Make what others have enqueued part of a generation, or fail it."""
@@ -311,12 +318,14 @@ class Recorded(Protocol):
     def supersede(self, run_id: str) -> None: ...
 
 
-def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: Recorded) -> list[int]:
+def commit_recorded(
+    storage: optuna.storages.BaseStorage, study: str, recorded: Recorded, paused: Container[int] = ()
+) -> list[int]:
     """Record in Optuna the ends of trials that only their runs hold; returns the trials' numbers.
 
     A driver writes the end of a trial into its run first, and into Optuna's storage last; one that was killed in
     between leaves such a trial. A run that does not hold all that Optuna is to know is superseded, for its trial runs
-    again.
+    again. The runs of trials that have ``paused`` hold no end; there may be thousands of these.
     """
     try:
         study_id = storage.get_study_id_from_name(study)
@@ -324,7 +333,12 @@ def commit_recorded(storage: optuna.storages.BaseStorage, study: str, recorded: 
         return []
     directions = storage.get_study_directions(study_id)
     committed = []
-    for trial in storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,)):
+    running = [
+        mark.trial_id
+        for mark in marks(storage, study_id)
+        if mark.state == TrialState.RUNNING and mark.number not in paused
+    ]
+    for trial in in_pages(storage, study_id, running):
         ends = list(recorded.recorded_ends(trial.number)) if "generation" in trial.user_attrs else []
         taken = next(
             (end for end in ends if end.status != Status.FINISHED or len(end.values) == len(directions)), None

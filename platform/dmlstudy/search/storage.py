@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 from urllib.parse import quote
 
 import optuna
 import sqlalchemy
+from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
@@ -110,7 +112,7 @@ def study_id_of(storage: optuna.storages.BaseStorage, store: Store, name: str) -
 ASKED = (
     *("get_all_trials", "get_n_trials", "get_trial", "get_study_user_attrs", "get_study_id_from_name"),
     *("set_study_user_attr", "set_study_system_attr", "set_trial_user_attr", "set_trial_system_attr"),
-    *("set_trial_param", "set_trial_intermediate_value"),
+    *("set_trial_param", "set_trial_intermediate_value", "_get_trials"),
 )
 """Of Optuna's storage what a driver calls and may call again, whether or not the first call has been done."""
 
@@ -209,6 +211,71 @@ def _is_outage(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+class Mark(NamedTuple):
+    """A trial of the storage by its numbers, without what makes it large."""
+
+    number: int
+    trial_id: int
+    state: TrialState
+    attrs: Mapping[str, Any]
+    """Those of its user attributes that were asked for."""
+
+
+def marks(storage: optuna.storages.BaseStorage, study_id: int, *keys: str) -> list[Mark]:
+    """All trials of a study by number, with these of their user attributes."""
+    if not isinstance(storage, optuna.storages.RDBStorage):
+        return [
+            Mark(
+                t.number,
+                t._trial_id,
+                t.state,
+                {key: t.user_attrs[key] for key in keys if key in t.user_attrs},
+            )
+            for t in storage.get_all_trials(study_id, deepcopy=False)
+        ]
+    trial, attribute = models.TrialModel, models.TrialUserAttributeModel
+    of_trial = (attribute.trial_id == trial.trial_id) & attribute.key.in_(keys)
+    asked = (
+        sqlalchemy.select(trial.number, trial.trial_id, trial.state, attribute.key, attribute.value_json)
+        .outerjoin(attribute, of_trial)
+        .where(trial.study_id == study_id)
+        .order_by(trial.number)
+    )
+
+    def read() -> list[Mark]:
+        found: list[Mark] = []
+        with storage.engine.connect() as connection:
+            for number, trial_id, state, key, value in connection.execute(asked):
+                if not found or found[-1].number != number:
+                    found.append(Mark(number, trial_id, state, {}))
+                if key is not None:
+                    found[-1] = found[-1]._replace(attrs={**found[-1].attrs, key: json.loads(value)})
+        return found
+
+    return storage._patiently(read, read) if isinstance(storage, SharedStorage) else read()
+
+
+PAGE = 500
+"""Trials that are read together: Optuna's objects of a trial take some 20 kB while it reads them."""
+
+LAST_ID = 2**31 - 1
+"""No trial has a higher id: the column is an integer of 32 bits."""
+
+
+def in_pages(
+    storage: optuna.storages.BaseStorage, study_id: int, trial_ids: Sequence[int]
+) -> Iterator[FrozenTrial]:
+    """The trials with these ids, in this order, of which a page is in memory at a time."""
+    for begin in range(0, len(trial_ids), PAGE):
+        page = trial_ids[begin : begin + PAGE]
+        if isinstance(storage, optuna.storages.RDBStorage):
+            trials = storage._get_trials(study_id, None, set(page), LAST_ID)
+        else:
+            trials = [copy.deepcopy(storage.get_trial(trial_id)) for trial_id in page]
+        by_id = {trial._trial_id: trial for trial in trials}
+        yield from (by_id[trial_id] for trial_id in page)
 
 
 def claim(storage: optuna.storages.BaseStorage, store: Store, name: str) -> None:

@@ -223,16 +223,14 @@ class StudySearch:
 
     def _read_ledger(self, paused: Container[int]) -> None:
         """Take in what earlier sessions have left in the storage, and what others have enqueued there."""
-        entries = []
-        for generation, trial in self._ledger.stored():
+        last_generation, trials = self._ledger.stored()
+        if self._in_generations:
+            self._generation = max(self._generation, last_generation)
+        for generation, trial in trials:
             self._enter(trial, generation)
-            entries.append(self._entries[trial.number])
-            if self._in_generations:
-                self._generation = max(self._generation, entries[-1].last_generation)
             if trial.state.is_finished():
                 self._ledger.count(trial)
-        for entry in entries:
-            self._take_up(entry, paused)
+            self._take_up(self._entries[trial.number], paused)
         for trial in self._ledger.take_in(max(0, self._generation)):
             self._generation = max(0, self._generation)
             self._enter(trial, self._generation)

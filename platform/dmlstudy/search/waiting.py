@@ -52,10 +52,11 @@ class WaitingTrials:
         trial = waiting.trial
         if trial.distributions not in self._distributions:
             self._distributions.append(trial.distributions)
-        known = self._distributions.index(trial.distributions)
-        values = [trial.params[name] for name in trial.distributions]
+        which = self._distributions.index(trial.distributions)
+        # An equal one may have another order: a storage has its own.
+        values = [trial.params[name] for name in self._distributions[which]]
         times = trial.datetime_start, trial.datetime_complete
-        state = int(trial.state), trial.values, *times, known, values
+        state = int(trial.state), trial.values, *times, which, values
         attrs = trial.user_attrs, trial.system_attrs, trial.intermediate_values
         own = waiting.step, waiting.number, trial.number, trial._trial_id
         self._records[turn] = pickle.dumps((*own, *state, *attrs))

@@ -13,8 +13,11 @@ from typing import Any
 from dmlstudy.records import EARLIER_KEYS, earlier_key, present_key
 from dmlstudy.spec.space import Choice, Domain, Space
 
-EARLIER_DEFAULTS: Mapping[str, Mapping[str, object]] = {"search": {"scheduler": "halving"}}
-"""Values of a study file's keys that were the defaults before, by section; a study that began with them keeps them."""
+EARLIER_DEFAULTS: tuple[Mapping[str, object], ...] = (
+    {"sampler": "tpe"},
+    {"sampler": "tpe", "scheduler": "halving"},
+)
+"""Defaults of ``search`` in earlier versions, the latest first; a study that began by them keeps them."""
 
 
 class Renaming:

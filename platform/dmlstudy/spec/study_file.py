@@ -215,7 +215,7 @@ class SearchConfig(Grown):
             " auto: qmc where the first generation has most of the trials, nsga2 with a second objective, tpe with"
             " adaptive families or more than 150 trials of each, else gp",
         ),
-    ] = "tpe"
+    ] = sampler_choice.AUTO
     registry: Annotated[
         str | None,
         Field(description="folder with packages of OptunaHub, of which sampler: hub:samplers/NAME is one"),
@@ -584,6 +584,12 @@ class StudySpec:
         line = f"{len(self.families) - single} families x {self.file.search.trials_per_family}{unit}"
         return f"{line}, and {single} x 1" if single else line
 
+    @property
+    def sampler_in_words(self) -> str:
+        """The sampler, and why it is that one where the file leaves the choice."""
+        sampler = self.file.search.sampler
+        return f"{sampler}, as {_chosen(self.file.search).why}" if self._is_sampler_chosen else sampler
+
     def tree(self, family: str) -> list[str]:
         """A family's space as indented lines, and what it takes from another."""
         lines = self.families[family].tree()
@@ -630,17 +636,10 @@ class StudySpec:
         return [
             *self._renaming.notes,
             *self.places.notes.values(),
-            *self._notes_on_sampler(),
             *self._notes_on_schedules(),
             *library_losses.notes_on(losses),
             *self._notes_on_baselines(losses),
         ]
-
-    def _notes_on_sampler(self) -> list[str]:
-        """A line on the sampler that ``auto`` stands for."""
-        if not self._is_sampler_chosen:
-            return []
-        return [f"search.sampler: auto is {self.file.search.sampler}, as {_chosen(self.file.search).why}"]
 
     def _notes_on_baselines(self, losses: Sequence[str]) -> list[str]:
         """A line on baselines that the study has not among its families."""
@@ -808,7 +807,7 @@ def _check_search(search: SearchConfig) -> None:
     if (search.second_objective is None) == (search.sampler == "nsga2"):
         raise SpecError(
             "search.sampler: nsga2 and a second objective go together; set search.second_objective:"
-            " embedding_dim or latency_ms, or search.sampler: tpe"
+            " embedding_dim or latency_ms, or leave out search.sampler"
             if search.second_objective is None
             else f"search.second_objective: needs sampler nsga2, not {search.sampler}; set search.sampler: nsga2"
         )
@@ -1104,11 +1103,15 @@ def as_begun(spec: StudySpec, fingerprint: str) -> StudySpec:
     """The study with the defaults under which it has this fingerprint: today's, or those of an earlier version."""
     if spec.fingerprint() == fingerprint:
         return spec
-    sections = {
-        name: {**defaults, **(spec.raw.get(name) or {})} for name, defaults in EARLIER_DEFAULTS.items()
-    }
-    earlier = parse({**spec.raw, **sections}, spec.places)
-    return earlier if earlier.fingerprint() == fingerprint else spec
+    for defaults in EARLIER_DEFAULTS:
+        search = {**defaults, **(spec.raw.get("search") or {})}
+        try:
+            earlier = parse({**spec.raw, "search": search}, spec.places)
+        except SpecError:  # what the file has beside them was not possible then
+            continue
+        if earlier.fingerprint() == fingerprint:
+            return earlier
+    return spec
 
 
 def _check_used(spec: StudySpec, family: Family) -> None:

@@ -63,6 +63,7 @@ def describe(
         f"trials: {'at most ' if rule else ''}{spec.num_search_trials} to search ({spec.search_in_words()}),"
         f" {at_most}{spec.num_verdict_trials} for the verdict"
         f" ({protocol.verdict_seeds} seeds x {len(spec.families) + spec.num_untrained}, what is untrained included)",
+        f"search.sampler: {spec.sampler_in_words}",
         *_of_stop_rule(spec),
         *of_searches(spec),
         *_of_data(spec, dataset),

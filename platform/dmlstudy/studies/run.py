@@ -169,14 +169,15 @@ def _run_here(
     )
     try:
         with storage_of_driver(store, spec.name, tell, interruption.is_requested) as storage:
-            commit_recorded(storage, spec.name, tracker)
+            paused = tracker.paused_numbers()
+            commit_recorded(storage, spec.name, tracker, paused)
             is_in_steps = Plan.of(spec.file.protocol).is_in_steps
             search = StudySearch(
                 spec,
                 storage,
                 tracker.finished_verdicts(),
                 tracker.judged() if is_in_steps else None,
-                paused=tracker.paused_numbers(),
+                paused=paused,
             )
             search.before_verdict = lambda: sealing.seal(
                 spec,
@@ -266,9 +267,14 @@ def _as_begun(spec: StudySpec, store: Store, tell: Tell) -> StudySpec:
     if spec.name not in store.studies():
         return spec
     begun = study_file.as_begun(spec, store.read_state(spec.name).get("fingerprint", ""))
-    if begun is not spec:
-        scheduler = begun.file.search.scheduler
-        tell(f"search.scheduler: {scheduler}, the default when this study began; for a new one it is another")
+    before, now = begun.file.search, spec.file.search
+    others = [
+        f"search.{name}: {getattr(before, name)}"
+        for name in ("sampler", "scheduler")
+        if getattr(before, name) != getattr(now, name)
+    ]
+    if others:
+        tell(f"{' and '.join(others)}, by default when this study began; for a new one it would be otherwise")
     return begun
 
 
