@@ -302,11 +302,17 @@ def _name(process: psutil.Process) -> str:
 
 
 def _said_at_last(driver: Driver) -> str:
-    """The last line of a driver that has ended, which a guard may say a moment later."""
+    """The error of a driver that has ended, or its last line.
+
+    A guard may say it a moment later. Where one of the driver's threads ends it, another may tell of a trial after that.
+    """
     end = time.monotonic() + 5
-    while not (line := _last_lines(driver)).startswith("error: ") and time.monotonic() < end:
+    while True:
+        last = driver.log.read_text(errors="replace").strip().splitlines()[-3:]
+        errors = [line for line in last if line.startswith("error: ")]
+        if errors or time.monotonic() > end:
+            return errors[-1] if errors else _last_lines(driver)
         time.sleep(0.1)
-    return line
 
 
 def _last_lines(driver: Driver) -> str:
