@@ -304,7 +304,7 @@ def _name(process: psutil.Process) -> str:
 def _said_at_last(driver: Driver) -> str:
     """The error of a driver that has ended, or its last line.
 
-    A guard may say it a moment later. Where one of the driver's threads ends it, another may tell of a trial after that.
+    A guard may say it a moment later. Where one of its threads ends the driver, another may tell of a trial after that.
     """
     end = time.monotonic() + 5
     while True:
