@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -139,17 +140,19 @@ class Ledger:
         Returns the last generation in which a trial was to run, -1 of none, and (generation, trial) in this order. A
         page of the trials is in memory at a time.
         """
+        study_id = self.study._study_id
         found = [
-            (int(attrs["generation"]), number, trial_id, int(attrs.get(PROMOTIONS, (-1,))[-1]))
-            for number, trial_id, state, attrs in marks(
-                self._storage, self.study._study_id, "generation", PROMOTIONS
-            )
-            if "generation" in attrs and state != TrialState.WAITING
+            each
+            for each in marks(self._storage, study_id, "generation", PROMOTIONS)
+            if "generation" in each.attrs and each.state != TrialState.WAITING
         ]
-        found.sort()
-        last = max((max(generation, promoted) for generation, _, _, promoted in found), default=-1)
-        trials = in_pages(self._storage, self.study._study_id, [trial_id for _, _, trial_id, _ in found])
-        return last, zip((generation for generation, *_ in found), trials, strict=True)
+        found.sort(key=lambda each: (int(each.attrs["generation"]), each.number))
+        generations = [int(each.attrs["generation"]) for each in found]
+        last = max(
+            itertools.chain(generations, *(each.attrs.get(PROMOTIONS, ()) for each in found)), default=-1
+        )
+        trials = in_pages(self._storage, study_id, [each.trial_id for each in found])
+        return last, zip(generations, trials, strict=True)
 
     def take_in(self, generation: int) -> Iterator[FrozenTrial]:
         """Make what others have enqueued part of a generation, or fail it."""
