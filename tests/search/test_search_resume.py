@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from optuna.trial import TrialState
 from support.tune_simulator import EPOCHS, FOLDS, STEPS, Tune, by_number, in_memory, known, pauses_in, study
 
 from dmlstudy.records import RecordedEnd, TrialConfig
+from dmlstudy.search import storage as databases
 from dmlstudy.search.ledger import commit_recorded
 from dmlstudy.search.samplers import EndedTrials
+from dmlstudy.search.storage import open_storage
 from dmlstudy.search.study_search import Assignment
 from dmlstudy.spec.study_file import StudySpec
+from dmlstudy.store import Store
 
 SEED = 0
 """With it every sampler meets trials that fail and trials that are stopped."""
@@ -90,6 +94,23 @@ def test_deaths_checkpoints_and_failures_change_nothing(
         assert search.best_configs() == unbroken.best_configs()
         assert search.failure_reasons() == unbroken.failure_reasons()
         assert search.is_over
+
+
+@pytest.mark.parametrize("families", ["equal", "adaptive"])
+def test_what_a_database_gives_in_pages_goes_on_as_it_was(
+    families: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "PAGE", 3)
+    found = choices("tpe", "asha", families=families)
+    unbroken = Tune(in_memory(found), choosy).run().search
+    storage = open_storage(Store(tmp_path))
+    for session, death in enumerate(DEATHS[:9]):
+        Tune(in_memory(found, storage=storage), choosy, at_once=2, seed=session, dies_before=death).run()
+    search = in_memory(found, storage=storage)
+    assert search._entries
+    Tune(search, choosy).run()
+    assert known(search) == known(unbroken)
+    assert search.best_configs() == unbroken.best_configs()
 
 
 def test_what_was_to_be_stopped_when_the_driver_died_goes_on_and_is_stopped_as_it_was() -> None:
