@@ -184,7 +184,7 @@ def completed(number: int, scores_F: np.ndarray) -> optuna.trial.FrozenTrial:
 
 
 def test_the_gaussian_process_is_told_the_noise_of_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from optuna._gp import gp
+    from optuna.samplers._gp.sampler import gp  # where it is called from, which keeps what it has imported
 
     scores_TF = simulated(np.random.default_rng(5), 6, spread=1.0)
     trials = [completed(number, scores_F) for number, scores_F in enumerate(scores_TF)]

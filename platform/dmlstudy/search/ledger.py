@@ -135,7 +135,7 @@ class Ledger:
     # What earlier sessions and others have left
 
     def stored(self) -> tuple[int, Iterator[tuple[int, FrozenTrial]]]:
-        """What earlier sessions have left of the search.
+        """The search's trials in the storage.
 
         Returns the last generation in which a trial was to run, -1 of none, and (generation, trial) in this order. A
         page of the trials is in memory at a time.
@@ -328,7 +328,9 @@ def commit_recorded(
 
     A driver writes the end of a trial into its run first, and into Optuna's storage last; one that was killed in
     between leaves such a trial. A run that does not hold all that Optuna is to know is superseded, for its trial runs
-    again. The runs of trials that have ``paused`` hold no end; there may be thousands of these.
+    again.
+
+    The runs of trials that have ``paused`` hold no end; there may be thousands of these.
     """
     try:
         study_id = storage.get_study_id_from_name(study)
