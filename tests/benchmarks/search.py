@@ -332,7 +332,8 @@ def computed(
     if file.exists():
         kept = dict(json.loads(line) for line in file.read_text().splitlines())
     missing = [each for each in wanted if _key(*each) not in kept]
-    with open(file, "a") as lines, pool_of(workers, surrogate) as pool:
+    pool = concurrent.futures.ProcessPoolExecutor(workers, initializer=_fill, initargs=(surrogate,))
+    with open(file, "a") as lines, pool:
         futures = {pool.submit(regrets, *each): _key(*each) for each in missing}
         for number, future in enumerate(concurrent.futures.as_completed(futures), start=1):
             kept[futures[future]] = future.result()
@@ -341,10 +342,6 @@ def computed(
                 lines.flush()
                 sys.stderr.write(f"{number} of {len(missing)} searches\n")
     return kept
-
-
-def pool_of(workers: int, surrogate: str) -> concurrent.futures.ProcessPoolExecutor:
-    return concurrent.futures.ProcessPoolExecutor(workers, initializer=_fill, initargs=(surrogate,))
 
 
 def _key(table: str, method: str, seed: int) -> str:
