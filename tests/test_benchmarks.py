@@ -31,7 +31,7 @@ SMALLEST = {
     "cost": "search_spaces/studies/cub200.yaml --batches 1",
     "drift": "--seeds 1 --eta 0.05",
     "features": "--pictures 100 --epochs 2 --rounds 1 --kept-trials 1",
-    "loader": "--pictures 8 --epochs 1 --rounds 1",
+    "loader": "--pictures 8 --epochs 40 --rounds 1",
     "losses": "contrastive --sizes 64 --dims 16 --rounds 1",
     "many_runs": "--trials 50 --repeats 1",
     "memory": "triplet --size 256 --ranks 1 2",

@@ -160,7 +160,10 @@ def measured(
             for _ in range(epochs):
                 for _ in epoch():
                     pass
-            rates[name].append(epochs * num_pictures / (processor_seconds() - started))
+            seconds = processor_seconds() - started
+            if not seconds:
+                sys.exit(f"{name}: too short for the system's clock of processor time; raise --epochs")
+            rates[name].append(epochs * num_pictures / seconds)
     return rates
 
 
