@@ -28,6 +28,8 @@ from dmlstudy import cli
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "search_spaces" / "studies" / "digits.yaml"
 NUM_TRIALS = 4 * 4 + 5 * 2
+NUM_EPOCHS = 3
+NUM_FOLDS = 2
 BIN = Path(sys.executable).parent
 DMLSTUDY = [sys.executable, "-m", "dmlstudy"]
 SECRETS = {
@@ -109,9 +111,10 @@ def interrupted(spec: Path, store: Path, after: str, log: Path) -> tuple[int, fl
 
 @pytest.fixture(scope="session")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's study with two thirds of its trials: enough for stops, a verdict and an interval."""
+    """The quickstart's study with fewer epochs and trials: enough for stops, a verdict and an interval."""
     text = QUICKSTART.read_text()
     for old, new in (
+        ("epochs: 5", f"epochs: {NUM_EPOCHS}"),
         ("trials_per_family: 6", "trials_per_family: 4"),
         ("verdict_seeds: 3", "verdict_seeds: 2"),
     ):

@@ -30,7 +30,7 @@ training: {epochs: 5, head_lr_mult: 1, lr: 1.0e-3}
 families:
   red: {space: multi_similarity}
   blue: {space: triplet_weighting}
-search: {trials_per_family: 3, scheduler: none}
+search: {trials_per_family: 2, scheduler: none}
 protocol: {num_folds: 1, verdict_seeds: 1, fold_models: false}
 resources: {workers: 1, cpus_per_worker: 1}
 """

@@ -15,7 +15,7 @@ import pytest
 
 from dmlstudy import data
 
-from .conftest import NUM_TRIALS, SECRETS, Finished, called, command
+from .conftest import NUM_EPOCHS, NUM_FOLDS, NUM_TRIALS, SECRETS, Finished, called, command
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -139,7 +139,7 @@ def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished
     search = next(
         run for run in ended if run.data.tags["status"] == "finished" and "trial_number" in run.data.tags
     )
-    assert len(client.get_metric_history(search.info.run_id, "train_loss")) == 10  # 2 folds x 5 epochs
+    assert len(client.get_metric_history(search.info.run_id, "train_loss")) == NUM_FOLDS * NUM_EPOCHS
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
     assert files >= {"study.yaml", "search_space.yaml", "folds.json", "environment.json"}
     tags = {
@@ -158,7 +158,7 @@ def test_mlflow_has_a_nested_run_per_trial_and_none_left_open(finished: Finished
     for run in folds:
         trial = client.get_run(run.data.tags["mlflow.parentRunId"])
         assert run.data.metrics["map_at_r"] == trial.data.metrics[f"fold_{run.data.tags['fold']}_map_at_r"]
-        assert len(client.get_metric_history(run.info.run_id, "map_at_r")) == 5
+        assert len(client.get_metric_history(run.info.run_id, "map_at_r")) == NUM_EPOCHS
     assert parent.data.tags["test_sha256"] == data.load("digits").test.fingerprint()
 
 
@@ -178,9 +178,9 @@ def test_optuna_knows_the_truth_about_the_search(finished: Finished) -> None:
     for trial in study.trials:
         if trial.state.name == "PRUNED":
             assert "stopped after " in trial.user_attrs["reason"]
-            assert 1 <= len(trial.intermediate_values) < 10
+            assert 1 <= len(trial.intermediate_values) < NUM_FOLDS * NUM_EPOCHS
         else:
-            assert len(trial.intermediate_values) == 10
+            assert len(trial.intermediate_values) == NUM_FOLDS * NUM_EPOCHS
 
 
 def test_running_a_finished_study_again_only_shows_it(spec: Path, finished: Finished) -> None:

@@ -181,7 +181,10 @@ def rank_of(pid: int) -> int:
     [
         (signal.SIGSTOP, 1, "no sign of life for 5 s", False),
         (signal.SIGKILL, 0, "a worker of the trial was lost: rank {rank}: .*died", True),
-        (signal.SIGKILL, 1, "a worker of the trial was lost: rank {rank}: .*died", True),
+        pytest.param(
+            *(signal.SIGKILL, 1, "a worker of the trial was lost: rank {rank}: .*died", True),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_nothing_is_left_of_a_killed_gang(

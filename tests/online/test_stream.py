@@ -188,7 +188,7 @@ def test_memory_does_not_grow_with_the_stream(tmp_path: Path) -> None:
         return peak
 
     kept(2400)
-    short, long = kept(2400), kept(48_000)
+    short, long = kept(2400), kept(24_000)
     assert long < short * 1.2 + 100_000
 
 

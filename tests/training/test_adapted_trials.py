@@ -150,7 +150,7 @@ def test_two_ranks_train_as_one_does(pool: GlooPool) -> None:
         {"batch__chunk": 7},
         {"training__checkpointing": True},
         {"training__channels_last": True},
-        {"training__compile": True},
+        pytest.param({"training__compile": True}, marks=pytest.mark.long),
     ],
 )
 def test_faster_or_smaller_steps_are_the_same(changes: dict[str, Any]) -> None:

@@ -57,9 +57,10 @@ def gone_on(state: dict[str, NDArray[Any]], changes: dict[str, Any]) -> dict[str
 
 
 def assert_close(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) -> None:
+    """Up to rounding, which AdamW enlarges: it divides a small gradient by its own size."""
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_ranks_hold_shares_and_their_state_is_that_of_one_process(pool: GlooPool) -> None:

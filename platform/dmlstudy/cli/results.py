@@ -299,7 +299,7 @@ def ui(
             print(f"{study}: {link.replace(f'http://127.0.0.1:{port}', place.server.rstrip('/'))}")
         return
     check(place, port)
-    say(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
+    say(f"MLflow on http://127.0.0.1:{port} in some seconds (Ctrl-C ends it)")
     for study, link in links(place, port).items():
         say(f"{study}: {link}")
     serve(place, port)

@@ -426,7 +426,7 @@ def trials_of(store: Store, name: str) -> list[FrozenTrial]:
             study_id = study_id_of(storage, store, name)
         except KeyError:
             return []
-        return list(storage.get_all_trials(study_id, deepcopy=False))
+        return list(in_pages(storage, study_id, [mark.trial_id for mark in marks(storage, study_id)]))
 
 
 def user_attrs_of(store: Store, name: str) -> dict[str, Any]:
