@@ -65,6 +65,20 @@ def test_too_few_trials_are_said_to_be_too_few() -> None:
     )
 
 
+def test_of_families_with_too_few_trials_the_nearest_is_named() -> None:
+    """Whoever asks in which order; and trials that were stopped early are trials."""
+    far, near = (
+        Sensitivity(untold=f"8 of {needed} trials needed", num_lacking=needed - 8) for needed in (12, 9)
+    )
+    families = [searched("red", 1, lr=far), searched("blue", 1, lr=near)]
+    stopped = [each.model_copy(update={"status": Status.PRUNED}) for each in searched(num=7).trials]
+    families = [each.model_copy(update={"trials": [*each.trials, *stopped]}) for each in families]
+    for order in (families, families[::-1]):
+        assert sensitivities.sentence(order, "map_at_r") == (
+            "2 finished and 14 stopped trials are too few to tell what matters: lr (8 of 9 trials needed in blue)."
+        )
+
+
 def test_over_families_the_clearest_is_named() -> None:
     families = [
         searched("red", lr=STRONG, p=WEAK),

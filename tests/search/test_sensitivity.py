@@ -128,6 +128,7 @@ def test_too_few_trials_are_said_to_be_too_few() -> None:
     assert sensitivities(equal, SPACE) == {}
     few = sensitivities(trials_of(9, 0), SPACE)
     assert {each.untold for name, each in few.items() if name != "form"} == {"9 of 12 trials needed"}
+    assert {each.num_lacking for name, each in few.items() if name != "form"} == {3}
     assert set(influences(few).values()) == {Influence.TOO_FEW}
     enough = sensitivities(trials_of(7 + FEWEST_FREE, 0), SPACE)
     assert not any(each.untold for each in enough.values())

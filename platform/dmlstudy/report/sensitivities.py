@@ -91,7 +91,7 @@ def effects(families: Sequence[Searched]) -> list[ParameterEffect]:
 def sentence(families: Sequence[Searched], objective: str) -> str:
     """One sentence on what matters, what does not and what cannot be told; empty where nothing was searched."""
     of_name: dict[str, list[_Told]] = {}
-    for family in families:
+    for family in sorted(families, key=lambda each: each.family):  # of equals the same one, whoever asks
         for each in _told(family):
             of_name.setdefault(each.name, []).append(each)
     if not of_name:
@@ -113,12 +113,27 @@ def sentence(families: Sequence[Searched], objective: str) -> str:
         said = _listed([f"{own[0].name} ({_clearest(own).sensitivity})" for own in unclear])
         pieces.append(f"of {said} these trials cannot tell")
     if few := groups[Influence.TOO_FEW]:
-        said = _listed([f"{own[0].name} ({own[0].sensitivity.untold})" for own in few])
-        num = sum(len(family.of(Status.FINISHED)) for family in families)
-        alone = f"{counted(num, 'finished trial is', 'finished trials are')} too few to tell what matters:"
+        nearest = [min(own, key=lambda each: each.sensitivity.num_lacking) for own in few]
+        said = _listed([f"{each.name} ({each.sensitivity.untold}{_where(each, is_one)})" for each in nearest])
+        alone = f"{_trials_of(families)} too few to tell what matters:"
         pieces.append(f"{'nothing is known of' if pieces else alone} {said}")
     whole = "; ".join(pieces)
     return f"{whole[0].upper()}{whole[1:]}."
+
+
+def _trials_of(families: Sequence[Searched]) -> str:
+    """The trials that say what matters, those that were stopped too, with the verb."""
+    finished, stopped = (
+        sum(len(family.of(status)) for family in families) for status in (Status.FINISHED, Status.PRUNED)
+    )
+    if stopped:
+        return f"{finished} finished and {stopped} stopped trials are"
+    return counted(finished, "finished trial is", "finished trials are")
+
+
+def _where(told: _Told, is_one: bool) -> str:
+    """The family that has so many of the trials needed, where there are several."""
+    return "" if is_one or not told.sensitivity.num_lacking else f" in {told.family.family}"
 
 
 def _clearest(own: Sequence[_Told]) -> _Told:

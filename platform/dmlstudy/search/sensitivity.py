@@ -54,6 +54,8 @@ class Sensitivity(Record):
     low: float = 0.0
     high: float = 0.0
     untold: str = ""
+    num_lacking: int = 0
+    """Trials that a band would need beside those that there are; 0 where ``untold`` is of something else."""
 
     def __str__(self) -> str:
         return f"{self.change:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -178,7 +180,10 @@ def _sensitivity(scores_N: Matrix, term: _Term, others: Sequence[_Term], level: 
             break
     free = len(scores_N) - rank
     if free < FEWEST_FREE:
-        return Sensitivity(untold=f"{len(scores_N)} of {rank + FEWEST_FREE} trials needed")
+        needed = rank + FEWEST_FREE
+        return Sensitivity(
+            untold=f"{len(scores_N)} of {needed} trials needed", num_lacking=needed - len(scores_N)
+        )
     q = term.curved.shape[1]
     contrasts = np.pad(term.contrasts, ((0, 0), (0, design.shape[1] - q)))
     inverse = np.linalg.pinv(design)
