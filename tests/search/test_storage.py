@@ -7,10 +7,13 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 import sqlalchemy
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy import journal as journals
 from dmlstudy.search import storage as storages
@@ -18,6 +21,73 @@ from dmlstudy.search.storage import number_of, open_storage, read_storage, to_di
 from dmlstudy.store import Store, StoreError
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+NEW: dict[str, FrozenTrial] = {
+    "all kinds": create_trial(
+        state=TrialState.RUNNING,
+        params={"lr": 1e-3, "k": 4, "mining": "hard", "on": True, "none": None},
+        distributions={
+            "lr": FloatDistribution(1e-5, 1e-1, log=True),
+            "k": IntDistribution(1, 9),
+            "mining": CategoricalDistribution(["easy", "hard"]),
+            "on": CategoricalDistribution([True, False]),
+            "none": CategoricalDistribution([None, 1]),
+        },
+        user_attrs={"family": "<b>", "generation": 3, "source": {"study": "earlier", "numbers": [1, 2]}},
+        system_attrs={"tpe:relative_params": "{}", "constraints": [0.5]},
+    ),
+    "bare": create_trial(state=TrialState.RUNNING),
+    "one waits": create_trial(state=TrialState.WAITING, user_attrs={"family": "a"}),
+    "one ended with a score": create_trial(
+        value=0.5, params={"k": 4}, distributions={"k": IntDistribution(1, 9)}, intermediate_values={1: 0.25}
+    ),
+}
+
+
+def tables_of(storage: optuna.storages.RDBStorage) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of a storage; times are left out."""
+    found = {}
+    for name in sqlalchemy.inspect(storage.engine).get_table_names():
+        with storage.engine.connect() as connection:
+            asked = connection.execute(sqlalchemy.text(f"SELECT * FROM {name} ORDER BY 1"))
+            found[name] = [
+                tuple(value for key, value in row.items() if not key.startswith("datetime"))
+                for row in asked.mappings()
+            ]
+    return found
+
+
+def test_new_trials_are_the_rows_that_optuna_writes(tmp_path: Path) -> None:
+    """Of several studies in one storage; and each gets the number that Optuna gives it."""
+    plain = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'plain.db'}")
+    ours = open_storage(Store(tmp_path))
+    for storage in (plain, ours):
+        for name in ("one", "two"):
+            study_id = optuna.create_study(storage=storage, study_name=name)._study_id
+            for trial in (*NEW.values(), NEW["all kinds"]):
+                storage.create_new_trial(study_id, trial)
+            storage.create_new_trial(study_id)
+    assert tables_of(ours) == tables_of(plain)
+    assert len(tables_of(ours)["trial_params"]) == 2 * (5 + 5 + 1)
+    for found, wanted in zip(ours.get_all_trials(2), plain.get_all_trials(2), strict=True):
+        assert (found.number, found.params, found.distributions, found.user_attrs, found.system_attrs) == (
+            wanted.number,
+            wanted.params,
+            wanted.distributions,
+            wanted.user_attrs,
+            wanted.system_attrs,
+        )
+
+
+def test_a_trial_that_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
+    storage = open_storage(Store(tmp_path))
+    study_id = optuna.create_study(storage=storage)._study_id
+    before = tables_of(storage)
+    with pytest.raises(TypeError):
+        storage.create_new_trial(study_id, create_trial(state=TrialState.RUNNING, user_attrs={"a": object()}))
+    assert tables_of(storage) == before
+    assert storage.create_new_trial(study_id, NEW["bare"]) == 1
 
 
 def mounted(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

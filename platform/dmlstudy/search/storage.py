@@ -14,10 +14,12 @@ from urllib.parse import quote
 
 import optuna
 import sqlalchemy
+from optuna.distributions import distribution_to_json
 from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import orm
 
 from dmlstudy import journal
 from dmlstudy.patience import ServerPatience
@@ -57,7 +59,7 @@ def open_storage(
                 )
         else:
             make_whole(store, store.optuna_file, _make_database)
-            storage = optuna.storages.RDBStorage(store.optuna_url)
+            storage = RowsTogether(store.optuna_url)
     if storage.engine.dialect.name == "sqlite":
         sqlalchemy.event.listen(
             storage.engine, "connect", _logs_ahead if journal.is_local(store.root) else _rolls_back
@@ -117,7 +119,56 @@ ASKED = (
 """Of Optuna's storage what a driver calls and may call again, whether or not the first call has been done."""
 
 
-class SharedStorage(optuna.storages.RDBStorage):
+class RowsTogether(optuna.storages.RDBStorage):
+    """Optuna's storage, which writes the rows of a new trial by a statement for each table.
+
+    Optuna sends each parameter and attribute by itself, and looks up an earlier trial's distribution of each parameter
+    to compare it. A study's space is fixed by its file, and points are checked against it before they are stored.
+    """
+
+    def _get_prepared_new_trial(
+        self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
+    ) -> models.TrialModel:
+        """The row of a trial within a transaction; of one with scores as Optuna writes it."""
+        new = template_trial
+        if new is None or new.values is not None or new.intermediate_values:
+            return super()._get_prepared_new_trial(study_id, new, session)
+        trial = models.TrialModel(
+            study_id=study_id,
+            number=None,
+            state=new.state,
+            datetime_start=new.datetime_start,
+            datetime_complete=new.datetime_complete,
+        )
+        session.add(trial)
+        session.flush()  # it has its id, and nobody else writes until it has its number
+        trial.number = trial.count_past_trials(session)
+        params = [
+            {
+                "param_name": name,
+                "param_value": new.distributions[name].to_internal_repr(value),
+                "distribution_json": distribution_to_json(new.distributions[name]),
+            }
+            for name, value in new.params.items()
+        ]
+        tables: list[tuple[type[models.BaseModel], list[dict[str, Any]]]] = [
+            (models.TrialParamModel, params),
+            (models.TrialUserAttributeModel, _attribute_rows(new.user_attrs)),
+            (models.TrialSystemAttributeModel, _attribute_rows(new.system_attrs)),
+        ]
+        for table, rows in tables:
+            if rows:
+                session.execute(
+                    sqlalchemy.insert(table), [{"trial_id": trial.trial_id, **row} for row in rows]
+                )
+        return trial
+
+
+def _attribute_rows(attrs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value_json": json.dumps(value)} for key, value in attrs.items()]
+
+
+class SharedStorage(RowsTogether):
     """Optuna's storage in a database that stores share: it signs the studies it makes, and lists its store's alone.
 
     With ``patience`` it waits for a server that is away, and then does what was to be done, once.
