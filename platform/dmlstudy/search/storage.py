@@ -129,20 +129,13 @@ class RowsTogether(optuna.storages.RDBStorage):
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
     ) -> models.TrialModel:
-        """The row of a trial within a transaction; of one with scores as Optuna writes it."""
+        """The row of a trial within a transaction, as Optuna writes it, with its parameters and attributes."""
         new = template_trial
-        if new is None or new.values is not None or new.intermediate_values:
-            return super()._get_prepared_new_trial(study_id, new, session)
-        trial = models.TrialModel(
-            study_id=study_id,
-            number=None,
-            state=new.state,
-            datetime_start=new.datetime_start,
-            datetime_complete=new.datetime_complete,
-        )
-        session.add(trial)
-        session.flush()  # it has its id, and nobody else writes until it has its number
-        trial.number = trial.count_past_trials(session)
+        if new is None:
+            return super()._get_prepared_new_trial(study_id, None, session)
+        bare = copy.copy(new)
+        bare.params, bare.user_attrs, bare.system_attrs = {}, {}, {}
+        trial = super()._get_prepared_new_trial(study_id, bare, session)
         params = [
             {
                 "param_name": name,
