@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 import threading
@@ -14,12 +15,14 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy
+from optuna.trial import TrialState
 from support.ports import free_port
 from support.postgres import Postgres, running_postgres, stoppable_postgres
 from support.tune_simulator import Tune, by_number, hill, in_memory, study
 
 from dmlstudy import patience
 from dmlstudy.records import TrialConfig
+from dmlstudy.search.rows import RowsTogether, end_trial
 from dmlstudy.search.storage import SharedStorage, claim, open_storage, study_id_of, trials_of
 from dmlstudy.search.study_search import StudySearch
 from dmlstudy.spec.study_file import StudySpec
@@ -196,7 +199,7 @@ def test_a_server_that_goes_away_again_and_again_changes_nothing(server: Postgre
     assert any(line.startswith("the PostgreSQL is back after") for line in told)
 
 
-@pytest.mark.parametrize("method", ["create_new_trial", "set_trial_state_values"])
+@pytest.mark.parametrize("method", ["create_new_trial", "end_trial"])
 def test_what_was_stored_when_the_connection_broke_is_not_stored_again(
     method: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +207,7 @@ def test_what_was_stored_when_the_connection_broke_is_not_stored_again(
     spec = study(name=f"broken-{method}", search={"trials_per_family": 4, "seed": 3})
     store = store_at(tmp_path / "own", url)
     OPENED.append(storage := open_storage(store, print))
-    whole, num_calls = getattr(optuna.storages.RDBStorage, method), 0
+    whole, num_calls = getattr(RowsTogether, method), 0
 
     def breaks(*given: Any) -> Any:
         nonlocal num_calls
@@ -214,10 +217,36 @@ def test_what_was_stored_when_the_connection_broke_is_not_stored_again(
             raise sqlalchemy.exc.OperationalError("COMMIT", {}, OSError("the connection was closed"))
         return answer
 
-    monkeypatch.setattr(optuna.storages.RDBStorage, method, breaks)
+    monkeypatch.setattr(RowsTogether, method, breaks)
     found = by_number(Tune(StudySearch(spec, storage, set()), hill).run().search)
     assert found == by_number(Tune(in_memory(spec), hill).run().search)
     assert num_calls >= 8
+
+
+def test_scores_and_ends_are_what_optuna_keeps_of_them(url: str, tmp_path: Path) -> None:
+    """Each score twice, as after an outage; of infinite ones, and of none, too."""
+    OPENED.append(ours := open_storage(store_at(tmp_path / "own", url), print))
+    optunas = optuna.storages.InMemoryStorage()
+    found = []
+    for storage in (ours, optunas):
+        study_id = optuna.create_study(storage=storage, study_name="ends")._study_id
+        for values in ([0.5], [math.inf], [-math.inf], None):
+            trial_id = storage.create_new_trial(study_id)
+            for step, score in enumerate([0.25, math.nan, math.inf, -math.inf] * 2):
+                storage.set_trial_intermediate_value(trial_id, step % 4, score)
+            state = TrialState.FAIL if values is None else TrialState.COMPLETE
+            end_trial(storage, trial_id, state, values, {"reason": "<b>", "settled": {"lr": 0.1}})
+            with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+                end_trial(storage, trial_id, state, values, {"reason": "again"})
+            with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+                storage.set_trial_intermediate_value(trial_id, 9, 0.5)
+        found.append(
+            [
+                repr((trial.state, trial.values, sorted(trial.intermediate_values.items()), trial.user_attrs))
+                for trial in storage.get_all_trials(study_id)
+            ]
+        )
+    assert found[0] == found[1]
 
 
 def test_a_server_that_stays_away_ends_the_study_in_one_line(server: Postgres, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dmlstudy import journal as journals
 from dmlstudy.search import storage as storages
+from dmlstudy.search.rows import end_trial
 from dmlstudy.search.storage import number_of, open_storage, read_storage, to_disk
 from dmlstudy.store import Store, StoreError
 
@@ -78,6 +79,87 @@ def test_new_trials_are_the_rows_that_optuna_writes(tmp_path: Path) -> None:
             wanted.user_attrs,
             wanted.system_attrs,
         )
+
+
+SCORES = {1: 0.25, 2: float("nan"), 3: float("inf"), 4: float("-inf"), 7: 0.5}
+
+ENDS: tuple[tuple[TrialState, list[float] | None, dict[str, Any]], ...] = (
+    (TrialState.COMPLETE, [0.5, float("inf")], {"settled": {"weight_decay": 1e-4}}),
+    (TrialState.COMPLETE, [0.25, float("-inf")], {}),
+    (TrialState.PRUNED, None, {"reason": "<b>too low</b>", "settled": {"lr": 0.1}}),
+    (TrialState.FAIL, None, {"reason": "no\nmemory"}),
+    (TrialState.FAIL, None, {}),
+)
+
+
+def test_scores_and_ends_are_the_rows_that_optuna_writes(tmp_path: Path) -> None:
+    plain = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'plain.db'}")
+    ours = open_storage(Store(tmp_path))
+    for storage in (plain, ours):
+        study = optuna.create_study(storage=storage, study_name="ends", directions=["maximize", "minimize"])
+        for end in ENDS:
+            trial_id = storage.create_new_trial(study._study_id, NEW["all kinds"])
+            for step, score in SCORES.items():
+                storage.set_trial_intermediate_value(trial_id, step, score)
+            storage.set_trial_intermediate_value(trial_id, 7, 0.75)
+            if storage is ours:
+                end_trial(ours, trial_id, *end)
+            else:
+                end_as_in_optuna(storage, trial_id, *end)
+    assert tables_of(ours) == tables_of(plain)
+    assert len(tables_of(ours)["trial_intermediate_values"]) == len(ENDS) * len(SCORES)
+    assert all(trial.datetime_complete for trial in ours.get_all_trials(1))
+
+
+def end_as_in_optuna(
+    storage: optuna.storages.BaseStorage,
+    trial_id: int,
+    state: TrialState,
+    values: list[float] | None,
+    attrs: dict[str, Any],
+) -> None:
+    for key, value in attrs.items():
+        storage.set_trial_user_attr(trial_id, key, value)
+    storage.set_trial_state_values(trial_id, state, values)
+
+
+def test_an_end_replaces_the_reason_that_a_killed_driver_has_left(tmp_path: Path) -> None:
+    storage = open_storage(Store(tmp_path))
+    trial_id = storage.create_new_trial(optuna.create_study(storage=storage)._study_id, NEW["all kinds"])
+    storage.set_trial_user_attr(trial_id, "reason", "too low")
+    end_trial(storage, trial_id, TrialState.PRUNED, [0.5], {"reason": "too late"})
+    assert storage.get_trial(trial_id).user_attrs == {**NEW["all kinds"].user_attrs, "reason": "too late"}
+
+
+def test_a_trial_that_has_ended_and_one_that_is_not_there_take_nothing(tmp_path: Path) -> None:
+    storage = open_storage(Store(tmp_path))
+    study_id = optuna.create_study(storage=storage)._study_id
+    trial_id = storage.create_new_trial(study_id, NEW["one ended with a score"])
+    before = tables_of(storage)
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        end_trial(storage, trial_id, TrialState.FAIL, None, {"reason": "too late"})
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        storage.set_trial_intermediate_value(trial_id, 9, 0.5)
+    with pytest.raises(KeyError):
+        end_trial(storage, trial_id + 1, TrialState.FAIL, None, {})
+    with pytest.raises(KeyError):
+        storage.set_trial_intermediate_value(trial_id + 1, 9, 0.5)
+    assert tables_of(storage) == before
+
+
+def test_an_end_that_cannot_be_stored_leaves_the_trial_open(tmp_path: Path) -> None:
+    storage = open_storage(Store(tmp_path))
+    trial_id = storage.create_new_trial(optuna.create_study(storage=storage)._study_id, NEW["all kinds"])
+    before = tables_of(storage)
+    with sqlite3.connect(tmp_path / "optuna.db") as database:
+        database.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON trial_user_attributes"
+            " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        )
+    with pytest.raises(sqlalchemy.exc.SQLAlchemyError, match="the disk is full"):
+        end_trial(storage, trial_id, TrialState.PRUNED, [0.5], {"reason": "too low"})
+    assert tables_of(storage) == before
+    assert storage.get_trial(trial_id).state == TrialState.RUNNING
 
 
 def test_a_trial_that_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dmlstudy.records import RecordedEnd, TrialConfig
 from dmlstudy.search.early_stopping import SearchCurve
+from dmlstudy.search.rows import end_trial
 from dmlstudy.search.samplers import FAMILY, OutsideSpaceError, Point, directions_of
 from dmlstudy.search.storage import in_pages, marks, number_of, to_disk
 from dmlstudy.search.subsearch import Follower, Subsearch, subsearches_of
@@ -171,8 +172,8 @@ class Ledger:
                     raise OutsideSpaceError(f"not in the space: {', '.join(unknown)}")
                 _, read = Point.read(point, subsearch.sample)
             except ValueError as error:
-                self._storage.set_trial_user_attr(trial_id, "reason", f"was enqueued, but {error}")
-                self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                why = _attrs_of_end(f"was enqueued, but {error}")
+                end_trial(self._storage, trial_id, TrialState.FAIL, None, why)
                 continue
             for name, distribution in read.distributions.items():
                 internal = distribution.to_internal_repr(point[name])
@@ -240,13 +241,9 @@ class Ledger:
         """Store how a trial ended. As in Optuna, the value of a pruned one is its last score."""
         if state == TrialState.PRUNED:
             values = _last_value(trial, len(self.study.directions))
-        if reason:
-            self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
-            trial.user_attrs["reason"] = reason
-        if settled:
-            self._storage.set_trial_user_attr(trial._trial_id, SETTLED, dict(settled))
-            trial.user_attrs[SETTLED] = dict(settled)
-        self._storage.set_trial_state_values(trial._trial_id, state, values)
+        attrs = _attrs_of_end(reason, settled)
+        end_trial(self._storage, trial._trial_id, state, values, attrs)
+        trial.user_attrs.update(attrs)
         to_disk(self._storage)
         trial.state, trial.values = state, values
         self.count(trial)
@@ -357,13 +354,14 @@ def commit_recorded(
         values = taken.values if taken.status == Status.FINISHED else None
         if state == TrialState.PRUNED:
             values = _last_value(trial, len(directions))
-        if taken.reason:
-            storage.set_trial_user_attr(trial._trial_id, "reason", taken.reason)
-        if taken.settled:
-            storage.set_trial_user_attr(trial._trial_id, SETTLED, dict(taken.settled))
-        storage.set_trial_state_values(trial._trial_id, state, values)
+        end_trial(storage, trial._trial_id, state, values, _attrs_of_end(taken.reason, taken.settled))
         committed.append(trial.number)
     return committed
+
+
+def _attrs_of_end(reason: str, settled: Mapping[str, float] = {}) -> dict[str, Any]:
+    """The user attributes of a trial that has ended so."""
+    return {**({"reason": reason} if reason else {}), **({SETTLED: dict(settled)} if settled else {})}
 
 
 def _last_value(trial: FrozenTrial, num_objectives: int) -> list[float] | None:

@@ -14,15 +14,14 @@ from urllib.parse import quote
 
 import optuna
 import sqlalchemy
-from optuna.distributions import distribution_to_json
 from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import orm
 
 from dmlstudy import journal
 from dmlstudy.patience import ServerPatience
+from dmlstudy.search.rows import RowsTogether
 from dmlstudy.store import OPTUNA_URL, Store, StoreError, make_whole, sqlite_url
 from dmlstudy.text import first_line
 
@@ -119,48 +118,6 @@ ASKED = (
 """Of Optuna's storage what a driver calls and may call again, whether or not the first call has been done."""
 
 
-class RowsTogether(optuna.storages.RDBStorage):
-    """Optuna's storage, which writes the rows of a new trial by a statement for each table.
-
-    Optuna sends each parameter and attribute by itself, and looks up an earlier trial's distribution of each parameter
-    to compare it. A study's space is fixed by its file, and points are checked against it before they are stored.
-    """
-
-    def _get_prepared_new_trial(
-        self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
-    ) -> models.TrialModel:
-        """The row of a trial within a transaction, as Optuna writes it, with its parameters and attributes."""
-        new = template_trial
-        if new is None:
-            return super()._get_prepared_new_trial(study_id, None, session)
-        bare = copy.copy(new)
-        bare.params, bare.user_attrs, bare.system_attrs = {}, {}, {}
-        trial = super()._get_prepared_new_trial(study_id, bare, session)
-        params = [
-            {
-                "param_name": name,
-                "param_value": new.distributions[name].to_internal_repr(value),
-                "distribution_json": distribution_to_json(new.distributions[name]),
-            }
-            for name, value in new.params.items()
-        ]
-        tables: list[tuple[type[models.BaseModel], list[dict[str, Any]]]] = [
-            (models.TrialParamModel, params),
-            (models.TrialUserAttributeModel, _attribute_rows(new.user_attrs)),
-            (models.TrialSystemAttributeModel, _attribute_rows(new.system_attrs)),
-        ]
-        for table, rows in tables:
-            if rows:
-                session.execute(
-                    sqlalchemy.insert(table), [{"trial_id": trial.trial_id, **row} for row in rows]
-                )
-        return trial
-
-
-def _attribute_rows(attrs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value_json": json.dumps(value)} for key, value in attrs.items()]
-
-
 class SharedStorage(RowsTogether):
     """Optuna's storage in a database that stores share: it signs the studies it makes, and lists its store's alone.
 
@@ -201,16 +158,30 @@ class SharedStorage(RowsTogether):
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
-        """As Optuna's; an end that was stored when the connection broke is not stored again."""
+        """As Optuna's; what was stored when the connection broke is not stored again."""
 
-        def again() -> bool:
-            if self.get_trial(trial_id).state == state:
-                return True
+        def store() -> bool:
             return super(SharedStorage, self).set_trial_state_values(trial_id, state, values)
 
-        return self._patiently(
-            lambda: super(SharedStorage, self).set_trial_state_values(trial_id, state, values), again
-        )
+        return self._patiently(store, lambda: self.get_trial(trial_id).state == state or store())
+
+    def end_trial(
+        self,
+        trial_id: int,
+        state: TrialState,
+        values: Sequence[float] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As that of ``RowsTogether``; an end that was stored when the connection broke is not stored again."""
+
+        def store() -> None:
+            super(SharedStorage, self).end_trial(trial_id, state, values, attrs)
+
+        def again() -> None:
+            if self.get_trial(trial_id).state != state:
+                store()
+
+        self._patiently(store, again)
 
     def _patiently(self, call: Callable[[], T], again: Callable[[], T]) -> T:
         """The result of ``call``, or of ``again`` after an outage; raises StoreError after too long a one."""
@@ -232,7 +203,7 @@ class SharedStorage(RowsTogether):
 
 
 def _may_be_asked_again(name: str) -> Callable[..., Any]:
-    method = getattr(optuna.storages.RDBStorage, name)
+    method = getattr(RowsTogether, name)
 
     @functools.wraps(method)
     def asked(self: SharedStorage, *args: Any, **named: Any) -> Any:
