@@ -85,9 +85,8 @@ class RowsTogether(optuna.storages.RDBStorage):
         ]
         with self.engine.begin() as connection:
             was_open = connection.execute(_END, {"of_trial": trial_id, **ended}).rowcount > 0
-            if (
-                was_open and attrs
-            ):  # some may be there of a driver of earlier, killed before it stored the state
+            if was_open and attrs:
+                # a driver killed before it stored the state may have left some
                 connection.execute(_FORGET, [{"of_trial": trial_id, "named": key} for key in attrs])
             if was_open:
                 _insert(connection, trial_id, tables)
